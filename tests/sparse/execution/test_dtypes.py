@@ -92,8 +92,8 @@ def test_csr_adds_up_in_doubles():
 def test_a_kernel_that_rounds_is_refused_where_the_model_asks_for_more(monkeypatch):
     monkeypatch.setattr(formats, 'why_no_kernel', lambda dtype, block, stored=1: None)
     params, x = {'w': jnp.ones((64, 64), jnp.bfloat16)}, jnp.ones((2, 64), jnp.bfloat16)
-    product = find_products(dot(jnp.float32), params, x).by_leaf['w']
-    reason = Blocks((64, 64), in_kernel=True).why_not(product, Pattern.of(np.ones((1, 64, 64))))
+    matrix_leaf = find_products(dot(jnp.float32), params, x).by_leaf['w']
+    reason = Blocks((64, 64), in_kernel=True).why_not(matrix_leaf, Pattern.of(np.ones((1, 64, 64))))
     assert reason is not None
     assert 'returns bfloat16, and the model asks for float32' in reason
 

@@ -26,7 +26,7 @@ FORMATS = [
 ]
 
 
-def product_of(shape):
+def matrix_leaf_of(shape):
     def apply_fn(p, x):
         return x @ p['w']
 
@@ -55,12 +55,12 @@ def random_zeros(seed, layers=2, inputs=16, outputs=12):
 @hypothesis.settings(max_examples=8)
 def test_a_format_multiplies_as_the_dense_matrix(format, seed):
     matrices = random_zeros(seed)
-    product = product_of(matrices.shape[1:])
-    arrays = format.pack(matrices, product)
+    matrix_leaf = matrix_leaf_of(matrices.shape[1:])
+    arrays = format.pack(matrices, matrix_leaf)
     rows = RNG.normal(size=(6, 16)).astype(np.float32)
     for layer, matrix in enumerate(matrices):
         operator = format.operator(
-            {key: jnp.asarray(a[layer]) for key, a in arrays.items()}, product
+            {key: jnp.asarray(a[layer]) for key, a in arrays.items()}, matrix_leaf
         )
         np.testing.assert_allclose(operator.multiply(rows), rows @ matrix, rtol=1e-5, atol=1e-5)
 
@@ -68,12 +68,12 @@ def test_a_format_multiplies_as_the_dense_matrix(format, seed):
 @pytest.mark.parametrize('format', FORMATS, ids=str)
 def test_a_format_has_the_derivatives_of_the_dense_matrix(format):
     matrix = random_zeros(3, layers=1)
-    product = product_of(matrix.shape[1:])
-    packed = {key: jnp.asarray(array[0]) for key, array in format.pack(matrix, product).items()}
+    matrix_leaf = matrix_leaf_of(matrix.shape[1:])
+    packed = {key: jnp.asarray(array[0]) for key, array in format.pack(matrix, matrix_leaf).items()}
     rows = jnp.asarray(RNG.normal(size=(6, 16)), jnp.float32)
 
     def loss(rows, arrays):
-        return jnp.sin(format.operator(arrays, product).multiply(rows)).sum()
+        return jnp.sin(format.operator(arrays, matrix_leaf).multiply(rows)).sum()
 
     def dense_loss(rows, matrix):
         return jnp.sin(rows @ matrix).sum()
@@ -83,7 +83,7 @@ def test_a_format_has_the_derivatives_of_the_dense_matrix(format):
     np.testing.assert_allclose(of_rows, expected, rtol=1e-4, atol=1e-5)
     # A step along the derivative changes the stored weights as it changes those of the dense matrix.
     gradients = np.where(matrix != 0, of_matrix, 0)
-    moved = format.pack(np.where(matrix != 0, matrix - 1e-3 * gradients, 0), product)
+    moved = format.pack(np.where(matrix != 0, matrix - 1e-3 * gradients, 0), matrix_leaf)
     for key in packed:
         if jnp.issubdtype(packed[key].dtype, jnp.floating):
             is_stored = packed[key] != 0
@@ -110,10 +110,10 @@ def test_convolutions(format, window):
         jnp.asarray(RNG.normal(size=(2, 5, 4, 6)), jnp.float32),
     )
     products = find_products(convolved, params, image)
-    product = products.by_leaf['w']
-    matrix = np.asarray(product.to_matrix(params['w']))[None]
-    arrays = {key: jnp.asarray(array[0]) for key, array in format.pack(matrix, product).items()}
-    weights = products.put(params, {'w': format.operator(arrays, product)})
+    matrix_leaf = products.by_leaf['w']
+    matrix = np.asarray(matrix_leaf.to_matrix(params['w']))[None]
+    arrays = {key: jnp.asarray(array[0]) for key, array in format.pack(matrix, matrix_leaf).items()}
+    weights = products.put(params, {'w': format.operator(arrays, matrix_leaf)})
     result = products.apply(weights, image)
     np.testing.assert_allclose(result, convolved(params, image), rtol=1e-4, atol=1e-4)
     if isinstance(format, SmallerDense):
@@ -123,14 +123,14 @@ def test_convolutions(format, window):
 def test_blocks_keep_as_many_for_each_group():
     kept = np.zeros((2, 8, 8), bool)
     kept[0, 0:2, 0:4] = kept[0, 4:6, 0:4] = kept[1, 6, 7] = True
-    arrays = Blocks((2, 4)).pack(matrices_with(2, 8, 8, kept), product_of((8, 8)))
+    arrays = Blocks((2, 4)).pack(matrices_with(2, 8, 8, kept), matrix_leaf_of((8, 8)))
     assert arrays['values'].shape == (2, 2, 2, 2, 4)
     assert arrays['indices'].tolist() == [[[0, 2], [0, 1]], [[0, 1], [3, 0]]]
 
 
 def test_csr_is_that_of_the_matrix_transposed():
     matrix = np.array([[[0, 3.0], [5, 7]], [[0, 0], [2, 0]]], np.float32)
-    arrays = Csr().pack(matrix, product_of((2, 2)))
+    arrays = Csr().pack(matrix, matrix_leaf_of((2, 2)))
     # The second layer is filled up with zeros behind its last row.
     assert arrays['compressed'].tolist() == [[5, 3, 7], [2, 0, 0]]
     assert arrays['row_offsets'].tolist() == [[0, 1, 3], [0, 1, 1]]
@@ -138,7 +138,7 @@ def test_csr_is_that_of_the_matrix_transposed():
 
 
 def test_bytes():
-    arrays = SmallerDense().pack(matrices_with(1, 8, 8, np.arange(8) < 4), product_of((8, 8)))
+    arrays = SmallerDense().pack(matrices_with(1, 8, 8, np.arange(8) < 4), matrix_leaf_of((8, 8)))
     assert {key: array.shape for key, array in arrays.items()} == {
         'matrix': (1, 8, 4),
         'outputs': (1, 8),
@@ -162,24 +162,24 @@ class TestKernels:
     matrix = np.kron(np.eye(3, 2), np.ones((64, 64), np.float32))
 
     def test_a_device_without_kernels(self):
-        product, pattern = product_of((192, 128)), Pattern.of(self.matrix[None])
-        candidates, refused = formats.candidates(product, pattern)
+        matrix_leaf, pattern = matrix_leaf_of((192, 128)), Pattern.of(self.matrix[None])
+        candidates, refused = formats.candidates(matrix_leaf, pattern)
         assert 'not for cpu' in refused['kernel blocks']
         assert not any(isinstance(each, Blocks) and each.in_kernel for each in candidates)
         with pytest.raises(formats.UnsuitableFormatError, match='not for cpu'):
-            formats.resolve('kernel blocks 64x64', product, pattern)
+            formats.resolve('kernel blocks 64x64', matrix_leaf, pattern)
 
     def test_a_device_with_kernels(self, monkeypatch):
         monkeypatch.setattr(formats, 'why_no_kernel', lambda dtype, block, stored=1: None)
         monkeypatch.setattr(choosing, 'default_kernels', lambda *_: PlainKernels())
-        product, pattern = product_of((192, 128)), Pattern.of(self.matrix[None])
-        candidates, _ = formats.candidates(product, pattern)
+        matrix_leaf, pattern = matrix_leaf_of((192, 128)), Pattern.of(self.matrix[None])
+        candidates, _ = formats.candidates(matrix_leaf, pattern)
         in_kernels = [each for each in candidates if isinstance(each, Blocks) and each.in_kernel]
         assert [each.block for each in in_kernels] == list(choosing.BLOCKS)
-        _, refused = formats.candidates(product, Pattern.of(np.ones((1, 192, 128))))
+        _, refused = formats.candidates(matrix_leaf, Pattern.of(np.ones((1, 192, 128))))
         assert '100%' in refused['kernel blocks 64x64']
-        (packed, *_) = (each.pack(self.matrix[None], product) for each in in_kernels)
-        operator = in_kernels[0].operator({key: a[0] for key, a in packed.items()}, product)
+        (packed, *_) = (each.pack(self.matrix[None], matrix_leaf) for each in in_kernels)
+        operator = in_kernels[0].operator({key: a[0] for key, a in packed.items()}, matrix_leaf)
         rows = RNG.normal(size=(6, 192)).astype(np.float32)
         result = jax.jit(lambda operator: operator.multiply(rows))(operator)
         np.testing.assert_allclose(result, rows @ self.matrix, rtol=1e-5, atol=1e-5)
@@ -190,9 +190,9 @@ def test_bfloat16_has_no_csr_kernel():
         return x @ p['w']
 
     params = {'w': jnp.ones((8, 8), jnp.bfloat16)}
-    product = find_products(apply_fn, params, jnp.ones((2, 8), jnp.bfloat16)).by_leaf['w']
+    matrix_leaf = find_products(apply_fn, params, jnp.ones((2, 8), jnp.bfloat16)).by_leaf['w']
     pattern = Pattern.of(np.eye(8)[None])
-    candidates, refused = formats.candidates(product, pattern)
+    candidates, refused = formats.candidates(matrix_leaf, pattern)
     assert 'bfloat16' in refused['csr']
     assert Csr() not in candidates
 

@@ -70,8 +70,8 @@ def test_models_of_all_frameworks(model):
         jax.jit(products.apply)(weights, *inputs), jax.jit(apply_fn)(params, *inputs)
     )
     for name, leaf in products.leaves(params).items():
-        product = products.by_leaf[name]
-        assert (product.from_matrix(product.to_matrix(leaf)) == leaf).all(), name
+        matrix_leaf = products.by_leaf[name]
+        assert (matrix_leaf.from_matrix(matrix_leaf.to_matrix(leaf)) == leaf).all(), name
 
 
 def scan(body, x, elements, **settings):
@@ -204,9 +204,9 @@ def test_programs_of_every_form(apply_fn, name, layers):
         jax.jit(jax.grad(loss(function), (0, 1)))(tree, x)
         for function, tree in ((apply_fn, params), (products.apply, operators))
     )
-    product = products.by_leaf[name]
+    matrix_leaf = products.by_leaf[name]
     assert_equal_trees(also_of_x, of_x, rtol=1e-4)
-    assert_equal_trees(found[name].matrix, product.to_matrix(expected[name]), rtol=1e-4)
+    assert_equal_trees(found[name].matrix, matrix_leaf.to_matrix(expected[name]), rtol=1e-4)
 
 
 CONVOLUTIONS = [
@@ -253,13 +253,13 @@ def test_convolutions(kernel, settings, op, layout):
     params = {'w': jnp.asarray(RNG.normal(size=kernel), jnp.float32).transpose(kernel_order)}
     image = jnp.asarray(RNG.normal(size=(2, 7, 8, 3)), jnp.float32).transpose(image_order)
     products = find_products(apply_fn, params, image)
-    product = products.by_leaf['w']
+    matrix_leaf = products.by_leaf['w']
     expected = apply_fn(params, image)
-    assert product.op == op
-    assert (product.inputs, product.outputs) == (np.prod(kernel[:3]), kernel[3])
-    assert product.rows == (expected.size // kernel[3],)
+    assert matrix_leaf.op == op
+    assert (matrix_leaf.inputs, matrix_leaf.outputs) == (np.prod(kernel[:3]), kernel[3])
+    assert matrix_leaf.rows == (expected.size // kernel[3],)
     for operator in (Dense, Convolved):
-        matrix = product.to_matrix(params['w'])
+        matrix = matrix_leaf.to_matrix(params['w'])
         weights = products.put(params, {'w': operator(matrix)})
         assert_equal_trees(products.apply(weights, image), expected)
 
@@ -481,5 +481,5 @@ def test_numbers_of_python_keep_their_weak_type():
 
 def test_paths_are_those_of_the_tree():
     products = find_products(mlp, MLP, jnp.ones((2, 3)))
-    for name, product in products.by_leaf.items():
-        assert product.name == tree.path_string(product.path) == name
+    for name, matrix_leaf in products.by_leaf.items():
+        assert matrix_leaf.name == tree.path_string(matrix_leaf.path) == name

@@ -95,8 +95,8 @@ def check_results(found: Any, expected: Any, products: Products) -> None:
 def _tolerance_of(products: Products, results: Any) -> float:
     """Of the coarsest floats of products and results; 0 where all are whole numbers."""
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(results)]
-    for product in products.by_leaf.values():
-        dtypes += [product.computed_dtype, product.result_dtype]
+    for matrix_leaf in products.by_leaf.values():
+        dtypes += [matrix_leaf.computed_dtype, matrix_leaf.result_dtype]
     tolerance = 0.0
     for dtype in dtypes:
         if jnp.issubdtype(dtype, jnp.inexact):

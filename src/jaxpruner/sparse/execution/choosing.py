@@ -14,7 +14,7 @@ from jaxpruner.sparse.execution.formats import Arrays, Format
 from jaxpruner.sparse.execution.measuring import Candidate, Measurements
 from jaxpruner.sparse.execution.patterns import Pattern
 from jaxpruner.sparse.execution.report import DENSE, ExecutionReport, LayerExecution
-from jaxpruner.sparse.program.matrices import Product
+from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 
 _MOST_LISTED = 8  # leaves in a message
 # What a setting may ask for beside formats.
@@ -33,25 +33,25 @@ class Matrices(NamedTuple):
     """The matrices of a leaf.
 
     Attributes:
-      product: what they are to the model.
+      matrix_leaf: what they are to the model.
       values: [layers, inputs, outputs].
       pattern: where they are not zero.
     """
 
-    product: Product
+    matrix_leaf: MatrixLeaf
     values: np.ndarray
     pattern: Pattern
 
     @classmethod
-    def of(cls, product: Product, leaf: Any) -> 'Matrices':
+    def of(cls, matrix_leaf: MatrixLeaf, leaf: Any) -> 'Matrices':
         """Of a leaf of the parameters."""
-        values = np.asarray(product.to_matrix(leaf))
+        values = np.asarray(matrix_leaf.to_matrix(leaf))
         values = values.reshape(-1, *values.shape[-2:])
-        return cls(product, values, Pattern.of(values))
+        return cls(matrix_leaf, values, Pattern.of(values))
 
     def pack(self, format: Format) -> Arrays:
         """What a format stores."""
-        return format.pack(self.values, self.product)
+        return format.pack(self.values, self.matrix_leaf)
 
     def layer(
         self,
@@ -71,14 +71,17 @@ class Matrices(NamedTuple):
           not_measured: as in `LayerExecution`.
           empty_milliseconds: as in `LayerExecution`.
         """
-        product = self.product
+        matrix_leaf = self.matrix_leaf
         name = DENSE if format is None else str(format)
-        all_sizes = {DENSE: math.prod(product.shape) * product.dtype.itemsize, **(sizes or {})}
+        all_sizes = {
+            DENSE: math.prod(matrix_leaf.shape) * matrix_leaf.dtype.itemsize,
+            **(sizes or {}),
+        }
         if format is not None and name not in all_sizes:
             all_sizes[name] = formats.size_in_bytes(self.pack(format))
         return LayerExecution(
-            op=product.op,
-            shape=(*product.layers, product.inputs, product.outputs),
+            op=matrix_leaf.op,
+            shape=(*matrix_leaf.layers, matrix_leaf.inputs, matrix_leaf.outputs),
             density=self.pattern.density,
             format=name,
             milliseconds=milliseconds or {},
@@ -107,7 +110,7 @@ def measured_layers(
 
 def _negligible(matrices: Mapping[str, Matrices]) -> set[str]:
     """The leaves with the smallest products, which together are a small share of all."""
-    work = {name: each.product.multiplications for name, each in matrices.items()}
+    work = {name: each.matrix_leaf.multiplications for name, each in matrices.items()}
     left = _NEGLIGIBLE_SHARE * sum(work.values())
     names = set()
     for name in sorted(work, key=work.__getitem__):
@@ -119,13 +122,13 @@ def _negligible(matrices: Mapping[str, Matrices]) -> set[str]:
 
 
 def _fastest(matrices: Matrices, measurements: Measurements) -> LayerExecution:
-    candidates, refused = formats.candidates(matrices.product, matrices.pattern)
+    candidates, refused = formats.candidates(matrices.matrix_leaf, matrices.pattern)
     if not candidates:
         return matrices.layer(None, not_measured=refused)
     packed = []
     for format in candidates:
         packed.append(Candidate(format, matrices.pack(format)))
-    dense, *timings = measurements.times(matrices.product, packed)
+    dense, *timings = measurements.times(matrices.matrix_leaf, packed)
     best, best_seconds = None, dense.seconds
     milliseconds = {DENSE: 1e3 * dense.seconds}
     empty_milliseconds = {DENSE: 1e3 * dense.empty}
@@ -170,7 +173,7 @@ def asked_layers(
             f'formats={setting!r}: no leaf of this model is a matrix that data are multiplied by: '
             f'{_listed(dense_leaves)}; run it without sparse.compile'
         )
-    paths = {name: each.product.path for name, each in matrices.items()}
+    paths = {name: each.matrix_leaf.path for name, each in matrices.items()}
     dense_paths = {name: tuple(name.split('/')) for name in dense_leaves}
     rule_of = _first_rules(rules, {**paths, **dense_paths})
     layers: dict[str, LayerExecution] = {}
@@ -178,7 +181,7 @@ def asked_layers(
     for name, each in matrices.items():
         text = rule_of.get(name, DENSE)
         try:
-            layers[name] = each.layer(formats.resolve(text, each.product, each.pattern))
+            layers[name] = each.layer(formats.resolve(text, each.matrix_leaf, each.pattern))
         except formats.UnsuitableFormatError as error:
             refused[name] = str(error)
             layers[name] = each.layer(None, not_measured={text: str(error)})
@@ -243,7 +246,7 @@ def reused_layers(
             )
         each = matrices[name]
         try:
-            format = formats.resolve(layer.format, each.product, each.pattern)
+            format = formats.resolve(layer.format, each.matrix_leaf, each.pattern)
         except formats.UnsuitableFormatError as error:
             raise ValueError(
                 f'formats: the report has {layer.format!r} for {name}, which cannot run it: {error}; compile with '

@@ -21,7 +21,7 @@ from jaxpruner.sparse.operators.block_kernels.choosing import BLOCKS as KERNEL_B
 from jaxpruner.sparse.operators.block_kernels.choosing import why_missing as why_no_kernel
 from jaxpruner.sparse.operators.block_kernels.product import multiply as multiply_in_kernel
 from jaxpruner.sparse.operators.blocks import BlockMatrix
-from jaxpruner.sparse.program.matrices import Product
+from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 
 Arrays = dict[str, np.ndarray]
 
@@ -38,19 +38,19 @@ class Format(abc.ABC):
     """A way to run a product; its text is its name in settings, reports and files."""
 
     @abc.abstractmethod
-    def why_not(self, product: Product, pattern: Pattern) -> str | None:
+    def why_not(self, matrix_leaf: MatrixLeaf, pattern: Pattern) -> str | None:
         """Why it cannot run a product, or `None`."""
 
     @abc.abstractmethod
-    def pack(self, matrices: np.ndarray, product: Product) -> Arrays:
+    def pack(self, matrices: np.ndarray, matrix_leaf: MatrixLeaf) -> Arrays:
         """The arrays of matrices `[layers, inputs, outputs]`, each with the layers in front."""
 
     @abc.abstractmethod
-    def operator(self, arrays: Mapping[str, Any], product: Product) -> Any:
+    def operator(self, arrays: Mapping[str, Any], matrix_leaf: MatrixLeaf) -> Any:
         """What multiplies, of arrays inside of a program."""
 
     @abc.abstractmethod
-    def empty(self, product: Product) -> Any:
+    def empty(self, matrix_leaf: MatrixLeaf) -> Any:
         """An operator that reads and writes as this one does, and multiplies next to nothing."""
 
 
@@ -61,10 +61,10 @@ class Csr(Format):
     def __str__(self) -> str:
         return 'csr'
 
-    def why_not(self, product: Product, pattern: Pattern) -> str | None:
-        return csr_kernel.why_missing(product.computed_dtype) or _why_no_windows(product)
+    def why_not(self, matrix_leaf: MatrixLeaf, pattern: Pattern) -> str | None:
+        return csr_kernel.why_missing(matrix_leaf.computed_dtype) or _why_no_windows(matrix_leaf)
 
-    def pack(self, matrices: np.ndarray, product: Product) -> Arrays:
+    def pack(self, matrices: np.ndarray, matrix_leaf: MatrixLeaf) -> Arrays:
         transposed = matrices.swapaxes(1, 2)
         weights = Pattern.of(matrices).weights
         layers, outputs, _ = transposed.shape
@@ -84,11 +84,11 @@ class Csr(Format):
             'column_indices': column_indices,
         }
 
-    def operator(self, arrays: Mapping[str, Any], product: Product) -> Any:
-        return TransposedCsr(**arrays, inputs=product.inputs)
+    def operator(self, arrays: Mapping[str, Any], matrix_leaf: MatrixLeaf) -> Any:
+        return TransposedCsr(**arrays, inputs=matrix_leaf.inputs)
 
-    def empty(self, product: Product) -> Any:
-        return EmptyCsr(product.outputs, product.computed_dtype)
+    def empty(self, matrix_leaf: MatrixLeaf) -> Any:
+        return EmptyCsr(matrix_leaf.outputs, matrix_leaf.computed_dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,23 +102,23 @@ class Blocks(Format):
         blocks = f'blocks {self.block[0]}x{self.block[1]}'
         return f'{KERNEL} {blocks}' if self.in_kernel else blocks
 
-    def why_not(self, product: Product, pattern: Pattern) -> str | None:
-        if self.block[0] > product.inputs or self.block[1] > product.outputs:
-            return f'the matrix of {product.inputs} x {product.outputs} is smaller than a block'
+    def why_not(self, matrix_leaf: MatrixLeaf, pattern: Pattern) -> str | None:
+        if self.block[0] > matrix_leaf.inputs or self.block[1] > matrix_leaf.outputs:
+            return f'the matrix of {matrix_leaf.inputs} x {matrix_leaf.outputs} is smaller than a block'
         if self.in_kernel:
-            result_dtype = product.result_dtype
-            if result_dtype != product.computed_dtype:
+            result_dtype = matrix_leaf.result_dtype
+            if result_dtype != matrix_leaf.computed_dtype:
                 return (
-                    f'the kernel returns {product.computed_dtype}, and the model asks for {result_dtype} '
+                    f'the kernel returns {matrix_leaf.computed_dtype}, and the model asks for {result_dtype} '
                     "(preferred_element_type); use 'blocks' without a kernel"
                 )
-            stored = pattern.blocks_in_group(self.block) * -(-product.outputs // self.block[1])
-            missing = why_no_kernel(product.computed_dtype, self.block, stored=stored)
+            stored = pattern.blocks_in_group(self.block) * -(-matrix_leaf.outputs // self.block[1])
+            missing = why_no_kernel(matrix_leaf.computed_dtype, self.block, stored=stored)
             if missing:
                 return missing
-        return _why_no_windows(product)
+        return _why_no_windows(matrix_leaf)
 
-    def pack(self, matrices: np.ndarray, product: Product) -> Arrays:
+    def pack(self, matrices: np.ndarray, matrix_leaf: MatrixLeaf) -> Arrays:
         stored = Pattern.of(matrices).blocks(self.block)
         layers, groups, candidates = stored.shape
         count = max(int(stored.sum(-1).max(initial=0)), 1)
@@ -128,23 +128,23 @@ class Blocks(Format):
         padded = np.zeros(
             (layers, candidates * block_inputs, groups * block_outputs), matrices.dtype
         )
-        padded[:, : product.inputs, : product.outputs] = matrices
+        padded[:, : matrix_leaf.inputs, : matrix_leaf.outputs] = matrices
         cut = padded.reshape(layers, candidates, block_inputs, groups, block_outputs)
         cut = cut.transpose(0, 3, 1, 2, 4)
         values = np.take_along_axis(cut, indices[..., None, None], axis=2)
         return {'values': values, 'indices': indices}
 
-    def operator(self, arrays: Mapping[str, Any], product: Product) -> Any:
+    def operator(self, arrays: Mapping[str, Any], matrix_leaf: MatrixLeaf) -> Any:
         return BlockMatrix(
             arrays['values'],
             arrays['indices'],
-            outputs=product.outputs,
+            outputs=matrix_leaf.outputs,
             kernel=multiply_in_kernel if self.in_kernel else None,
         )
 
-    def empty(self, product: Product) -> Any:
+    def empty(self, matrix_leaf: MatrixLeaf) -> Any:
         kernel = multiply_in_kernel if self.in_kernel else None
-        return EmptyBlocks(product.outputs, self.block, product.computed_dtype, kernel)
+        return EmptyBlocks(matrix_leaf.outputs, self.block, matrix_leaf.computed_dtype, kernel)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,35 +154,35 @@ class SmallerDense(Format):
     def __str__(self) -> str:
         return 'smaller'
 
-    def why_not(self, product: Product, pattern: Pattern) -> str | None:
+    def why_not(self, matrix_leaf: MatrixLeaf, pattern: Pattern) -> str | None:
         return None
 
-    def pack(self, matrices: np.ndarray, product: Product) -> Arrays:
+    def pack(self, matrices: np.ndarray, matrix_leaf: MatrixLeaf) -> Arrays:
         pattern = Pattern.of(matrices)
-        window = product.window
+        window = matrix_leaf.window
         channels = pattern.used_inputs(window)
         outputs = pattern.used_outputs()
         kept_channels, kept_outputs = _first_used(channels), _first_used(outputs)
         layers = len(matrices)
-        by_window = matrices.reshape(layers, window, -1, product.outputs)
+        by_window = matrices.reshape(layers, window, -1, matrix_leaf.outputs)
         small = np.take_along_axis(by_window, kept_channels[:, None, :, None], axis=2)
         small = np.take_along_axis(small, kept_outputs[:, None, None, :], axis=3)
         # A list that was filled up has channels of zeros.
         arrays: Arrays = {'matrix': small.reshape(layers, -1, kept_outputs.shape[1])}
         if kept_channels.shape[1] < channels.shape[1]:
             arrays['inputs'] = kept_channels.astype(np.int32)
-        if kept_outputs.shape[1] < product.outputs:
+        if kept_outputs.shape[1] < matrix_leaf.outputs:
             count = kept_outputs.shape[1]
-            arrays['outputs'] = np.full((layers, product.outputs), count, np.int32)
+            arrays['outputs'] = np.full((layers, matrix_leaf.outputs), count, np.int32)
             for layer in range(layers):
                 arrays['outputs'][layer, kept_outputs[layer]] = np.arange(count)
         return arrays
 
-    def operator(self, arrays: Mapping[str, Any], product: Product) -> Any:
+    def operator(self, arrays: Mapping[str, Any], matrix_leaf: MatrixLeaf) -> Any:
         return Smaller(arrays['matrix'], arrays.get('inputs'), arrays.get('outputs'))
 
-    def empty(self, product: Product) -> Any:
-        return EmptyDense(product.outputs)
+    def empty(self, matrix_leaf: MatrixLeaf) -> Any:
+        return EmptyDense(matrix_leaf.outputs)
 
 
 def _first_used(used: np.ndarray) -> np.ndarray:
@@ -191,11 +191,11 @@ def _first_used(used: np.ndarray) -> np.ndarray:
     return np.sort(np.argsort(~used, axis=-1, kind='stable')[:, :most], axis=-1)
 
 
-def _why_no_windows(product: Product) -> str | None:
+def _why_no_windows(matrix_leaf: MatrixLeaf) -> str | None:
     """Why the windows of a convolution cannot be gathered into rows."""
-    if product.op != 'conv':
+    if matrix_leaf.op != 'conv':
         return None
-    count = max(product.rows) * product.inputs * product.dtype.itemsize
+    count = max(matrix_leaf.rows) * matrix_leaf.inputs * matrix_leaf.dtype.itemsize
     if count <= _MOST_WINDOW_BYTES:
         return None
     return f'the windows of its images would take {count >> 20} MiB'
@@ -234,7 +234,7 @@ class UnsuitableFormatError(ValueError):
     """A format cannot run a product; its text is the reason, without the name of the leaf."""
 
 
-def resolve(text: Any, product: Product, pattern: Pattern) -> Format | None:
+def resolve(text: Any, matrix_leaf: MatrixLeaf, pattern: Pattern) -> Format | None:
     """The format of a name for one product: `'blocks'` are of the shape that promises most.
 
     Raises:
@@ -244,18 +244,18 @@ def resolve(text: Any, product: Product, pattern: Pattern) -> Format | None:
     if text == ANY_BLOCKS:
         shapes = pattern.best_blocks(math.inf, 1)
         if not shapes:
-            size = f'{product.inputs} x {product.outputs}'
+            size = f'{matrix_leaf.inputs} x {matrix_leaf.outputs}'
             raise UnsuitableFormatError(f'the matrix of {size} is smaller than any block')
         format: Format | None = Blocks(shapes[0])
     else:
         format = parse(text)
-    reason = None if format is None else format.why_not(product, pattern)
+    reason = None if format is None else format.why_not(matrix_leaf, pattern)
     if reason is not None:
         raise UnsuitableFormatError(reason)
     return format
 
 
-def candidates(product: Product, pattern: Pattern) -> tuple[list[Format], dict[str, str]]:
+def candidates(matrix_leaf: MatrixLeaf, pattern: Pattern) -> tuple[list[Format], dict[str, str]]:
     """The formats that may be faster than dense, and why the others are not measured."""
     chosen: list[Format] = []
     refused: dict[str, str] = {}
@@ -264,13 +264,13 @@ def candidates(product: Product, pattern: Pattern) -> tuple[list[Format], dict[s
     formats += map(Blocks, shapes)
     if not shapes:
         refused['blocks'] = 'no shape of block leaves out enough of the matrix'
-    no_kernel = why_no_kernel(product.computed_dtype, KERNEL_BLOCKS[0])
+    no_kernel = why_no_kernel(matrix_leaf.computed_dtype, KERNEL_BLOCKS[0])
     if no_kernel:
         refused[f'{KERNEL} blocks'] = no_kernel
     else:
         formats += [Blocks(block, in_kernel=True) for block in KERNEL_BLOCKS]
     for each in formats:
-        reason = each.why_not(product, pattern) or _why_not_worth(each, product, pattern)
+        reason = each.why_not(matrix_leaf, pattern) or _why_not_worth(each, matrix_leaf, pattern)
         if reason is None:
             chosen.append(each)
         else:
@@ -278,7 +278,7 @@ def candidates(product: Product, pattern: Pattern) -> tuple[list[Format], dict[s
     return chosen, refused
 
 
-def _why_not_worth(format: Format, product: Product, pattern: Pattern) -> str | None:
+def _why_not_worth(format: Format, matrix_leaf: MatrixLeaf, pattern: Pattern) -> str | None:
     if isinstance(format, Csr) and pattern.density > _LARGEST_CSR:
         return f'{pattern.density:.0%} of the weights are not zero'
     if isinstance(format, Blocks) and format.in_kernel:
@@ -286,9 +286,9 @@ def _why_not_worth(format: Format, product: Product, pattern: Pattern) -> str | 
         if share > _LARGEST_BLOCKS:
             return f'its blocks store {share:.0%} of the matrix'
     if isinstance(format, SmallerDense):
-        inputs = _first_used(pattern.used_inputs(product.window)).shape[1]
+        inputs = _first_used(pattern.used_inputs(matrix_leaf.window)).shape[1]
         outputs = _first_used(pattern.used_outputs()).shape[1]
-        share = inputs * product.window * outputs / (product.inputs * product.outputs)
+        share = inputs * matrix_leaf.window * outputs / (matrix_leaf.inputs * matrix_leaf.outputs)
         if share > _LARGEST_SMALLER:
             return (
                 'no inputs or outputs are zero' if share == 1 else 'few inputs and outputs are zero'

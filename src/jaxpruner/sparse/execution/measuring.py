@@ -16,8 +16,8 @@ import numpy as np
 from jaxpruner.core.call_times import Call, in_turns, repeats_of
 from jaxpruner.sparse.execution.empty_operators import EmptyDense
 from jaxpruner.sparse.execution.formats import Arrays, Format
-from jaxpruner.sparse.program.matrices import Product
-from jaxpruner.sparse.program.places import Place
+from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
+from jaxpruner.sparse.program.product_sites import ProductSite
 from jaxpruner.uses.bodies import bind
 
 _LONG_ENOUGH = 5e-3  # seconds
@@ -26,14 +26,14 @@ _BUCKET = 1.05
 
 
 class Candidate(NamedTuple):
-    """A format, and what it stores of the layers of one product."""
+    """A format, and what it stores of the layers of one leaf."""
 
     format: Format
     arrays: Arrays
 
 
 class Timing(NamedTuple):
-    """How long a product takes at one place of the model, or at all of them in one call.
+    """How long a product takes at one site of the model, or all products with a leaf in one call.
 
     Attributes:
       seconds: the median.
@@ -57,42 +57,44 @@ class Measurements:
         self.rounds = rounds
         self._timings: dict[Hashable, list[Timing]] = {}
 
-    def times(self, product: Product, candidates: Sequence[Candidate]) -> list[Timing]:
-        """Of the dense product, then of each candidate; places and trips of loops are added up."""
-        at_places = [self._times_at(place, product, candidates) for place in product.places]
+    def times(self, matrix_leaf: MatrixLeaf, candidates: Sequence[Candidate]) -> list[Timing]:
+        """Of the dense product, then of each candidate; product sites and trips of loops are added up."""
+        at_sites = []
+        for product_site in matrix_leaf.product_sites:
+            at_sites.append(self._times_at(product_site, matrix_leaf, candidates))
         totals = []
-        for timings in zip(*at_places, strict=True):
+        for timings in zip(*at_sites, strict=True):
             seconds = empty = 0.0
-            for place, timing in zip(product.places, timings, strict=True):
-                seconds += place.trips * timing.seconds
-                empty += place.trips * timing.empty
+            for product_site, timing in zip(matrix_leaf.product_sites, timings, strict=True):
+                seconds += product_site.trips * timing.seconds
+                empty += product_site.trips * timing.empty
             gain = min(timing.gain for timing in timings)
             totals.append(Timing(seconds, gain, empty))
         return totals
 
     def _times_at(
-        self, place: Place, product: Product, candidates: Sequence[Candidate]
+        self, product_site: ProductSite, matrix_leaf: MatrixLeaf, candidates: Sequence[Candidate]
     ) -> list[Timing]:
-        key = _signature(place), tuple(map(_bucket, candidates))
+        key = _signature(product_site), tuple(map(_bucket, candidates))
         if key not in self._timings:
-            self._timings[key] = self._measure(place, product, candidates)
+            self._timings[key] = self._measure(product_site, matrix_leaf, candidates)
         return self._timings[key]
 
     def _measure(
-        self, place: Place, product: Product, candidates: Sequence[Candidate]
+        self, product_site: ProductSite, matrix_leaf: MatrixLeaf, candidates: Sequence[Candidate]
     ) -> list[Timing]:
-        variables = place.equation.invars
-        data = _random(variables[1 - place.operand].aval)
-        weights = _random(variables[place.operand].aval)
+        variables = product_site.equation.invars
+        data = _random(variables[1 - product_site.operand].aval)
+        weights = _random(variables[product_site.operand].aval)
         # Each product, and behind it the empty one that reads and writes alike.
         calls = [
-            _dense_call(place, data, weights),
-            _empty_call(EmptyDense(product.outputs), place, data),
+            _dense_call(product_site, data, weights),
+            _empty_call(EmptyDense(matrix_leaf.outputs), product_site, data),
         ]
         for format, arrays in candidates:
-            layer = _one_layer(arrays, product, place)
-            calls.append(_candidate_call(format, product, place, data, layer))
-            calls.append(_empty_call(format.empty(product), place, data))
+            layer = _one_layer(arrays, matrix_leaf, product_site)
+            calls.append(_candidate_call(format, matrix_leaf, product_site, data, layer))
+            calls.append(_empty_call(format.empty(matrix_leaf), product_site, data))
         rounds = self._seconds(calls)
         dense, *_ = rounds
         timings = []
@@ -118,50 +120,54 @@ def _gain(seconds: Sequence[float], dense: Sequence[float]) -> float:
     return lowest_quarter
 
 
-def _dense_call(place: Place, data: jax.Array, weights: jax.Array) -> Call:
+def _dense_call(product_site: ProductSite, data: jax.Array, weights: jax.Array) -> Call:
     @jax.jit
     def run(data: jax.Array, weights: jax.Array) -> Any:
-        return bind(place.equation, place.operands(data, weights))
+        return bind(product_site.equation, product_site.operands(data, weights))
 
     return lambda: run(data, weights)
 
 
 def _candidate_call(
-    format: Format, product: Product, place: Place, data: jax.Array, layer: Arrays
+    format: Format,
+    matrix_leaf: MatrixLeaf,
+    product_site: ProductSite,
+    data: jax.Array,
+    layer: Arrays,
 ) -> Call:
     def operator_of(arrays: Mapping[str, Any]) -> Any:
-        return format.operator(arrays, product)
+        return format.operator(arrays, matrix_leaf)
 
-    return _call(operator_of, place, data, layer)
+    return _call(operator_of, product_site, data, layer)
 
 
-def _empty_call(empty: Any, place: Place, data: jax.Array) -> Call:
-    return _call(lambda _: empty, place, data, {})
+def _empty_call(empty: Any, product_site: ProductSite, data: jax.Array) -> Call:
+    return _call(lambda _: empty, product_site, data, {})
 
 
 def _call(
     operator_of: Callable[[Mapping[str, Any]], Any],
-    place: Place,
+    product_site: ProductSite,
     data: jax.Array,
     layer: Arrays,
 ) -> Call:
-    """A call of the product at a place, in which an operator of the arrays of a layer multiplies."""
+    """A call of one product, in which an operator of the arrays of a layer multiplies."""
 
     @jax.jit
     def run(data: jax.Array, arrays: Mapping[str, Any]) -> jax.Array:
-        return place.multiply(data, operator_of(arrays))
+        return product_site.multiply(data, operator_of(arrays))
 
     arrays = jax.tree.map(jnp.asarray, layer)
     return lambda: run(data, arrays)
 
 
-def _one_layer(arrays: Arrays, product: Product, place: Place) -> Arrays:
-    """What one trip of the loops around the place gets."""
-    depth = len(place.use.site.view.stack)
+def _one_layer(arrays: Arrays, matrix_leaf: MatrixLeaf, product_site: ProductSite) -> Arrays:
+    """What one trip of the loops around a product gets."""
+    depth = len(product_site.use.site.view.stack)
     first = (0,) * depth
     layer = {}
     for name, array in arrays.items():
-        of_layers = array.reshape(*product.layers, *array.shape[1:])
+        of_layers = array.reshape(*matrix_leaf.layers, *array.shape[1:])
         layer[name] = of_layers[first]
     return layer
 
@@ -171,13 +177,13 @@ def _random(aval: Any) -> jax.Array:
     return jnp.asarray(numbers.astype(aval.dtype))
 
 
-def _signature(place: Place) -> Hashable:
+def _signature(product_site: ProductSite) -> Hashable:
     shapes = []
-    for variable in place.equation.invars:
+    for variable in product_site.equation.invars:
         aval = variable.aval
         shapes.append((aval.shape, aval.dtype))
-    is_part = place.part is not None
-    return str(place.equation.params), tuple(shapes), place.operand, is_part
+    is_part = product_site.part is not None
+    return str(product_site.equation.params), tuple(shapes), product_site.operand, is_part
 
 
 def _bucket(candidate: Candidate) -> Hashable:

@@ -97,10 +97,10 @@ class PackedApply:
         products = self._model.products
         leaves = products.by_name(self._model.shrink(params))
         for name, format in self._formats.items():
-            product = products.by_leaf[name]
+            matrix_leaf = products.by_leaf[name]
             arrays = {}
-            for key, array in Matrices.of(product, leaves[name]).pack(format).items():
-                arrays[key] = jnp.asarray(array.reshape(*product.layers, *array.shape[1:]))
+            for key, array in Matrices.of(matrix_leaf, leaves[name]).pack(format).items():
+                arrays[key] = jnp.asarray(array.reshape(*matrix_leaf.layers, *array.shape[1:]))
             leaves[name] = arrays
         return {self._key: leaves}
 

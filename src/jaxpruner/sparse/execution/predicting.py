@@ -27,7 +27,7 @@ from jaxpruner.sparse.execution import formats
 from jaxpruner.sparse.execution.empty_operators import EmptyDense
 from jaxpruner.sparse.execution.packed_models import Model
 from jaxpruner.sparse.execution.report import DENSE, LayerExecution
-from jaxpruner.sparse.program.matrices import Product
+from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 
 Layers = Mapping[str, LayerExecution]
 
@@ -57,9 +57,9 @@ def empty_call(
     return lambda: run(weights, *sample)
 
 
-def _empty(text: str, product: Product) -> Any:
+def _empty(text: str, matrix_leaf: MatrixLeaf) -> Any:
     format = formats.parse(text)
-    return EmptyDense(product.outputs) if format is None else format.empty(product)
+    return EmptyDense(matrix_leaf.outputs) if format is None else format.empty(matrix_leaf)
 
 
 def predicted_milliseconds(dense: float, empty_dense: float, empty: float, layers: Layers) -> float:

@@ -87,5 +87,5 @@ def _flags(channels: Any, size: int) -> np.ndarray:
 
 def _has_zero_lines(matrices: Matrices) -> bool:
     pattern = matrices.pattern
-    has_all_inputs = pattern.used_inputs(matrices.product.window).all()
+    has_all_inputs = pattern.used_inputs(matrices.matrix_leaf.window).all()
     return not (has_all_inputs and pattern.used_outputs().all())

@@ -27,7 +27,7 @@ class LayerExecution:
       shape: `[*layers, inputs, outputs]` of its matrices.
       density: the share of its weights that are not zero.
       format: that was chosen.
-      milliseconds: format -> time in one call of the model, of all places and trips; empty where nothing was measured.
+      milliseconds: format -> time in one call of the model, of all its products; empty where nothing was measured.
       bytes: format -> what its arrays take.
       not_measured: format -> why it is no candidate.
       empty_milliseconds: format -> time of a call that reads and writes alike, and multiplies nothing.

@@ -33,8 +33,8 @@ True
 
 The files:
 
-    matrices     leaf -> matrix, and why a leaf is none
-    places       one product of the program: rows are made of data, and the result of products
-    running      the program is run, with operators sliced along the trips of scans
-    models       what other rooms use: `find_products`, `Products`
+    product_sites   one product of the program: rows are made of data, and the result of products
+    matrix_leaves   leaf -> matrix, and why a leaf is none
+    running         the program is run, with operators sliced along the trips of scans
+    models          what other packages use: `find_products`, `Products`
 """

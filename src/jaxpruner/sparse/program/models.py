@@ -1,4 +1,4 @@
-"""What users of this room get: the products of a model, and the model with operators in their place."""
+"""What other packages use: the products of a model, and the model with operators in their place."""
 
 import collections
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.sparse.program.matrices import Product, RefusedLeafError, product_of
-from jaxpruner.sparse.program.places import Place
+from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf, RefusedLeafError, matrix_leaf_of
+from jaxpruner.sparse.program.product_sites import ProductSite
 from jaxpruner.sparse.program.running import run_with_operators
 from jaxpruner.uses import UseGraph, param_uses
 
@@ -41,13 +41,13 @@ class _Traced(NamedTuple):
 
     Attributes:
       program: a closed jaxpr.
-      products: by number of the leaf.
+      matrix_leaves: by number of the leaf.
       refused: path -> reason.
       results: the structure of its results.
     """
 
     program: Any
-    products: Mapping[int, Product]
+    matrix_leaves: Mapping[int, MatrixLeaf]
     refused: Mapping[tree_lib.Path, str]
     results: Any
 
@@ -56,7 +56,7 @@ class Products:
     """The products of a model with its parameters.
 
     Attributes:
-      by_leaf: name -> product, in the order of the parameters.
+      by_leaf: name -> leaf that is a matrix, in the order of the parameters. It says at which sites it is multiplied.
       refused: name -> why a leaf is no matrix.
       params: the shapes of the parameters.
     """
@@ -80,9 +80,9 @@ class Products:
                 )
         traced = self._trace(self._shapes, tuple(sample))
         self._traced = {_signature(self._shapes, tuple(sample)): traced}
-        self.by_leaf: dict[str, Product] = {}
-        for product in traced.products.values():
-            self.by_leaf[product.name] = product
+        self.by_leaf: dict[str, MatrixLeaf] = {}
+        for matrix_leaf in traced.matrix_leaves.values():
+            self.by_leaf[matrix_leaf.name] = matrix_leaf
         self.refused: dict[str, str] = {}
         for path, reason in traced.refused.items():
             self.refused[tree_lib.path_string(path)] = reason
@@ -115,11 +115,11 @@ class Products:
         """Runs the model; call it inside `jax.jit`.
 
         Args:
-          weights: the parameters, in which the leaf of a product may be an `Operator`.
+          weights: the parameters, in which a leaf that is a matrix may be an `Operator`.
           *inputs: of any shapes; for those of other shapes than before the model is traced anew.
 
         Raises:
-          ValueError: a leaf that is no product is an operator.
+          ValueError: a leaf that is no matrix is an operator.
         """
         leaves = self._treedef.flatten_up_to(weights)
         operators = {}
@@ -131,13 +131,13 @@ class Products:
             else:
                 shapes[number] = _shape(leaf)
         traced = self._trace_of(shapes, inputs)
-        places: list[Place] = []
+        product_sites: list[ProductSite] = []
         for number in operators:
-            if number not in traced.products:
+            if number not in traced.matrix_leaves:
                 raise ValueError(self._unknown(self._names[number]))
-            places += traced.products[number].places
+            product_sites += traced.matrix_leaves[number].product_sites
         values = [*leaves, *jax.tree.leaves(inputs)]
-        results = run_with_operators(traced.program, places, values, operators)
+        results = run_with_operators(traced.program, product_sites, values, operators)
         return jax.tree.unflatten(traced.results, results)
 
     def _unknown(self, name: str) -> str:
@@ -165,21 +165,21 @@ class Products:
 
         params = jax.tree.unflatten(self._treedef, shapes)
         graph = param_uses(flat, params, *jax.tree.map(_shape, inputs))
-        products, refused = _products_of(graph, self._paths, self._constant_masks)
-        return _Traced(graph.program, products, refused, structures[-1])
+        matrix_leaves, refused = _matrix_leaves_of(graph, self._paths, self._constant_masks)
+        return _Traced(graph.program, matrix_leaves, refused, structures[-1])
 
 
-def _products_of(
+def _matrix_leaves_of(
     graph: UseGraph, paths: Sequence[tree_lib.Path], constant_masks: bool
-) -> tuple[dict[int, Product], dict[tree_lib.Path, str]]:
-    """The products by number of the leaf, and why others are none."""
-    products, refused = {}, {}
+) -> tuple[dict[int, MatrixLeaf], dict[tree_lib.Path, str]]:
+    """The leaves that are matrices, by number, and why others are none."""
+    matrix_leaves, refused = {}, {}
     for number, path in enumerate(paths):
         try:
-            products[number] = product_of(graph, path, constant_masks)
+            matrix_leaves[number] = matrix_leaf_of(graph, path, constant_masks)
         except RefusedLeafError as error:
             refused[path] = str(error)
-    return products, refused
+    return matrix_leaves, refused
 
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:

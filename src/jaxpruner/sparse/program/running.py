@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner.sparse.program.places import Place
+from jaxpruner.sparse.program.product_sites import ProductSite
 from jaxpruner.uses.bodies import (
     Call,
     Cond,
@@ -41,27 +41,27 @@ class Placeholder:
 
 
 class Replacements:
-    """The places of a program at which operators multiply.
+    """The product sites of a program at which operators multiply.
 
     Attributes:
       opened: paths of the equations that have to be taken apart.
     """
 
-    def __init__(self, places: Sequence[Place]):
-        self._places: dict[ProgramPath, Place] = {}
+    def __init__(self, product_sites: Sequence[ProductSite]):
+        self._product_sites: dict[ProgramPath, ProductSite] = {}
         self._sliced: dict[ProgramPath, set[int]] = {}
         self.opened: set[ProgramPath] = set()
-        for place in places:
-            site = place.use.site
-            self._places[site.path] = place
+        for product_site in product_sites:
+            site = product_site.use.site
+            self._product_sites[site.path] = product_site
             for length in range(1, len(site.path), 2):
                 self.opened.add(site.path[:length])
             for entry in site.view.stack:
                 self._sliced.setdefault(entry.loop, set()).add(site.view.leaf)
 
-    def at(self, path: ProgramPath) -> Place | None:
-        """The place that is an equation."""
-        return self._places.get(path)
+    def at(self, path: ProgramPath) -> ProductSite | None:
+        """The product site that is an equation."""
+        return self._product_sites.get(path)
 
     def sliced_in(self, path: ProgramPath) -> set[int]:
         """The leaves of which each trip of a scan gets a layer."""
@@ -84,11 +84,11 @@ class ProductRun(Evaluator[Any, Position]):
         return value
 
     def visit_equation(self, equation: Any, operands: Values, position: Position) -> Values:
-        place = self.replacements.at(position.path)
-        if place is not None:
-            operator = self.operators[place.use.site.view.leaf]
-            data = operands[1 - place.operand]
-            return [place.multiply(data, operator)]
+        product_site = self.replacements.at(position.path)
+        if product_site is not None:
+            operator = self.operators[product_site.use.site.view.leaf]
+            data = operands[1 - product_site.operand]
+            return [product_site.multiply(data, operator)]
         is_opened = position.path in self.replacements.opened
         if is_opened or any(isinstance(operand, Placeholder) for operand in operands):
             return super().visit_equation(equation, operands, position)
@@ -110,7 +110,7 @@ class ProductRun(Evaluator[Any, Position]):
         return run_call(equation, run, operands)
 
     def _bind_ruled(self, equation: Any, operands: Values) -> Values:
-        """A call with a derivative rule; places inside of it are refused, so that it only moves the parameter."""
+        """A call with a derivative rule. Products inside of it are refused, so that it only moves the parameter."""
         if not any(isinstance(operand, jax.Array) for operand in operands):
             return self.visit_plain(equation, operands, Position())
         whole = []
@@ -170,18 +170,18 @@ class ProductRun(Evaluator[Any, Position]):
 
 
 def run_with_operators(
-    program: Any, places: Sequence[Place], values: Sequence[Any], operators: Operators
+    program: Any, product_sites: Sequence[ProductSite], values: Sequence[Any], operators: Operators
 ) -> Values:
     """The results of a closed program.
 
     Args:
       program: a closed jaxpr.
-      places: those of the leaves that have operators.
+      product_sites: those of the leaves that have operators.
       values: of its parameters and inputs; `None` for a leaf with an operator.
       operators: by number of the leaf.
     """
     inputs = list(values)
     for leaf in operators:
         inputs[leaf] = Placeholder(leaf)
-    run = ProductRun(Replacements(places), operators)
+    run = ProductRun(Replacements(product_sites), operators)
     return run.visit_program(Program.of(program), inputs, Position())

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxpruner import sparsity_distributions
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.sparse.program.matrices import Product
+from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 from jaxpruner.sparse.program.models import Products
 from jaxpruner.sparse.training.layouts import Block, Layout, NoLayoutError, has_surplus, layout_for
 
@@ -117,31 +117,31 @@ class Choice:
 def choose_layouts(
     products: Products,
     settings: BlockSettings,
-    measured: Callable[[Product, float, int], Layout],
+    measured: Callable[[MatrixLeaf, float, int], Layout],
 ) -> Choice:
     """Decides for each leaf of a model.
 
     Args:
       products: of the model.
       settings: what was asked for.
-      measured: the fastest layout for a product, a sparsity and a rank.
+      measured: the fastest layout for a leaf, a sparsity and a rank.
 
     Raises:
       ValueError: a name means no leaf, or one that cannot be trained in blocks; or no leaf is left.
     """
     reasons = dict(products.refused)
-    paths = [product.path for product in products.by_leaf.values()]
+    paths = [matrix_leaf.path for matrix_leaf in products.by_leaf.values()]
     refused_paths = [tuple(name.split('/')) for name in reasons]
     only = None if settings.only is None else tree_lib.as_names(settings.only)
     tree_lib.check_names(only or (), paths + refused_paths, 'only')
     check_not_refused(only or (), paths, reasons)
     settings_of = settings.by_path(paths)
     layouts = {}
-    for name, product in products.by_leaf.items():
+    for name, matrix_leaf in products.by_leaf.items():
         try:
-            layouts[name] = _layout(product, only, settings_of[product.path], measured)
+            layouts[name] = _layout(matrix_leaf, only, settings_of[matrix_leaf.path], measured)
         except NoLayoutError as error:
-            if is_named_in_full(only, product.path):
+            if is_named_in_full(only, matrix_leaf.path):
                 raise ValueError(f'only: {name!r} cannot be trained in blocks: {error}') from error
             reasons[name] = str(error)
     if not layouts:
@@ -158,7 +158,7 @@ def choose_layouts(
 def check_not_refused(
     names: Names, paths: Sequence[tree_lib.Path], reasons: Mapping[str, str]
 ) -> None:
-    """Refuses names that mean no product.
+    """Refuses names that mean no matrix.
 
     Raises:
       ValueError: a name means only leaves that are none.
@@ -192,29 +192,31 @@ def is_named_in_full(only: Any, path: tree_lib.Path) -> bool:
 
 
 def _layout(
-    product: Product,
+    matrix_leaf: MatrixLeaf,
     only: Any,
     settings: LeafSettings,
-    measured: Callable[[Product, float, int], Layout],
+    measured: Callable[[MatrixLeaf, float, int], Layout],
 ) -> Layout:
-    """The layout of a product.
+    """The layout of a leaf.
 
     Raises:
       NoLayoutError: it stays dense, and why.
     """
-    path = product.path
+    path = matrix_leaf.path
     if only is not None and not tree_lib.matches_any(only, path):
         raise NoLayoutError('no name in only matches it')
     if not settings.sparsity:
         raise NoLayoutError('its sparsity is 0' if settings.sparsity == 0 else 'it has no sparsity')
     if settings.block is None:
         raise NoLayoutError('no name in block matches it')
-    if product.op == 'conv' and not is_named_in_full(only, path):
+    if matrix_leaf.op == 'conv' and not is_named_in_full(only, path):
         raise NoLayoutError(
             'it is a convolution, whose windows would be gathered into rows; name it in only, in full'
         )
     if isinstance(settings.block, str):
-        return measured(product, settings.sparsity, settings.low_rank)
+        return measured(matrix_leaf, settings.sparsity, settings.low_rank)
     height, width = settings.block
-    shape = product.inputs, product.outputs
-    return layout_for(product.layers, shape, (height, width), settings.sparsity, settings.low_rank)
+    shape = matrix_leaf.inputs, matrix_leaf.outputs
+    return layout_for(
+        matrix_leaf.layers, shape, (height, width), settings.sparsity, settings.low_rank
+    )

@@ -234,8 +234,8 @@ class CompactModel(abc.ABC):
         compact = jax.tree.map(_shape, weights)
         whole_leaves = {}
         for name, stored in self._stored(compact).items():
-            product = self.products.by_leaf[name]
-            shape = jax.ShapeDtypeStruct(product.shape, product.dtype)
+            matrix_leaf = self.products.by_leaf[name]
+            shape = jax.ShapeDtypeStruct(matrix_leaf.shape, matrix_leaf.dtype)
             whole_leaves[name] = {**stored, self.chosen_array: shape}
         whole = self.products.put(compact, whole_leaves)
         optimizer = optax.with_extra_args_support(tx)

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.sparse.operators import block_layout
-from jaxpruner.sparse.program.matrices import Product
+from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 from jaxpruner.sparse.training import positions
 from jaxpruner.sparse.training.layouts import Layout
 
 Stored = Mapping[str, jax.Array]  # 'values', and with a term of low rank 'down' and 'up'
 
 
-def largest_blocks(leaf: jax.Array, product: Product, layout: Layout) -> jax.Array:
+def largest_blocks(leaf: jax.Array, matrix_leaf: MatrixLeaf, layout: Layout) -> jax.Array:
     """The positions of the blocks with the largest norms, the same number in each group."""
     every = jnp.broadcast_to(jnp.arange(layout.candidates), (layout.groups, layout.candidates))
 
@@ -23,7 +23,7 @@ def largest_blocks(leaf: jax.Array, product: Product, layout: Layout) -> jax.Arr
         norms = block_norms(block_layout.gather_blocks(matrix, every, layout.block))
         return positions.largest(norms, layout.blocks)
 
-    return _over_layers(choose, layout)(product.to_matrix(leaf))
+    return _over_layers(choose, layout)(matrix_leaf.to_matrix(leaf))
 
 
 def block_norms(values: jax.Array) -> jax.Array:
@@ -43,14 +43,14 @@ def mean_magnitudes(values: jax.Array, indices: jax.Array, layout: Layout) -> ja
 
 
 def store(
-    leaf: jax.Array, indices: jax.Array, product: Product, layout: Layout, key: jax.Array
+    leaf: jax.Array, indices: jax.Array, matrix_leaf: MatrixLeaf, layout: Layout, key: jax.Array
 ) -> dict[str, jax.Array]:
     """The blocks of a leaf, and a term of low rank that is zero: its first matrix is random, the second one zero."""
 
     def gather(matrix: jax.Array, indices: jax.Array) -> jax.Array:
         return block_layout.gather_blocks(matrix, indices, layout.block)
 
-    matrices = product.to_matrix(leaf)
+    matrices = matrix_leaf.to_matrix(leaf)
     stored = {'values': _over_layers(gather, layout)(matrices, indices)}
     if layout.rank:
         # It maps inputs as a dense layer does at its start.
@@ -60,7 +60,9 @@ def store(
     return stored
 
 
-def restore(stored: Stored, indices: jax.Array, product: Product, layout: Layout) -> jax.Array:
+def restore(
+    stored: Stored, indices: jax.Array, matrix_leaf: MatrixLeaf, layout: Layout
+) -> jax.Array:
     """The leaf that a model with these blocks stands for."""
 
     def scatter(stored: Stored, indices: jax.Array) -> jax.Array:
@@ -68,17 +70,17 @@ def restore(stored: Stored, indices: jax.Array, product: Product, layout: Layout
         matrix = block_layout.scatter_blocks(values, indices, layout.inputs, layout.outputs)
         return matrix + stored['down'] @ stored['up'] if layout.rank else matrix
 
-    return product.from_matrix(_over_layers(scatter, layout)(stored, indices))
+    return matrix_leaf.from_matrix(_over_layers(scatter, layout)(stored, indices))
 
 
-def mask_of(indices: jax.Array, product: Product, layout: Layout) -> jax.Array:
+def mask_of(indices: jax.Array, matrix_leaf: MatrixLeaf, layout: Layout) -> jax.Array:
     """The mask of the blocks, uint8 in the leaf's shape."""
 
     def scatter(indices: jax.Array) -> jax.Array:
         ones = jnp.ones((layout.groups, layout.blocks, *layout.block), jnp.uint8)
         return block_layout.scatter_blocks(ones, indices, layout.inputs, layout.outputs)
 
-    return product.from_matrix(_over_layers(scatter, layout)(indices))
+    return matrix_leaf.from_matrix(_over_layers(scatter, layout)(indices))
 
 
 def _over_layers(function: Callable[..., Any], layout: Layout) -> Callable[..., Any]:

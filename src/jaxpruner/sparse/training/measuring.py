@@ -12,7 +12,7 @@ import numpy as np
 from jaxpruner.sparse.operators import blocks
 from jaxpruner.sparse.operators.block_kernels.choosing import why_missing as why_no_kernel
 from jaxpruner.sparse.operators.block_kernels.product import multiply as multiply_in_kernel
-from jaxpruner.sparse.program.matrices import Product
+from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 from jaxpruner.sparse.training import positions
 from jaxpruner.sparse.training.layouts import Block, Layout, NoLayoutError, has_surplus, layout_for
 
@@ -36,7 +36,7 @@ class BlockTimings:
         self._show = show
         self._with_kernels = with_kernels
 
-    def fastest(self, product: Product, sparsity: float, rank: int) -> Layout:
+    def fastest(self, matrix_leaf: MatrixLeaf, sparsity: float, rank: int) -> Layout:
         """The fastest layout of those that keep about the asked number of weights, and reach all inputs.
 
         Falls back to layouts with the right number of weights, then to any.
@@ -44,19 +44,19 @@ class BlockTimings:
         Raises:
           NoLayoutError: all candidates are larger than the matrix, or the rank is too large for the sparsity.
         """
-        shape = product.inputs, product.outputs
-        rows = max(product.rows)
-        dtype = product.computed_dtype
+        shape = matrix_leaf.inputs, matrix_leaf.outputs
+        rows = max(matrix_leaf.rows)
+        dtype = matrix_leaf.computed_dtype
         key = (shape, rows, str(dtype), sparsity, rank)
         if key not in self.seconds:
-            self._show(f'{product.name}', len(self.seconds))
+            self._show(matrix_leaf.name, len(self.seconds))
             layouts = _layouts(shape, sparsity, rank)
             if self._with_kernels:
                 layouts += _in_kernels(layouts, dtype)
             self.seconds[key] = _timed(layouts, rows, dtype)
         seconds = self.seconds[key]
         fastest = min(seconds, key=seconds.__getitem__)
-        return dataclasses.replace(fastest, layers=product.layers)
+        return dataclasses.replace(fastest, layers=matrix_leaf.layers)
 
 
 def _layouts(shape: tuple[int, int], sparsity: float, rank: int) -> list[Layout]:

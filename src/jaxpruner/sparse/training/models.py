@@ -177,12 +177,12 @@ class BlockSparse(CompactModel):
         keys = seeds.split_key(seeds.prng_key(self.moves.rng_seed), len(self.layouts))
         packed, stored = {}, {}
         for (name, layout), key in zip(self.layouts.items(), keys, strict=True):
-            leaf, product = leaves[name], self.products.by_leaf[name]
+            leaf, matrix_leaf = leaves[name], self.products.by_leaf[name]
             if topology is None:
-                indices = conversion.largest_blocks(leaf, product, layout)
+                indices = conversion.largest_blocks(leaf, matrix_leaf, layout)
             else:
                 indices = topology[name]
-            stored[name] = conversion.store(leaf, indices, product, layout, key)
+            stored[name] = conversion.store(leaf, indices, matrix_leaf, layout, key)
             packed[name] = jnp.asarray(indices, jnp.int32)
         return self.products.put(params, stored), packed
 

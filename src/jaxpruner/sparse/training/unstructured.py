@@ -10,7 +10,7 @@ from jaxpruner import sparsity_distributions, sparsity_schedules
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import selection
 from jaxpruner.sparse.operators import csr_kernel
-from jaxpruner.sparse.program.matrices import Product
+from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 from jaxpruner.sparse.program.models import Products, find_products
 from jaxpruner.sparse.training import choosing
 from jaxpruner.sparse.training.choosing import Names
@@ -84,16 +84,16 @@ def _choose(
 ) -> tuple[dict[str, KeptWeights], dict[str, str]]:
     """The leaves of which single weights are kept, and why the others stay dense."""
     reasons = dict(products.refused)
-    paths = [product.path for product in products.by_leaf.values()]
+    paths = [matrix_leaf.path for matrix_leaf in products.by_leaf.values()]
     names = None if only is None else tree_lib.as_names(only)
     refused_paths = [tuple(name.split('/')) for name in reasons]
     tree_lib.check_names(names or (), paths + refused_paths, 'only')
     choosing.check_not_refused(names or (), paths, reasons)
     sparsity_of = choosing.lookup(sparsity, paths, 'sparsity')
     leaves = {}
-    for name, product in products.by_leaf.items():
+    for name, matrix_leaf in products.by_leaf.items():
         try:
-            leaves[name] = _kept_weights(product, names, sparsity_of(product.path))
+            leaves[name] = _kept_weights(matrix_leaf, names, sparsity_of(matrix_leaf.path))
         except NoLayoutError as error:
             reasons[name] = str(error)
     if not leaves:
@@ -102,21 +102,21 @@ def _choose(
     return leaves, reasons
 
 
-def _kept_weights(product: Product, only: Any, sparsity: float | None) -> KeptWeights:
+def _kept_weights(matrix_leaf: MatrixLeaf, only: Any, sparsity: float | None) -> KeptWeights:
     """How many weights of a leaf are kept; says why it stays dense otherwise."""
-    if only is not None and not tree_lib.matches_any(only, product.path):
+    if only is not None and not tree_lib.matches_any(only, matrix_leaf.path):
         raise NoLayoutError('no name in only matches it')
     if not sparsity:
         raise NoLayoutError('its sparsity is 0' if sparsity == 0 else 'it has no sparsity')
-    if product.op == 'conv' and not choosing.is_named_in_full(only, product.path):
+    if matrix_leaf.op == 'conv' and not choosing.is_named_in_full(only, matrix_leaf.path):
         raise NoLayoutError(
             'it is a convolution, whose windows would be gathered into rows; name it in only, in full'
         )
-    missing = csr_kernel.why_missing(product.computed_dtype)
+    missing = csr_kernel.why_missing(matrix_leaf.computed_dtype)
     if missing:
-        raise NotImplementedError(f'{product.name} cannot be trained in CSR: {missing}')
-    kept = selection.number_to_keep_on_host(product.inputs * product.outputs, sparsity)
-    return KeptWeights(product.layers, product.inputs, product.outputs, kept)
+        raise NotImplementedError(f'{matrix_leaf.name} cannot be trained in CSR: {missing}')
+    kept = selection.number_to_keep_on_host(matrix_leaf.inputs * matrix_leaf.outputs, sparsity)
+    return KeptWeights(matrix_leaf.layers, matrix_leaf.inputs, matrix_leaf.outputs, kept)
 
 
 def _plan(

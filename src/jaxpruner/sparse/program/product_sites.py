@@ -17,7 +17,7 @@ from jaxpruner.uses.bodies import bind
 
 
 class Operator(Protocol):
-    """What stands in the place of a leaf: a pytree whose arrays have the product's layers in front.
+    """What stands in the place of a leaf: a pytree whose arrays have the layers of the leaf in front.
 
     An operator may also have `convolve(image, convolution)`, with a `Convolution`; without it the windows of an image
     are gathered into rows.
@@ -50,7 +50,7 @@ class Accumulating(Protocol):
         ...
 
 
-class Place(NamedTuple):
+class ProductSite(NamedTuple):
     """Where a program multiplies data by a matrix.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The matrix that a leaf is to a model, and why some leaves are none.
+"""Leaves that are matrices to a model, and why the others are none.
 
 A leaf may be read in parts, such as queries, keys and values that are split before they are multiplied. Parts of one
 shape are layers like those of a stack; they stand behind the layers of loops, and in front of experts.
@@ -22,7 +22,7 @@ from jaxpruner.oneshot.weight_matrices import (
     find_matrices,
     step_name,
 )
-from jaxpruner.sparse.program.places import Place
+from jaxpruner.sparse.program.product_sites import ProductSite
 from jaxpruner.uses import Use, UseGraph, contractions
 from jaxpruner.uses.bodies import Call, Cond, Program, ProgramPath, Scan, While, inside
 from jaxpruner.uses.calls import RULED
@@ -40,8 +40,8 @@ class RefusedLeafError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
-    """The matrix that data are multiplied by, or one for each layer.
+class MatrixLeaf:
+    """A leaf that is a matrix by which data are multiplied, or one matrix for each layer.
 
     Attributes:
       path: of the leaf.
@@ -50,7 +50,7 @@ class Product:
       inputs: rows of a matrix.
       outputs: its columns.
       op: `'dot'`, `'1x1 conv'`, or `'conv'`, whose inputs are the elements of a window, channels innermost.
-      places: where the program multiplies.
+      product_sites: where the program multiplies data by it.
       shape: of the leaf.
       dtype: of the leaf.
     """
@@ -60,7 +60,7 @@ class Product:
     inputs: int
     outputs: int
     op: str
-    places: tuple[Place, ...]
+    product_sites: tuple[ProductSite, ...]
     shape: tuple[int, ...]
     dtype: jnp.dtype
     parts: tuple[WeightMatrices, ...] = dataclasses.field(repr=False)
@@ -72,32 +72,32 @@ class Product:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """How many rows one matrix multiplies at the sample, for each place."""
-        return tuple([place.rows for place in self.places])
+        """How many rows one matrix multiplies at the sample, for each product site."""
+        return tuple([product_site.rows for product_site in self.product_sites])
 
     @property
     def multiplications(self) -> int:
         """How many numbers are multiplied in one call of the model."""
         rows = 0
-        for place in self.places:
-            rows += place.rows * place.trips
+        for product_site in self.product_sites:
+            rows += product_site.rows * product_site.trips
         return rows * self.inputs * self.outputs
 
     @property
     def window(self) -> int:
         """Elements of a window, each with all channels; 1 where nothing is convolved."""
-        return self.places[0].window
+        return self.product_sites[0].window
 
     @property
     def computed_dtype(self) -> jnp.dtype:
         """To which the model casts the leaf before it multiplies."""
-        site = self.places[0].use.site
+        site = self.product_sites[0].use.site
         return site.equation.invars[site.operand].aval.dtype
 
     @property
     def result_dtype(self) -> jnp.dtype:
-        """In which the model adds products up: the widest type of all places."""
-        dtypes = [place.result_dtype for place in self.places]
+        """In which the model adds products up: the widest type of all product sites."""
+        dtypes = [product_site.result_dtype for product_site in self.product_sites]
         return functools.reduce(jnp.promote_types, dtypes)
 
     def to_matrix(self, leaf: jax.Array) -> jax.Array:
@@ -123,8 +123,10 @@ class Product:
         return len(self.parts[0].stack)
 
 
-def product_of(graph: UseGraph, path: tree_lib.Path, constant_masks: bool = False) -> Product:
-    """The product of a leaf.
+def matrix_leaf_of(
+    graph: UseGraph, path: tree_lib.Path, constant_masks: bool = False
+) -> MatrixLeaf:
+    """What a leaf is as a matrix.
 
     Args:
       graph: of the model.
@@ -155,30 +157,30 @@ def product_of(graph: UseGraph, path: tree_lib.Path, constant_masks: bool = Fals
     except UnknownWeightsError as error:
         raise RefusedLeafError(error.reason) from error
     _check_parts(parts, leaf)
-    places = tuple(_places_of(parts))
+    product_sites = tuple(_product_sites_of(parts))
     *layers, inputs, outputs = parts[0].shape
     if len(parts) > 1:
         layers.insert(len(parts[0].stack), len(parts))
-    ops = {place.op for place in places}
+    ops = {product_site.op for product_site in product_sites}
     if len(ops) > 1:
         raise RefusedLeafError('products and convolutions read it')
-    return Product(
+    return MatrixLeaf(
         path=path,
         layers=tuple(layers),
         inputs=inputs,
         outputs=outputs,
         op=ops.pop(),
-        places=places,
+        product_sites=product_sites,
         shape=leaf.shape,
         dtype=leaf.dtype,
         parts=parts,
     )
 
 
-def _places_of(parts: Sequence[WeightMatrices]) -> Iterator[Place]:
+def _product_sites_of(parts: Sequence[WeightMatrices]) -> Iterator[ProductSite]:
     for number, part in enumerate(parts):
         for use in part.uses:
-            yield Place(use, number if len(parts) > 1 else None)
+            yield ProductSite(use, number if len(parts) > 1 else None)
 
 
 def _check_use(graph: UseGraph, use: Use) -> None:
