@@ -7,11 +7,11 @@ import pytest
 from jax import lax
 
 from jaxpruner import sparse
-from jaxpruner.sparse.execution import formats
-from jaxpruner.sparse.execution.formats import Blocks
+from jaxpruner.sparse.execution import executed_formats
+from jaxpruner.sparse.execution.executed_formats import ExecutedBlocks
 from jaxpruner.sparse.execution.packed_models import Model
-from jaxpruner.sparse.execution.patterns import Pattern
 from jaxpruner.sparse.execution.predicting import empty_call
+from jaxpruner.sparse.execution.zero_patterns import ZeroPattern
 from jaxpruner.sparse.operators import csr_kernel
 from jaxpruner.sparse.program.models import find_products
 from structure.doubles import doubles
@@ -90,10 +90,12 @@ def test_csr_adds_up_in_doubles():
 
 
 def test_a_kernel_that_rounds_is_refused_where_the_model_asks_for_more(monkeypatch):
-    monkeypatch.setattr(formats, 'why_no_kernel', lambda dtype, block, stored=1: None)
+    monkeypatch.setattr(executed_formats, 'why_no_kernel', lambda dtype, block, stored=1: None)
     params, x = {'w': jnp.ones((64, 64), jnp.bfloat16)}, jnp.ones((2, 64), jnp.bfloat16)
     matrix_leaf = find_products(dot(jnp.float32), params, x).by_leaf['w']
-    reason = Blocks((64, 64), in_kernel=True).why_not(matrix_leaf, Pattern.of(np.ones((1, 64, 64))))
+    reason = ExecutedBlocks((64, 64), in_kernel=True).why_not(
+        matrix_leaf, ZeroPattern.of(np.ones((1, 64, 64)))
+    )
     assert reason is not None
     assert 'returns bfloat16, and the model asks for float32' in reason
 

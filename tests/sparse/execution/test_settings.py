@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 from jaxpruner import sparse
-from jaxpruner.sparse.execution import checking, formats
+from jaxpruner.sparse.execution import checking, operators
 from jaxpruner.sparse.operators import csr_kernel
 from jaxpruner.sparse.program.models import find_products
 
@@ -165,7 +165,7 @@ class TestResults:
         def wrong(self, rows):
             return jnp.zeros((len(rows), 512))
 
-        monkeypatch.setattr(formats.Smaller, 'multiply', wrong)
+        monkeypatch.setattr(operators.Smaller, 'multiply', wrong)
         params = {'w': jnp.ones((512, 512)).at[:, 8:].set(0)}
         with pytest.raises(RuntimeError, match='differs by 512'):
             sparse.compile(

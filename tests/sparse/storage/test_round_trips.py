@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jaxpruner import checkpoints, sparse
 from jaxpruner.sparse.formats import element_types, table
-from jaxpruner.sparse.formats.base import ArraySpec, Pattern, Plan
+from jaxpruner.sparse.formats.base import ArraySpec, KeptPattern, Plan
 
 DTYPES = list(element_types.DTYPES)
 
@@ -88,7 +88,7 @@ def test_every_fitting_format_keeps_every_bit(shape, dtype, pattern, share, seed
     mask = PATTERNS[pattern](rng, shape, share)
     array = random_bits(rng, shape, dtype)
     array[~mask] = np.zeros((), array.dtype)
-    found = Pattern.of(element_types.is_not_plus_zero(array))
+    found = KeptPattern.of(element_types.is_not_plus_zero(array))
     plans = table.plans_of(found, array.dtype, all_sizes=True)
     for name, plan in plans.items():
         if plan is None:
@@ -217,7 +217,7 @@ def test_the_smallest_format_is_chosen(name, dtype, tmp_path):
     sparse.save(tmp_path / 'a.safetensors', {'w': array})
     file = sparse.open_packed(tmp_path / 'a.safetensors')
     assert file.formats == {'w': expected}
-    plans = table.plans_of(Pattern.of(array != 0), array.dtype, all_sizes=True)
+    plans = table.plans_of(KeptPattern.of(array != 0), array.dtype, all_sizes=True)
     sizes = {each: plan.bytes for each, plan in plans.items() if plan is not None}
     assert file.stored_bytes['w'] == sizes[expected]
     if name != 'small' and name != 'few zeros':

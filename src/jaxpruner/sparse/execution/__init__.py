@@ -2,17 +2,19 @@
 
 Read the files in this order:
 
-    patterns             where matrices are zero
-    formats, operators   what each format stores, and how it multiplies
-    measuring            candidates timed in turns with the dense product
-    choosing             the format of each leaf: measured, or as was asked
-    removed_channels     the model without channels that are zero
-    packed_models        the model for packed parameters
-    report               what was measured and chosen
-    predicting           the time of a call, by the times of its products
-    versions             the whole model timed: dense, without channels, in the formats chosen
-    checking             settings, devices, and whether results are those of the dense model
-    compiling            `compile`, which goes through these
+    zero_patterns      where matrices are zero
+    executed_formats   what each format stores, when it is worth measuring, and the operator that it makes
+    operators          how each format multiplies
+    empty_operators    operators that multiply nothing, to time what a call takes beside its products
+    measuring          candidates timed in turns with the dense product
+    choosing           the format of each leaf: measured, or as was asked
+    removed_channels   the model without channels that are zero
+    packed_models      the model for packed parameters
+    report             what was measured and chosen
+    predicting         the time of a call, by the times of its products
+    versions           the whole model timed: dense, without channels, in the formats chosen
+    checking           settings, devices, and whether results are those of the dense model
+    compiling          `compile`, which goes through these
 
 Channels that are zero are removed first, since then all layers around them shrink.
 """

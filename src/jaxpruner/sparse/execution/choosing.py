@@ -9,11 +9,11 @@ import numpy as np
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.progress import progress_bar
-from jaxpruner.sparse.execution import formats
-from jaxpruner.sparse.execution.formats import Arrays, Format
+from jaxpruner.sparse.execution import executed_formats
+from jaxpruner.sparse.execution.executed_formats import DENSE, ExecutedFormat, PackedArrays
 from jaxpruner.sparse.execution.measuring import Candidate, Measurements
-from jaxpruner.sparse.execution.patterns import Pattern
-from jaxpruner.sparse.execution.report import DENSE, ExecutionReport, LayerExecution
+from jaxpruner.sparse.execution.report import ExecutionReport, LayerExecution
+from jaxpruner.sparse.execution.zero_patterns import ZeroPattern
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 
 _MOST_LISTED = 8  # leaves in a message
@@ -40,22 +40,22 @@ class Matrices(NamedTuple):
 
     matrix_leaf: MatrixLeaf
     values: np.ndarray
-    pattern: Pattern
+    pattern: ZeroPattern
 
     @classmethod
     def of(cls, matrix_leaf: MatrixLeaf, leaf: Any) -> 'Matrices':
         """Of a leaf of the parameters."""
         values = np.asarray(matrix_leaf.to_matrix(leaf))
         values = values.reshape(-1, *values.shape[-2:])
-        return cls(matrix_leaf, values, Pattern.of(values))
+        return cls(matrix_leaf, values, ZeroPattern.of(values))
 
-    def pack(self, format: Format) -> Arrays:
+    def pack(self, format: ExecutedFormat) -> PackedArrays:
         """What a format stores."""
         return format.pack(self.values, self.matrix_leaf)
 
     def layer(
         self,
-        format: Format | None,
+        format: ExecutedFormat | None,
         *,
         milliseconds: Mapping[str, float] | None = None,
         sizes: Mapping[str, int] | None = None,
@@ -78,7 +78,7 @@ class Matrices(NamedTuple):
             **(sizes or {}),
         }
         if format is not None and name not in all_sizes:
-            all_sizes[name] = formats.size_in_bytes(self.pack(format))
+            all_sizes[name] = executed_formats.size_in_bytes(self.pack(format))
         return LayerExecution(
             op=matrix_leaf.op,
             shape=(*matrix_leaf.layers, matrix_leaf.inputs, matrix_leaf.outputs),
@@ -122,7 +122,7 @@ def _negligible(matrices: Mapping[str, Matrices]) -> set[str]:
 
 
 def _fastest(matrices: Matrices, measurements: Measurements) -> LayerExecution:
-    candidates, refused = formats.candidates(matrices.matrix_leaf, matrices.pattern)
+    candidates, refused = executed_formats.candidates(matrices.matrix_leaf, matrices.pattern)
     if not candidates:
         return matrices.layer(None, not_measured=refused)
     packed = []
@@ -137,7 +137,7 @@ def _fastest(matrices: Matrices, measurements: Measurements) -> LayerExecution:
         name = str(candidate.format)
         milliseconds[name] = 1e3 * timing.seconds
         empty_milliseconds[name] = 1e3 * timing.empty
-        sizes[name] = formats.size_in_bytes(candidate.arrays)
+        sizes[name] = executed_formats.size_in_bytes(candidate.arrays)
         if timing.gain >= _LEAST_GAIN and timing.seconds < best_seconds:
             best, best_seconds = candidate.format, timing.seconds
     return matrices.layer(
@@ -166,8 +166,7 @@ def asked_layers(
     is_mapping = isinstance(setting, Mapping)
     rules = setting if is_mapping else {'*': setting}
     for text in rules.values():
-        if text != formats.ANY_BLOCKS:
-            formats.parse(text)
+        executed_formats.check_known(text)
     if not matrices:
         raise ValueError(
             f'formats={setting!r}: no leaf of this model is a matrix that data are multiplied by: '
@@ -181,8 +180,10 @@ def asked_layers(
     for name, each in matrices.items():
         text = rule_of.get(name, DENSE)
         try:
-            layers[name] = each.layer(formats.resolve(text, each.matrix_leaf, each.pattern))
-        except formats.UnsuitableFormatError as error:
+            layers[name] = each.layer(
+                executed_formats.resolve(text, each.matrix_leaf, each.pattern)
+            )
+        except executed_formats.UnsuitableFormatError as error:
             refused[name] = str(error)
             layers[name] = each.layer(None, not_measured={text: str(error)})
     if is_mapping:
@@ -246,8 +247,8 @@ def reused_layers(
             )
         each = matrices[name]
         try:
-            format = formats.resolve(layer.format, each.matrix_leaf, each.pattern)
-        except formats.UnsuitableFormatError as error:
+            format = executed_formats.resolve(layer.format, each.matrix_leaf, each.pattern)
+        except executed_formats.UnsuitableFormatError as error:
             raise ValueError(
                 f'formats: the report has {layer.format!r} for {name}, which cannot run it: {error}; compile with '
                 "formats='measure'"

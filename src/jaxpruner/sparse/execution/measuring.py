@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxpruner.core.call_times import Call, in_turns, repeats_of
 from jaxpruner.sparse.execution.empty_operators import EmptyDense
-from jaxpruner.sparse.execution.formats import Arrays, Format
+from jaxpruner.sparse.execution.executed_formats import ExecutedFormat, PackedArrays
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 from jaxpruner.sparse.program.product_sites import ProductSite
 from jaxpruner.uses.bodies import bind
@@ -28,8 +28,8 @@ _BUCKET = 1.05
 class Candidate(NamedTuple):
     """A format, and what it stores of the layers of one leaf."""
 
-    format: Format
-    arrays: Arrays
+    format: ExecutedFormat
+    arrays: PackedArrays
 
 
 class Timing(NamedTuple):
@@ -129,11 +129,11 @@ def _dense_call(product_site: ProductSite, data: jax.Array, weights: jax.Array) 
 
 
 def _candidate_call(
-    format: Format,
+    format: ExecutedFormat,
     matrix_leaf: MatrixLeaf,
     product_site: ProductSite,
     data: jax.Array,
-    layer: Arrays,
+    layer: PackedArrays,
 ) -> Call:
     def operator_of(arrays: Mapping[str, Any]) -> Any:
         return format.operator(arrays, matrix_leaf)
@@ -149,7 +149,7 @@ def _call(
     operator_of: Callable[[Mapping[str, Any]], Any],
     product_site: ProductSite,
     data: jax.Array,
-    layer: Arrays,
+    layer: PackedArrays,
 ) -> Call:
     """A call of one product, in which an operator of the arrays of a layer multiplies."""
 
@@ -161,7 +161,9 @@ def _call(
     return lambda: run(data, arrays)
 
 
-def _one_layer(arrays: Arrays, matrix_leaf: MatrixLeaf, product_site: ProductSite) -> Arrays:
+def _one_layer(
+    arrays: PackedArrays, matrix_leaf: MatrixLeaf, product_site: ProductSite
+) -> PackedArrays:
     """What one trip of the loops around a product gets."""
     depth = len(product_site.use.site.view.stack)
     first = (0,) * depth

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.sparse.execution import formats
+from jaxpruner.sparse.execution import executed_formats
 from jaxpruner.sparse.execution.choosing import Matrices
-from jaxpruner.sparse.execution.formats import Format
-from jaxpruner.sparse.execution.patterns import digest
+from jaxpruner.sparse.execution.executed_formats import ExecutedFormat
 from jaxpruner.sparse.execution.removed_channels import SmallModel
 from jaxpruner.sparse.execution.report import ExecutionReport
+from jaxpruner.sparse.execution.zero_patterns import digest
 from jaxpruner.sparse.program.models import Products
 
 Packed = dict[str, Any]
@@ -56,10 +56,10 @@ class PackedApply:
         self.report = report
         self._model = model
         self._whole = whole
-        self._formats: dict[str, Format] = {}
+        self._formats: dict[str, ExecutedFormat] = {}
         for name, layer in report.layers.items():
-            format = formats.parse(layer.format)
-            if isinstance(format, Format):
+            format = executed_formats.parse(layer.format)
+            if isinstance(format, ExecutedFormat):
                 self._formats[name] = format
         self.packed = self._pack(params)
         self._shapes = _shapes(self.packed)

@@ -23,10 +23,11 @@ import jax
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.call_times import Call
-from jaxpruner.sparse.execution import formats
+from jaxpruner.sparse.execution import executed_formats
 from jaxpruner.sparse.execution.empty_operators import EmptyDense
+from jaxpruner.sparse.execution.executed_formats import DENSE
 from jaxpruner.sparse.execution.packed_models import Model
-from jaxpruner.sparse.execution.report import DENSE, LayerExecution
+from jaxpruner.sparse.execution.report import LayerExecution
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 
 Layers = Mapping[str, LayerExecution]
@@ -58,7 +59,7 @@ def empty_call(
 
 
 def _empty(text: str, matrix_leaf: MatrixLeaf) -> Any:
-    format = formats.parse(text)
+    format = executed_formats.parse(text)
     return EmptyDense(matrix_leaf.outputs) if format is None else format.empty(matrix_leaf)
 
 

@@ -10,12 +10,11 @@ from typing import Any
 import jax
 
 from jaxpruner.core import atomic_files, text_tables
-from jaxpruner.sparse.execution import formats
+from jaxpruner.sparse.execution import executed_formats
+from jaxpruner.sparse.execution.executed_formats import DENSE
 
 _FORMAT = 'jaxpruner execution'
 VERSION = 1
-
-DENSE = 'dense'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +157,7 @@ class ExecutionReport:
             layers = {}
             for name, layer in fields['layers'].items():
                 layers[name] = LayerExecution(**{**layer, 'shape': tuple(layer['shape'])})
-                formats.parse(layers[name].format)
+                executed_formats.parse(layers[name].format)
             notes = tuple(fields['notes'])
             return cls(**{**fields, 'layers': layers, 'notes': notes})
         except (KeyError, TypeError, AttributeError) as error:

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-Arrays = Mapping[str, np.ndarray]  # those that a leaf is packed into, by name
+StoredArrays = Mapping[str, np.ndarray]  # those that a leaf is packed into, by name
 
 # Arrays of a few numbers, whatever the size of the leaf.
 SMALL_KEYS = frozenset({'shape', 'pattern'})
@@ -24,7 +24,7 @@ class ArraySpec(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class Pattern(NamedTuple):
+class KeptPattern(NamedTuple):
     """Which weights of a leaf are kept."""
 
     mask: np.ndarray  # bool, in the leaf's shape
@@ -33,7 +33,7 @@ class Pattern(NamedTuple):
     is_given: bool
 
     @classmethod
-    def of(cls, mask: np.ndarray, is_given: bool = False) -> 'Pattern':
+    def of(cls, mask: np.ndarray, is_given: bool = False) -> 'KeptPattern':
         """Counts the kept weights of a mask of booleans."""
         return cls(mask, int(np.count_nonzero(mask)), is_given)
 
@@ -56,14 +56,14 @@ class Plan(NamedTuple):
         return sum(spec.bytes for key, spec in self.arrays.items() if key not in SMALL_KEYS)
 
 
-class Format(Protocol):
+class StorageFormat(Protocol):
     """One way to leave out the zeros of a leaf."""
 
     name: str
     values_key: str  # the array of kept weights
     keys: frozenset[str]  # all arrays
 
-    def plan(self, pattern: Pattern, dtype: np.dtype, most_bytes: int) -> Plan | None:
+    def plan(self, pattern: KeptPattern, dtype: np.dtype, most_bytes: int) -> Plan | None:
         """Plans the smallest arrays; `None` if the pattern does not fit, or they take more than `most_bytes`."""
         ...
 
@@ -71,14 +71,14 @@ class Format(Protocol):
         """Returns the planned arrays."""
         ...
 
-    def shape(self, arrays: Arrays) -> tuple[int, ...]:
+    def shape(self, arrays: StoredArrays) -> tuple[int, ...]:
         """Returns the leaf's shape; raises `ValueError` if the arrays have none."""
         ...
 
-    def check(self, arrays: Arrays) -> None:
+    def check(self, arrays: StoredArrays) -> None:
         """Raises `ValueError` if the arrays were not made by `pack`; needs no more memory than they do."""
         ...
 
-    def unpack(self, arrays: Arrays) -> np.ndarray:
+    def unpack(self, arrays: StoredArrays) -> np.ndarray:
         """Returns the leaf of arrays that were checked."""
         ...

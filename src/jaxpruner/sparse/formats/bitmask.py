@@ -5,20 +5,20 @@ import math
 import numpy as np
 
 from jaxpruner.sparse.formats import array_checks
-from jaxpruner.sparse.formats.base import Arrays, ArraySpec, Pattern, Plan
+from jaxpruner.sparse.formats.base import ArraySpec, KeptPattern, Plan, StoredArrays
 from jaxpruner.sparse.formats.gathering import CHUNK, kept_values
 
 _BITS = 8
 
 
-class Bitmask:
+class BitmaskStorage:
     """The smallest format for scattered zeros, up to about 94 % of them."""
 
     name = 'bitmask'
     values_key = 'compressed'
     keys = frozenset({'bitmask', 'compressed', 'shape'})
 
-    def plan(self, pattern: Pattern, dtype: np.dtype, most_bytes: int) -> Plan | None:
+    def plan(self, pattern: KeptPattern, dtype: np.dtype, most_bytes: int) -> Plan | None:
         """Plans the arrays, which fit every pattern."""
         mask = pattern.mask
         arrays = {
@@ -37,11 +37,11 @@ class Bitmask:
             'shape': np.array(array.shape, np.int64),
         }
 
-    def shape(self, arrays: Arrays) -> tuple[int, ...]:
+    def shape(self, arrays: StoredArrays) -> tuple[int, ...]:
         """Returns the shape that is spelt out."""
         return array_checks.shape_from(arrays['shape'])
 
-    def check(self, arrays: Arrays) -> None:
+    def check(self, arrays: StoredArrays) -> None:
         """Refuses bits that do not add up to the values."""
         size = math.prod(self.shape(arrays))
         bits, values = arrays['bitmask'], arrays['compressed']
@@ -55,7 +55,7 @@ class Bitmask:
             kept += int(np.count_nonzero(np.unpackbits(bits[start : start + CHUNK])))
         array_checks.check_length('compressed', values, kept)
 
-    def unpack(self, arrays: Arrays) -> np.ndarray:
+    def unpack(self, arrays: StoredArrays) -> np.ndarray:
         """Returns the leaf, spread a chunk at a time."""
         shape = self.shape(arrays)
         bits, values = arrays['bitmask'], arrays['compressed']

@@ -12,21 +12,21 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpruner.sparse.formats import array_checks
-from jaxpruner.sparse.formats.base import Arrays, ArraySpec, Pattern, Plan
+from jaxpruner.sparse.formats.base import ArraySpec, KeptPattern, Plan, StoredArrays
 
 _LONGEST_SIDE = 512
 _FEWEST_WEIGHTS = 8  # of a block: smaller ones are scattered weights, for which there is CSR
 _CHUNK = 1 << 20
 
 
-class Blocks:
+class BlockStorage:
     """The format of zeros that stand together."""
 
     name = 'blocks'
     values_key = 'values'
     keys = frozenset({'values', 'indices', 'shape'})
 
-    def plan(self, pattern: Pattern, dtype: np.dtype, most_bytes: int) -> Plan | None:
+    def plan(self, pattern: KeptPattern, dtype: np.dtype, most_bytes: int) -> Plan | None:
         """Plans the smallest of blocks whose sides are powers of two, and of those into which the mask falls."""
         mask = pattern.mask
         if mask.ndim < 2 or not mask.size or not pattern.kept:
@@ -57,7 +57,7 @@ class Blocks:
             'shape': np.array(array.shape, np.int64),
         }
 
-    def shape(self, arrays: Arrays) -> tuple[int, ...]:
+    def shape(self, arrays: StoredArrays) -> tuple[int, ...]:
         """Returns the shape that is spelt out."""
         shape = array_checks.shape_from(arrays['shape'])
         values = arrays['values']
@@ -70,7 +70,7 @@ class Blocks:
             raise ValueError(f'its shape is {shape}, which blocks {height}×{width} do not divide')
         return shape
 
-    def check(self, arrays: Arrays) -> None:
+    def check(self, arrays: StoredArrays) -> None:
         """Refuses blocks outside of the leaf, or twice in it."""
         shape = self.shape(arrays)
         values, indices = arrays['values'], arrays['indices']
@@ -87,7 +87,7 @@ class Blocks:
         if (indices[:, 1:] <= indices[:, :-1]).any():
             raise ValueError('indices of a group do not ascend; they must ascend, each once')
 
-    def unpack(self, arrays: Arrays) -> np.ndarray:
+    def unpack(self, arrays: StoredArrays) -> np.ndarray:
         """Returns the leaf."""
         shape = self.shape(arrays)
         values, indices = arrays['values'], arrays['indices']
@@ -145,7 +145,7 @@ def _plan_for(shape: tuple[int, ...], dtype: np.dtype, candidate: _Candidate) ->
         'indices': ArraySpec((groups, count), index_dtype),
         'shape': ArraySpec((len(shape),), np.dtype('int64')),
     }
-    return Plan(Blocks.name, arrays)
+    return Plan(BlockStorage.name, arrays)
 
 
 def _index_dtype(bound: int) -> np.dtype:

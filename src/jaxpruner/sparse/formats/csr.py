@@ -8,17 +8,17 @@ import math
 import numpy as np
 
 from jaxpruner.sparse.formats import array_checks
-from jaxpruner.sparse.formats.base import Arrays, ArraySpec, Pattern, Plan
+from jaxpruner.sparse.formats.base import ArraySpec, KeptPattern, Plan, StoredArrays
 
 
-class CSR:
+class CsrStorage:
     """The smallest format for scattered zeros, from about 94 % of them."""
 
     name = 'csr'
     values_key = 'compressed'
     keys = frozenset({'compressed', 'row_offsets', 'column_indices', 'shape'})
 
-    def plan(self, pattern: Pattern, dtype: np.dtype, most_bytes: int) -> Plan | None:
+    def plan(self, pattern: KeptPattern, dtype: np.dtype, most_bytes: int) -> Plan | None:
         """Plans the arrays, which fit every pattern with a row."""
         shape, kept = pattern.mask.shape, pattern.kept
         if not shape or not pattern.mask.size:
@@ -48,14 +48,14 @@ class CSR:
             'shape': np.array(array.shape, np.int64),
         }
 
-    def shape(self, arrays: Arrays) -> tuple[int, ...]:
+    def shape(self, arrays: StoredArrays) -> tuple[int, ...]:
         """Returns the shape that is spelt out."""
         shape = array_checks.shape_from(arrays['shape'])
         if not shape or 0 in shape:
             raise ValueError(f'its shape is {shape}, which has no rows for CSR')
         return shape
 
-    def check(self, arrays: Arrays) -> None:
+    def check(self, arrays: StoredArrays) -> None:
         """Refuses row offsets that fall, and columns outside of a row or twice in it."""
         shape = self.shape(arrays)
         values, offsets, columns = (
@@ -84,7 +84,7 @@ class CSR:
                 'ascend, each once'
             )
 
-    def unpack(self, arrays: Arrays) -> np.ndarray:
+    def unpack(self, arrays: StoredArrays) -> np.ndarray:
         """Returns the leaf."""
         shape = self.shape(arrays)
         values, offsets, columns = (

@@ -2,17 +2,17 @@
 
 import numpy as np
 
-from jaxpruner.sparse.formats.base import Arrays, ArraySpec, Pattern, Plan
+from jaxpruner.sparse.formats.base import ArraySpec, KeptPattern, Plan, StoredArrays
 
 
-class Dense:
+class DenseStorage:
     """The format of leaves in which nothing is left out."""
 
     name = 'dense'
     values_key = 'values'
     keys = frozenset({'values'})
 
-    def plan(self, pattern: Pattern, dtype: np.dtype, most_bytes: int) -> Plan | None:
+    def plan(self, pattern: KeptPattern, dtype: np.dtype, most_bytes: int) -> Plan | None:
         """Plans the leaf itself, unless a given mask would be lost."""
         del most_bytes
         if pattern.is_given and pattern.kept < pattern.mask.size:
@@ -24,13 +24,13 @@ class Dense:
         del mask, plan
         return {'values': array}
 
-    def shape(self, arrays: Arrays) -> tuple[int, ...]:
+    def shape(self, arrays: StoredArrays) -> tuple[int, ...]:
         """Returns that of the leaf."""
         return arrays['values'].shape
 
-    def check(self, arrays: Arrays) -> None:
+    def check(self, arrays: StoredArrays) -> None:
         """Finds nothing to refuse."""
 
-    def unpack(self, arrays: Arrays) -> np.ndarray:
+    def unpack(self, arrays: StoredArrays) -> np.ndarray:
         """Returns the leaf."""
         return arrays['values']

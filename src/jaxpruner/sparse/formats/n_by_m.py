@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxpruner.sparse.formats import array_checks
-from jaxpruner.sparse.formats.base import Arrays, ArraySpec, Pattern, Plan
+from jaxpruner.sparse.formats.base import ArraySpec, KeptPattern, Plan, StoredArrays
 from jaxpruner.sparse.formats.gathering import CHUNK
 from jaxpruner.sparse.formats.number_bits import (
     bits_below,
@@ -29,14 +29,14 @@ _GROUP_LENGTHS = (2, 4, 8, 16)
 _LONGEST_GROUP = 256
 
 
-class NByM:
+class NByMStorage:
     """The format of patterns such as 2:4, along any axis."""
 
     name = 'n_by_m'
     values_key = 'compressed'
     keys = frozenset({'compressed', 'indices', 'pattern'})
 
-    def plan(self, pattern: Pattern, dtype: np.dtype, most_bytes: int) -> Plan | None:
+    def plan(self, pattern: KeptPattern, dtype: np.dtype, most_bytes: int) -> Plan | None:
         """Plans the smallest of all axes and lengths of groups; the last axis of several that are equal."""
         mask = pattern.mask
         if not mask.size:
@@ -73,7 +73,7 @@ class NByM:
             'pattern': np.array(plan.settings, np.int64),
         }
 
-    def shape(self, arrays: Arrays) -> tuple[int, ...]:
+    def shape(self, arrays: StoredArrays) -> tuple[int, ...]:
         """Returns the shape that N, M and the stored values have together."""
         n, m, axis = _settings(arrays)
         *stored_shape, stored_n = arrays['compressed'].shape or (0,)
@@ -85,7 +85,7 @@ class NByM:
         array_checks.check_shape(stored_shape)
         return tuple(stored_shape)
 
-    def check(self, arrays: Arrays) -> None:
+    def check(self, arrays: StoredArrays) -> None:
         """Refuses positions at or above M, and such as stand twice in a group."""
         self.shape(arrays)
         n, m, _ = _settings(arrays)
@@ -103,7 +103,7 @@ class NByM:
                 'indices of a group do not ascend; they must ascend, each once in a group'
             )
 
-    def unpack(self, arrays: Arrays) -> np.ndarray:
+    def unpack(self, arrays: StoredArrays) -> np.ndarray:
         """Returns the leaf."""
         n, m, axis = _settings(arrays)
         values = arrays['compressed']
@@ -123,7 +123,7 @@ class NByM:
 
 
 def _plan_along(
-    pattern: Pattern, dtype: np.dtype, axis: int, m: int, most_bytes: int
+    pattern: KeptPattern, dtype: np.dtype, axis: int, m: int, most_bytes: int
 ) -> Plan | None:
     stored_shape = list(pattern.mask.shape)
     stored_shape[axis] //= m
@@ -136,7 +136,7 @@ def _plan_along(
             'indices': ArraySpec((packed_length(count, width),), np.dtype('uint8')),
             'pattern': ArraySpec((3,), np.dtype('int64')),
         }
-        return Plan(NByM.name, arrays, (n, m, axis))
+        return Plan(NByMStorage.name, arrays, (n, m, axis))
 
     n = 1
     groups = _in_groups(pattern.mask, axis, m)
@@ -184,7 +184,7 @@ def _filled(groups: np.ndarray, n: int) -> np.ndarray:
     return stored
 
 
-def _settings(arrays: Arrays) -> tuple[int, int, int]:
+def _settings(arrays: StoredArrays) -> tuple[int, int, int]:
     numbers = arrays['pattern']
     array_checks.check_array('pattern', numbers, axes=1)
     array_checks.check_length('pattern', numbers, 3)

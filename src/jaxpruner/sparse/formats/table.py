@@ -6,19 +6,20 @@ from collections.abc import Mapping
 import numpy as np
 
 from jaxpruner.sparse.formats import array_checks
-from jaxpruner.sparse.formats.base import Arrays, Format, Pattern, Plan
-from jaxpruner.sparse.formats.bitmask import Bitmask
-from jaxpruner.sparse.formats.blocks import Blocks
-from jaxpruner.sparse.formats.csr import CSR
-from jaxpruner.sparse.formats.dense import Dense
-from jaxpruner.sparse.formats.n_by_m import NByM
+from jaxpruner.sparse.formats.base import KeptPattern, Plan, StorageFormat, StoredArrays
+from jaxpruner.sparse.formats.bitmask import BitmaskStorage
+from jaxpruner.sparse.formats.blocks import BlockStorage
+from jaxpruner.sparse.formats.csr import CsrStorage
+from jaxpruner.sparse.formats.dense import DenseStorage
+from jaxpruner.sparse.formats.n_by_m import NByMStorage
 
 # Order is preference among formats of nearly equal size: bitmask last, since no kernel runs it.
-FORMATS: Mapping[str, Format] = {
-    entry.name: entry for entry in (Dense(), NByM(), Blocks(), CSR(), Bitmask())
+FORMATS: Mapping[str, StorageFormat] = {
+    entry.name: entry
+    for entry in (DenseStorage(), NByMStorage(), BlockStorage(), CsrStorage(), BitmaskStorage())
 }
 # Formats that look for a structure in the mask: planned last, so that they look no further than the others need.
-_SEARCHED = (NByM.name, Blocks.name)
+_SEARCHED = (NByMStorage.name, BlockStorage.name)
 # Bytes that an array takes beside its numbers: its entry in a file's header, or its object.
 _BYTES_OF_AN_ENTRY = 128
 _UNLIMITED = 2**63
@@ -26,7 +27,9 @@ _UNLIMITED = 2**63
 _NEARLY = 1.01
 
 
-def plans_of(pattern: Pattern, dtype: np.dtype, all_sizes: bool = False) -> dict[str, Plan | None]:
+def plans_of(
+    pattern: KeptPattern, dtype: np.dtype, all_sizes: bool = False
+) -> dict[str, Plan | None]:
     """Plans a leaf in each format.
 
     Args:
@@ -66,12 +69,12 @@ def smallest(plans: Mapping[str, Plan | None], dense_bytes: int) -> Plan:
     return best
 
 
-def best_plan(pattern: Pattern, dtype: np.dtype) -> Plan:
+def best_plan(pattern: KeptPattern, dtype: np.dtype) -> Plan:
     """Returns how a leaf is stored."""
     return smallest(plans_of(pattern, dtype), dense_bytes(pattern, dtype))
 
 
-def dense_bytes(pattern: Pattern, dtype: np.dtype) -> int:
+def dense_bytes(pattern: KeptPattern, dtype: np.dtype) -> int:
     """Returns the bytes of the leaf as it is."""
     return pattern.mask.size * dtype.itemsize
 
@@ -80,7 +83,7 @@ def _bytes_with_entries(plan: Plan) -> int:
     return plan.bytes + len(plan.arrays) * _BYTES_OF_AN_ENTRY
 
 
-def check(name: str, arrays: Arrays) -> None:
+def check(name: str, arrays: StoredArrays) -> None:
     """Refuses arrays that the format did not make, and a leaf far larger than they are."""
     entry = FORMATS[name]
     shape = entry.shape(arrays)
@@ -96,7 +99,7 @@ def check(name: str, arrays: Arrays) -> None:
     entry.check(arrays)
 
 
-def stored_mask(name: str, arrays: Arrays) -> np.ndarray:
+def stored_mask(name: str, arrays: StoredArrays) -> np.ndarray:
     """Returns the mask of what is stored, as booleans; the arrays were checked."""
     entry = FORMATS[name]
     ones = np.ones(arrays[entry.values_key].shape, bool)

@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 
+BlockShape = tuple[int, int]  # inputs and outputs of a block
 
-def gather_blocks(matrix: jax.Array, indices: jax.Array, block: tuple[int, int]) -> jax.Array:
+
+def gather_blocks(matrix: jax.Array, indices: jax.Array, block: BlockShape) -> jax.Array:
     """The stored blocks `[groups, blocks, in, out]` of a matrix `[inputs, outputs]`, zeros in the padding.
 
     >>> gather_blocks(jnp.arange(6).reshape(3, 2), jnp.array([[1], [0]]), (2, 1))

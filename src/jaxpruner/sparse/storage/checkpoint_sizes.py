@@ -7,7 +7,7 @@ import numpy as np
 from jaxpruner.checkpoints import Checkpoint, open_checkpoint
 from jaxpruner.checkpoints.parts import parts_of
 from jaxpruner.sparse.formats import element_types, table
-from jaxpruner.sparse.formats.base import Pattern
+from jaxpruner.sparse.formats.base import KeptPattern
 from jaxpruner.sparse.storage import manifest
 from jaxpruner.sparse.storage.packed_file import PackedFile
 
@@ -29,7 +29,7 @@ def format_bytes(checkpoint: Checkpoint, name: str) -> tuple[dict[str, int | Non
     mask = np.empty(leaf.shape, bool)
     for part in parts_of(leaf.shape):
         part.of(mask)[...] = element_types.is_not_plus_zero(checkpoint.read(name, part))
-    pattern = Pattern.of(mask)
+    pattern = KeptPattern.of(mask)
     plans = table.plans_of(pattern, leaf.dtype, all_sizes=True)
     best = table.smallest(plans, leaf.bytes)
     sizes: dict[str, int | None] = {}

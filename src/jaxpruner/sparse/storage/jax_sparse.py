@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxpruner.core import host_arrays
 from jaxpruner.sparse.formats import table
-from jaxpruner.sparse.formats.base import Pattern
+from jaxpruner.sparse.formats.base import KeptPattern
 from jaxpruner.sparse.storage.leaves import leaves_of_tree
 from jaxpruner.sparse.storage.packing import stored_masks, unpack
 
@@ -114,7 +114,7 @@ def from_bcsr(matrix: 'jax_sparse.BCSR') -> dict[str, np.ndarray]:
     rows, columns, values = rows[is_inside], columns[is_inside], values[is_inside]
     mask = np.zeros(matrix.shape, bool)
     mask[rows, columns] = True
-    pattern = Pattern.of(mask)
+    pattern = KeptPattern.of(mask)
     if pattern.kept != len(rows):
         raise ValueError(
             f'matrix has {len(rows) - pattern.kept} elements more than once; add them up first, with sum_duplicates'
@@ -139,7 +139,7 @@ def _csr_arrays(weights: Any, mask: Any) -> dict[str, np.ndarray]:
     return {**arrays, 'column_indices': arrays['column_indices'].astype(index_dtype)}
 
 
-def _pack_as_csr(values: np.ndarray, pattern: Pattern) -> dict[str, np.ndarray]:
+def _pack_as_csr(values: np.ndarray, pattern: KeptPattern) -> dict[str, np.ndarray]:
     csr = table.FORMATS['csr']
     plan = csr.plan(pattern, values.dtype, 2**63)
     assert plan is not None  # CSR fits every matrix

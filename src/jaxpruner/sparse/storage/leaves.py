@@ -11,7 +11,7 @@ from jaxpruner.core import host_arrays, packing
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import only_sparse_state, outermost_states
 from jaxpruner.sparse.formats import element_types
-from jaxpruner.sparse.formats.base import Pattern
+from jaxpruner.sparse.formats.base import KeptPattern
 
 
 class SourceLeaf(NamedTuple):
@@ -37,7 +37,7 @@ class SourceLeaf(NamedTuple):
         """Returns the values in flat order: files would hold those of a transposed view wrongly."""
         return np.asarray(self.read_values(), order='C')
 
-    def pattern(self, values: np.ndarray) -> Pattern:
+    def pattern(self, values: np.ndarray) -> KeptPattern:
         """Returns which of the values are kept.
 
         Raises:
@@ -45,7 +45,7 @@ class SourceLeaf(NamedTuple):
         """
         is_not_zero = element_types.is_not_plus_zero(values)
         if self.read_mask is None:
-            return Pattern.of(is_not_zero)
+            return KeptPattern.of(is_not_zero)
         try:
             mask = np.asarray(packing.unpack_like(self.read_mask(), self.shape)) != 0
         except ValueError as error:
@@ -56,7 +56,7 @@ class SourceLeaf(NamedTuple):
                 f'{self.name}: {lost} weights that the mask removes are not +0, and would be lost; give what '
                 'jaxpruner.apply_mask(params, masks) returns, or no masks'
             )
-        return Pattern.of(mask, is_given=True)
+        return KeptPattern.of(mask, is_given=True)
 
 
 def leaves_of_tree(tree: tree_lib.PyTree, masks: Any = None) -> list[SourceLeaf]:

@@ -11,7 +11,7 @@ from jaxpruner.checkpoints.parts import Part
 from jaxpruner.checkpoints.safetensors_reader import SafetensorsFile
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.formats import element_types, table
-from jaxpruner.sparse.formats.base import Arrays, ArraySpec
+from jaxpruner.sparse.formats.base import ArraySpec, StoredArrays
 from jaxpruner.sparse.storage import manifest
 from jaxpruner.sparse.storage.digests import digest_of
 
@@ -74,7 +74,7 @@ class PackedFile:
             return self._unpacked(name)
         return part.of(self._leaf_of_parts(name)).copy()
 
-    def read_packed(self, name: str) -> Arrays:
+    def read_packed(self, name: str) -> StoredArrays:
         """Reads the arrays of a leaf as they are stored, checked.
 
         Raises:

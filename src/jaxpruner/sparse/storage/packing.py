@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.formats import table
-from jaxpruner.sparse.formats.base import Arrays, Format
+from jaxpruner.sparse.formats.base import StorageFormat, StoredArrays
 from jaxpruner.sparse.storage.leaves import SourceLeaf, arranged_like, leaves_of_tree, nested
 
 
@@ -126,7 +126,7 @@ def _is_array(tree: Any) -> bool:
     return hasattr(tree, 'shape') and hasattr(tree, 'dtype')
 
 
-def _format_of(node: Mapping[str, Any]) -> Format | None:
+def _format_of(node: Mapping[str, Any]) -> StorageFormat | None:
     """The format whose arrays these are by their names; a dense leaf is an array itself."""
     keys = frozenset(node)
     for entry in table.FORMATS.values():
@@ -135,7 +135,7 @@ def _format_of(node: Mapping[str, Any]) -> Format | None:
     return None
 
 
-def _packed_format(node: Any) -> Format:
+def _packed_format(node: Any) -> StorageFormat:
     """The format of a node that is packed."""
     entry = _format_of(node)
     assert entry is not None
@@ -159,7 +159,7 @@ def _check_unpacked(tree: Any) -> None:
             )
 
 
-def _checked(name: str, node: Any) -> tuple[str, Arrays]:
+def _checked(name: str, node: Any) -> tuple[str, StoredArrays]:
     format_name = _packed_format(node).name
     arrays = {key: np.asarray(value) for key, value in node.items()}
     try:

@@ -6,9 +6,10 @@ from typing import Any
 
 from jaxpruner import sparsity_distributions
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.sparse.operators.block_layout import BlockShape
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 from jaxpruner.sparse.program.models import Products
-from jaxpruner.sparse.training.layouts import Block, Layout, NoLayoutError, has_surplus, layout_for
+from jaxpruner.sparse.training.layouts import Layout, NoLayoutError, has_surplus, layout_for
 
 MEASURE = 'measure'
 Names = str | Sequence[str | tree_lib.Path]
@@ -30,7 +31,7 @@ class BlockSettings:
     """
 
     sparsity: float | Mapping[Any, float | None]
-    block: Block | str | Mapping[Any, Block | str]
+    block: BlockShape | str | Mapping[Any, BlockShape | str]
     only: Names | None
     low_rank: int | Mapping[Any, int]
 
@@ -69,7 +70,7 @@ class LeafSettings:
     """What was asked for one leaf; `None` where no name matches it."""
 
     sparsity: float | None
-    block: Block | str | None
+    block: BlockShape | str | None
     low_rank: int
 
 

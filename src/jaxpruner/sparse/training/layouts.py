@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-Block = tuple[int, int]  # inputs and outputs
+from jaxpruner.sparse.operators.block_layout import BlockShape
+
 # A group keeps whole blocks, and at least one: more than this factor times the weights asked for are too many.
 _MOST_KEPT = 1.5
 
@@ -32,7 +33,7 @@ class Layout:
     layers: tuple[int, ...]
     inputs: int
     outputs: int
-    block: Block
+    block: BlockShape
     blocks: int
     rank: int = 0
     in_kernel: bool = False
@@ -120,7 +121,7 @@ def has_surplus(layout: Layout, sparsity: float) -> bool:
 
 
 def layout_for(
-    layers: Sequence[int], shape: tuple[int, int], block: Block, sparsity: float, rank: int = 0
+    layers: Sequence[int], shape: tuple[int, int], block: BlockShape, sparsity: float, rank: int = 0
 ) -> Layout:
     """The layout whose weights come nearest to a sparsity; those of the term of low rank are counted.
 

@@ -11,9 +11,10 @@ from jaxpruner import sparsity_schedules
 from jaxpruner.core import caller_warnings
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.progress import progress_bar
+from jaxpruner.sparse.operators.block_layout import BlockShape
 from jaxpruner.sparse.program.models import Products, find_products
 from jaxpruner.sparse.training.choosing import BlockSettings, Choice, Names, choose_layouts
-from jaxpruner.sparse.training.layouts import Block, Layout
+from jaxpruner.sparse.training.layouts import Layout
 from jaxpruner.sparse.training.measuring import BlockTimings
 from jaxpruner.sparse.training.models import BlockSparse, balanced_positions
 from jaxpruner.sparse.training.moving import MoveSettings
@@ -26,7 +27,7 @@ def block_sparse(
     params: Any,
     *sample: Any,
     sparsity: float | Mapping[Any, float | None],
-    block: Block | str | Mapping[Any, Block | str] = (8, 128),
+    block: BlockShape | str | Mapping[Any, BlockShape | str] = (8, 128),
     only: Names | None = None,
     low_rank: int | Mapping[Any, int] = 0,
     algorithm: str = 'static_sparse',

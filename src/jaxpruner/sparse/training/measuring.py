@@ -12,12 +12,13 @@ import numpy as np
 from jaxpruner.sparse.operators import blocks
 from jaxpruner.sparse.operators.block_kernels.choosing import why_missing as why_no_kernel
 from jaxpruner.sparse.operators.block_kernels.product import multiply as multiply_in_kernel
+from jaxpruner.sparse.operators.block_layout import BlockShape
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 from jaxpruner.sparse.training import positions
-from jaxpruner.sparse.training.layouts import Block, Layout, NoLayoutError, has_surplus, layout_for
+from jaxpruner.sparse.training.layouts import Layout, NoLayoutError, has_surplus, layout_for
 
 # Wide blocks are fast, narrow ones reach more inputs.
-CANDIDATES: tuple[Block, ...] = (
+CANDIDATES: tuple[BlockShape, ...] = (
     *((1, 128), (4, 128), (8, 128), (16, 128), (8, 256), (16, 256), (8, 512)),
     *((4, 32), (8, 64), (16, 64), (64, 64), (128, 128)),
 )

@@ -16,7 +16,7 @@ from jaxpruner.sparse.operators.csr import CsrPattern, csr_pattern
 from jaxpruner.sparsity_types.base import Groups
 
 # The arrays of a pattern, by name: plain containers are what checkpoints and libraries take.
-Arrays = dict[str, jax.Array]
+PatternArrays = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,16 +72,16 @@ class KeptWeights:
             function = jax.vmap(function)
         return function
 
-    def arrays_of(self, positions: jax.Array) -> Arrays:
+    def arrays_of(self, positions: jax.Array) -> PatternArrays:
         """The pattern of positions int32[*layers, kept], ascending."""
 
-        def of_matrix(positions: jax.Array) -> Arrays:
+        def of_matrix(positions: jax.Array) -> PatternArrays:
             return csr_pattern(positions, self.inputs, self.outputs)._asdict()
 
         return self.over_layers(of_matrix)(positions)
 
 
-def pattern_of(arrays: Arrays) -> CsrPattern:
+def pattern_of(arrays: PatternArrays) -> CsrPattern:
     """The pattern whose arrays these are."""
     return CsrPattern(**arrays)
 

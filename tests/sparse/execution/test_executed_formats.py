@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jaxpruner.sparse.execution import formats
-from jaxpruner.sparse.execution.formats import Blocks, Csr, SmallerDense
-from jaxpruner.sparse.execution.patterns import Pattern, digest
+from jaxpruner.sparse.execution import executed_formats
+from jaxpruner.sparse.execution.executed_formats import ExecutedBlocks, ExecutedCsr, ExecutedSmaller
+from jaxpruner.sparse.execution.zero_patterns import ZeroPattern, digest
 from jaxpruner.sparse.operators import csr_kernel
 from jaxpruner.sparse.operators.block_kernels import choosing
 from jaxpruner.sparse.program.models import find_products
@@ -19,10 +19,10 @@ RNG = np.random.default_rng(0)
 has_csr = csr_kernel.why_missing(jnp.float32) is None
 needs_csr = pytest.mark.skipif(not has_csr, reason='this JAX has no CSR kernel')
 FORMATS = [
-    pytest.param(Csr(), marks=needs_csr),
-    SmallerDense(),
-    Blocks((2, 4)),
-    Blocks((3, 5)),  # divides neither axis
+    pytest.param(ExecutedCsr(), marks=needs_csr),
+    ExecutedSmaller(),
+    ExecutedBlocks((2, 4)),
+    ExecutedBlocks((3, 5)),  # divides neither axis
 ]
 
 
@@ -116,21 +116,21 @@ def test_convolutions(format, window):
     weights = products.put(params, {'w': format.operator(arrays, matrix_leaf)})
     result = products.apply(weights, image)
     np.testing.assert_allclose(result, convolved(params, image), rtol=1e-4, atol=1e-4)
-    if isinstance(format, SmallerDense):
+    if isinstance(format, ExecutedSmaller):
         assert arrays['matrix'].shape == (window[0] * window[1] * 4, 4)
 
 
 def test_blocks_keep_as_many_for_each_group():
     kept = np.zeros((2, 8, 8), bool)
     kept[0, 0:2, 0:4] = kept[0, 4:6, 0:4] = kept[1, 6, 7] = True
-    arrays = Blocks((2, 4)).pack(matrices_with(2, 8, 8, kept), matrix_leaf_of((8, 8)))
+    arrays = ExecutedBlocks((2, 4)).pack(matrices_with(2, 8, 8, kept), matrix_leaf_of((8, 8)))
     assert arrays['values'].shape == (2, 2, 2, 2, 4)
     assert arrays['indices'].tolist() == [[[0, 2], [0, 1]], [[0, 1], [3, 0]]]
 
 
 def test_csr_is_that_of_the_matrix_transposed():
     matrix = np.array([[[0, 3.0], [5, 7]], [[0, 0], [2, 0]]], np.float32)
-    arrays = Csr().pack(matrix, matrix_leaf_of((2, 2)))
+    arrays = ExecutedCsr().pack(matrix, matrix_leaf_of((2, 2)))
     # The second layer is filled up with zeros behind its last row.
     assert arrays['compressed'].tolist() == [[5, 3, 7], [2, 0, 0]]
     assert arrays['row_offsets'].tolist() == [[0, 1, 3], [0, 1, 1]]
@@ -138,23 +138,25 @@ def test_csr_is_that_of_the_matrix_transposed():
 
 
 def test_bytes():
-    arrays = SmallerDense().pack(matrices_with(1, 8, 8, np.arange(8) < 4), matrix_leaf_of((8, 8)))
+    arrays = ExecutedSmaller().pack(
+        matrices_with(1, 8, 8, np.arange(8) < 4), matrix_leaf_of((8, 8))
+    )
     assert {key: array.shape for key, array in arrays.items()} == {
         'matrix': (1, 8, 4),
         'outputs': (1, 8),
     }
-    assert formats.size_in_bytes(arrays) == 4 * 32 + 4 * 8
+    assert executed_formats.size_in_bytes(arrays) == 4 * 32 + 4 * 8
 
 
 @pytest.mark.parametrize('text', ['csr', 'smaller', 'blocks 8x128', 'kernel blocks 64x128'])
 def test_names_are_read_as_they_are_written(text):
-    assert str(formats.parse(text)) == text
+    assert str(executed_formats.parse(text)) == text
 
 
 @pytest.mark.parametrize('text', ['bcsr', 'blocks 8', 'blocks 0x8', 'blocks 8x128 ', 3, None, ''])
 def test_an_unknown_name_is_refused(text):
     with pytest.raises(ValueError, match=r'no format.*csr, smaller, blocks'):
-        formats.parse(text)
+        executed_formats.parse(text)
 
 
 class TestKernels:
@@ -162,21 +164,25 @@ class TestKernels:
     matrix = np.kron(np.eye(3, 2), np.ones((64, 64), np.float32))
 
     def test_a_device_without_kernels(self):
-        matrix_leaf, pattern = matrix_leaf_of((192, 128)), Pattern.of(self.matrix[None])
-        candidates, refused = formats.candidates(matrix_leaf, pattern)
+        matrix_leaf, pattern = matrix_leaf_of((192, 128)), ZeroPattern.of(self.matrix[None])
+        candidates, refused = executed_formats.candidates(matrix_leaf, pattern)
         assert 'not for cpu' in refused['kernel blocks']
-        assert not any(isinstance(each, Blocks) and each.in_kernel for each in candidates)
-        with pytest.raises(formats.UnsuitableFormatError, match='not for cpu'):
-            formats.resolve('kernel blocks 64x64', matrix_leaf, pattern)
+        assert not any(isinstance(each, ExecutedBlocks) and each.in_kernel for each in candidates)
+        with pytest.raises(executed_formats.UnsuitableFormatError, match='not for cpu'):
+            executed_formats.resolve('kernel blocks 64x64', matrix_leaf, pattern)
 
     def test_a_device_with_kernels(self, monkeypatch):
-        monkeypatch.setattr(formats, 'why_no_kernel', lambda dtype, block, stored=1: None)
+        monkeypatch.setattr(executed_formats, 'why_no_kernel', lambda dtype, block, stored=1: None)
         monkeypatch.setattr(choosing, 'default_kernels', lambda *_: PlainKernels())
-        matrix_leaf, pattern = matrix_leaf_of((192, 128)), Pattern.of(self.matrix[None])
-        candidates, _ = formats.candidates(matrix_leaf, pattern)
-        in_kernels = [each for each in candidates if isinstance(each, Blocks) and each.in_kernel]
+        matrix_leaf, pattern = matrix_leaf_of((192, 128)), ZeroPattern.of(self.matrix[None])
+        candidates, _ = executed_formats.candidates(matrix_leaf, pattern)
+        in_kernels = [
+            each for each in candidates if isinstance(each, ExecutedBlocks) and each.in_kernel
+        ]
         assert [each.block for each in in_kernels] == list(choosing.BLOCKS)
-        _, refused = formats.candidates(matrix_leaf, Pattern.of(np.ones((1, 192, 128))))
+        _, refused = executed_formats.candidates(
+            matrix_leaf, ZeroPattern.of(np.ones((1, 192, 128)))
+        )
         assert '100%' in refused['kernel blocks 64x64']
         (packed, *_) = (each.pack(self.matrix[None], matrix_leaf) for each in in_kernels)
         operator = in_kernels[0].operator({key: a[0] for key, a in packed.items()}, matrix_leaf)
@@ -191,10 +197,10 @@ def test_bfloat16_has_no_csr_kernel():
 
     params = {'w': jnp.ones((8, 8), jnp.bfloat16)}
     matrix_leaf = find_products(apply_fn, params, jnp.ones((2, 8), jnp.bfloat16)).by_leaf['w']
-    pattern = Pattern.of(np.eye(8)[None])
-    candidates, refused = formats.candidates(matrix_leaf, pattern)
+    pattern = ZeroPattern.of(np.eye(8)[None])
+    candidates, refused = executed_formats.candidates(matrix_leaf, pattern)
     assert 'bfloat16' in refused['csr']
-    assert Csr() not in candidates
+    assert ExecutedCsr() not in candidates
 
 
 @pytest.mark.parametrize(
@@ -207,15 +213,15 @@ def test_bfloat16_has_no_csr_kernel():
     ids=['dense', 'wide', 'narrow'],
 )
 def test_the_best_blocks_are_those_of_the_mask(kept, expected):
-    blocks = Pattern(kept[None]).best_blocks(0.85, 1)
+    blocks = ZeroPattern(kept[None]).best_blocks(0.85, 1)
     assert [block[1] for block in blocks] == [block[1] for block in expected]
     for block in blocks:
-        assert Pattern(kept[None]).block_share(block) == kept.mean()
+        assert ZeroPattern(kept[None]).block_share(block) == kept.mean()
 
 
 def test_a_digest_tells_zeros_and_shapes_apart():
     names = [
-        digest({name: Pattern.of(np.reshape(values, shape))})
+        digest({name: ZeroPattern.of(np.reshape(values, shape))})
         for name, values, shape in [
             ('w', [1, 0, 2, 3], (2, 2)),
             ('w', [1, 2, 0, 3], (2, 2)),
@@ -224,4 +230,4 @@ def test_a_digest_tells_zeros_and_shapes_apart():
         ]
     ]
     assert len(set(names)) == 4
-    assert names[0] == digest({'w': Pattern.of(np.array([[-5.0, -0.0], [np.nan, 1]]))})
+    assert names[0] == digest({'w': ZeroPattern.of(np.array([[-5.0, -0.0], [np.nan, 1]]))})

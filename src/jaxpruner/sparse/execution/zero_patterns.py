@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-Block = tuple[int, int]  # inputs and outputs
+from jaxpruner.sparse.operators.block_layout import BlockShape
 
 # From wide to narrow outputs: wide blocks multiply faster.
 _BLOCK_OUTPUTS = (512, 256, 128, 64, 32)
@@ -15,7 +15,7 @@ _BLOCK_INPUTS = (64, 32, 16, 8, 4, 2, 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pattern:
+class ZeroPattern:
     """Where matrices are not zero.
 
     Attributes:
@@ -25,7 +25,7 @@ class Pattern:
     nonzero: np.ndarray
 
     @classmethod
-    def of(cls, matrices: np.ndarray) -> 'Pattern':
+    def of(cls, matrices: np.ndarray) -> 'ZeroPattern':
         """Of matrices `[*layers, inputs, outputs]`."""
         return cls(np.not_equal(matrices, 0).reshape(-1, *matrices.shape[-2:]))
 
@@ -64,7 +64,7 @@ class Pattern:
         """Which outputs have a weight that is not zero: bool[layers, outputs]."""
         return np.any(self.nonzero, axis=1)
 
-    def blocks(self, block: Block) -> np.ndarray:
+    def blocks(self, block: BlockShape) -> np.ndarray:
         """Which blocks have weights: bool[layers, groups of outputs, blocks of inputs]; edges are padded."""
         block_inputs, block_outputs = block
         lacking_inputs = -self.inputs % block_inputs
@@ -76,31 +76,31 @@ class Pattern:
         has_weights = np.any(cut, axis=(2, 4))
         return np.swapaxes(has_weights, 1, 2)
 
-    def block_share(self, block: Block) -> float:
+    def block_share(self, block: BlockShape) -> float:
         """The share of the matrix that blocks take."""
         block_inputs, block_outputs = block
         groups = -(-self.outputs // block_outputs)
         weights = groups * self.blocks_in_group(block) * block_inputs * block_outputs
         return weights / (self.inputs * self.outputs)
 
-    def blocks_in_group(self, block: Block) -> int:
+    def blocks_in_group(self, block: BlockShape) -> int:
         """How many blocks each group stores: the most that any group has, one at least."""
         counts = self.blocks(block).sum(-1)
         return max(int(counts.max(initial=0)), 1)
 
-    def best_blocks(self, largest_cost: float, count: int) -> list[Block]:
+    def best_blocks(self, largest_cost: float, count: int) -> list[BlockShape]:
         """The shapes of blocks that promise the fastest products, at most `count`.
 
         The cost is in products of the dense matrix, and rough: what is better is measured.
 
         >>> nonzero = np.zeros((1, 64, 256), bool)
         >>> nonzero[:, :8, :128] = nonzero[:, 56:, 128:] = True
-        >>> Pattern(nonzero).best_blocks(0.75, count=1)
+        >>> ZeroPattern(nonzero).best_blocks(0.75, count=1)
         [(8, 128)]
         """
         if self.density > largest_cost:
             return []
-        costs: dict[Block, float] = {}
+        costs: dict[BlockShape, float] = {}
         for outputs in _BLOCK_OUTPUTS:
             for inputs in _BLOCK_INPUTS:
                 if inputs > self.inputs or outputs > self.outputs:
@@ -113,7 +113,7 @@ class Pattern:
         return sorted(costs, key=lambda block: costs[block])[:count]
 
 
-def digest(patterns: Mapping[str, Pattern]) -> str:
+def digest(patterns: Mapping[str, ZeroPattern]) -> str:
     """A short name of the zeros of some leaves."""
     hasher = hashlib.sha256()
     for name, pattern in sorted(patterns.items()):
