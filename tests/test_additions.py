@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md asks of an addition: each place that lists algorithms or sparsity types names all of them."""
+"""What CONTRIBUTING.md asks of an addition: each place that lists algorithms, types or formats names all of them."""
 
 import dataclasses
 import importlib
@@ -10,9 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from jaxpruner import BaseUpdater, algorithms, api, mask_calculator, oneshot, sparsity_types
+from jaxpruner import (
+    BaseUpdater,
+    algorithms,
+    api,
+    mask_calculator,
+    oneshot,
+    sparse,
+    sparsity_types,
+)
 from jaxpruner.base_updater import config_keys, leaf_plans
 from jaxpruner.oneshot import weight_matrices
+from jaxpruner.sparse.execution import executed_formats
+from jaxpruner.sparse.training import growing
 from jaxpruner.sparsity_types.leaves import normalize_setting
 from jaxpruner.structure.rules import contracting, contracting_fills, indexing
 from jaxpruner.uses import constant_rules, contractions, indexing_rules, moving_rules, rules
@@ -163,3 +173,23 @@ def test_documents_name_each_sparsity_type(name):
     docs = ROOT / 'docs'
     assert f'\njaxpruner.{name}\n' in (docs / 'reference' / 'sparsity_types.md').read_text()
     assert f'\n| `{name}(' in (docs / 'how_to' / 'choose_sparsity_types.md').read_text()
+
+
+@pytest.mark.parametrize('format', executed_formats.FORMATS, ids=lambda format: format.name)
+def test_documents_and_tests_name_each_executed_format(format):
+    page = (ROOT / 'docs' / 'how_to' / 'run_pruned_models_faster.md').read_text()
+    tests = ROOT / 'tests' / 'sparse' / 'execution' / 'test_executed_formats.py'
+    rows = tests.read_text().split('\nFORMATS = [')[1].split('\n]')[0]
+    assert f"'{format.name}'" in inspect.getdoc(sparse.compile)
+    assert f'\n| `{format.name}' in page
+    assert f'{format.__name__}(' in rows
+
+
+def test_the_executed_formats_are_all_listed():
+    assert set(executed_formats.FORMATS) == set(executed_formats.ExecutedFormat.__subclasses__())
+
+
+@pytest.mark.parametrize('name', growing.ALGORITHMS)
+def test_docstrings_name_each_algorithm_of_compact_training(name):
+    for function in (sparse.block_sparse, sparse.unstructured_sparse):
+        assert f"'{name}'" in inspect.getdoc(function)

@@ -10,7 +10,8 @@ The files, from the bottom up:
     measuring    the fastest block for a product
     positions    which blocks are stored: at first, and after some were replaced
     conversion   between the leaf of a dense model and what is stored of it
-    moving       when blocks move, how many, and where to
+    growing      by which scores blocks are grown: a row for each algorithm
+    moving       when blocks are replaced, and how many
     placement    blocks on several devices
     plans        what becomes of each leaf, as a table
     fit_checks   whether parameters, weights and positions fit a model

@@ -13,8 +13,9 @@ from jaxpruner.base_updater import elementwise_optimizers
 from jaxpruner.core import control, optimizer_state
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.program.models import Products
-from jaxpruner.sparse.training import fit_checks, moving
+from jaxpruner.sparse.training import fit_checks
 from jaxpruner.sparse.training.conversion import Stored
+from jaxpruner.sparse.training.growing import GROW_SCORES, STATIC, GrowthInputs
 from jaxpruner.sparse.training.layouts import Layout
 from jaxpruner.sparse.training.moving import MoveSettings
 from jaxpruner.sparse.training.plans import BlockPlan
@@ -156,7 +157,7 @@ class CompactModel(abc.ABC):
         """Replaces weights, if it is due."""
         self._check_topology_shapes(state.topology)
         self._check_optimizer(tx, state.weights)
-        if self.moves.algorithm == moving.STATIC:
+        if self.moves.algorithm == STATIC:
             return state.weights, state.topology, state.opt_state
         if due is None:
             due = self.moves.scheduler.is_mask_update_iter(step)
@@ -173,24 +174,20 @@ class CompactModel(abc.ABC):
     def _grow_scores(
         self, weights: Any, topology: Topology, gradients: Any, step: Any
     ) -> Mapping[str, jax.Array]:
-        """What weights regrow by: the largest come."""
-        if self.moves.algorithm == moving.SET:
-            shapes = {name: leaf.candidates_shape for name, leaf in self.stored_leaves.items()}
-            return moving.random_scores(shapes, self.moves.rng_seed, step)
-        if gradients is None:
-            raise ValueError(
-                f'update: rigl regrows by {self.gradients_argument}, the gradient of the loss with respect to '
-                'model.probe(); pass it, or a function that computes it, or use set'
-            )
-        gradients = gradients(weights, topology) if callable(gradients) else gradients
-        scores = {}
-        for name, leaf in self.stored_leaves.items():
-            gradient = gradients.get(name)
-            fit_checks.check_gradient(
-                self.gradients_argument, name, gradient, leaf.candidates_shape
-            )
-            scores[name] = jnp.abs(gradient)
-        return scores
+        """A score for each block or weight that could be stored: those with the largest are grown."""
+
+        def given_gradients() -> Any:
+            return gradients(weights, topology) if callable(gradients) else gradients
+
+        shapes = {name: leaf.candidates_shape for name, leaf in self.stored_leaves.items()}
+        inputs = GrowthInputs(
+            shapes=shapes,
+            rng_seed=self.moves.rng_seed,
+            step=step,
+            gradients=given_gradients,
+            argument=self.gradients_argument,
+        )
+        return GROW_SCORES[self.moves.algorithm](inputs)
 
     def _check_pack(
         self, params: Any, topology: Topology | None, select: str, ways: Sequence[str]

@@ -1,7 +1,7 @@
-"""When blocks or single weights are replaced, how many, and by which."""
+"""When blocks or single weights are replaced, and how many."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,12 +10,10 @@ import numpy as np
 from jaxpruner import sparsity_schedules
 from jaxpruner.algorithms.sparse_trainers import check_drop_fraction
 from jaxpruner.base_updater import schedule_reach
-from jaxpruner.core import control, seeds
+from jaxpruner.core import seeds
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.sparse.training.growing import ALGORITHMS, STATIC
 
-# By their names in configurations.
-STATIC, SET, RIGL = 'static_sparse', 'set', 'rigl'
-ALGORITHMS = (STATIC, SET, RIGL)
 _LOOKED_AT = 4  # update steps
 
 
@@ -24,7 +22,7 @@ class MoveSettings:
     """When blocks or single weights are replaced, how many, and by which.
 
     Attributes:
-      algorithm: `'static_sparse'`, `'set'` or `'rigl'`.
+      algorithm: which are grown: `'static_sparse'`, `'set'` or `'rigl'`.
       scheduler: says in which steps; its sparsity has to stay the same.
       drop_fraction_fn: step -> the share of the stored blocks or weights of each matrix.
       rng_seed: of positions drawn at random.
@@ -106,18 +104,3 @@ def _check_constant_sparsity(scheduler: sparsity_schedules.BaseSchedule) -> None
                 f'target {target} at step {step}), and compact arrays keep their size; use PeriodicSchedule or '
                 'StepsSchedule'
             )
-
-
-def random_scores(
-    shapes: Mapping[str, tuple[int, ...]], seed: Any, step: Any
-) -> dict[str, jax.Array]:
-    """Numbers drawn anew at each step, by name of the leaf."""
-    keys = seeds.split_key(seeds.prng_key(seed, step), len(shapes))
-    scores = {}
-    for (name, shape), key in zip(shapes.items(), keys, strict=True):
-
-        def draw(key: jax.Array, shape: tuple[int, ...] = shape) -> jax.Array:
-            return jax.random.uniform(key, shape)
-
-        scores[name] = control.draw_in_loop(draw, key)
-    return scores

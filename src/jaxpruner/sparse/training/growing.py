@@ -1,0 +1,77 @@
+"""How algorithms of compact training choose what is grown: one entry of `GROW_SCORES` for each.
+
+All of them drop the blocks or weights of the smallest magnitudes. They differ in the scores by which others are grown.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner.core import control, seeds
+from jaxpruner.sparse.training import fit_checks
+
+Shapes = Mapping[str, tuple[int, ...]]
+Scores = Mapping[str, jax.Array]
+
+
+class GrowthInputs(NamedTuple):
+    """What a rule of growth may read.
+
+    Attributes:
+      shapes: of the scores, by name of the leaf: a number for each block or weight that could be stored.
+      rng_seed: of the model.
+      step: the number of the step.
+      gradients: returns what the caller of `update` gave as gradients; `None` if that is nothing.
+      argument: the name of that argument, for messages.
+    """
+
+    shapes: Shapes
+    rng_seed: Any
+    step: Any
+    gradients: Callable[[], Scores | None]
+    argument: str
+
+
+def random_scores(inputs: GrowthInputs) -> dict[str, jax.Array]:
+    """SET grows at random: numbers drawn anew at each step."""
+    key = seeds.prng_key(inputs.rng_seed, inputs.step)
+    keys = seeds.split_key(key, len(inputs.shapes))
+    scores = {}
+    for (name, shape), key in zip(inputs.shapes.items(), keys, strict=True):
+
+        def draw(key: jax.Array, shape: tuple[int, ...] = shape) -> jax.Array:
+            return jax.random.uniform(key, shape)
+
+        scores[name] = control.draw_in_loop(draw, key)
+    return scores
+
+
+def gradient_magnitudes(inputs: GrowthInputs) -> dict[str, jax.Array]:
+    """RigL grows where gradients are largest.
+
+    Raises:
+      ValueError: gradients are missing, or have other shapes.
+    """
+    gradients = inputs.gradients()
+    if gradients is None:
+        raise ValueError(
+            f'update: rigl regrows by {inputs.argument}, the gradient of the loss with respect to model.probe(); pass '
+            'it, or a function that computes it, or use set'
+        )
+    scores = {}
+    for name, shape in inputs.shapes.items():
+        gradient: Any = gradients.get(name)
+        fit_checks.check_gradient(inputs.argument, name, gradient, shape)
+        scores[name] = jnp.abs(gradient)
+    return scores
+
+
+# The algorithms by their names in configurations.
+STATIC, SET, RIGL = 'static_sparse', 'set', 'rigl'  # static training grows nothing
+GROW_SCORES: Mapping[str, Callable[[GrowthInputs], Scores]] = {
+    SET: random_scores,
+    RIGL: gradient_magnitudes,
+}
+ALGORITHMS = (STATIC, *GROW_SCORES)
