@@ -1,6 +1,6 @@
 """Zeros that weigh nothing: storage, execution and training on compact weights.
 
-The rooms, from the bottom up:
+The subpackages, from the bottom up:
 
     operators      products of rows with compact matrices, and their derivatives
     program        the products of a traced model with its parameters; the model with other products in their place

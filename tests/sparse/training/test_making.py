@@ -141,7 +141,7 @@ def test_rigl_needs_norms_and_moments_that_can_be_zeroed():
     model = made(algorithm='rigl', scheduler=sparsity_schedules.PeriodicSchedule(1))
     weights, topology = model.pack(PARAMS)
     tx = optax.sgd(0.1)
-    with pytest.raises(ValueError, match='rigl regrows by block_norms'):
+    with pytest.raises(ValueError, match='rigl grows by block_norms'):
         model.update(weights, topology, tx.init(weights), tx=tx, step=0)
     with pytest.raises(ValueError, match='lbfgs'):
         model.wrap_optax(optax.lbfgs()).init(weights)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jaxpruner import sparse, sparsity_schedules
 from jaxpruner.sparse.operators import block_layout
-from jaxpruner.sparse.training import conversion, positions
+from jaxpruner.sparse.training import block_positions, conversion
 from jaxpruner.sparse.training.layouts import Layout
 from sparse.training.models import BLOCK, PARAMS, X, apply_fn, loss
 
@@ -73,10 +73,10 @@ def test_blocks_move_when_they_are_due(algorithm):
     topologies = [topology for _, topology, _ in history]
     for number, (before, after) in enumerate(itertools.pairwise(topologies)):
         is_due = algorithm != 'static_sparse' and number == 5
-        for name, indices in after.items():
-            assert indices.shape == before[name].shape
-            assert np.array_equal(indices, before[name]) != is_due
-            rows = np.sort(np.asarray(indices).reshape(-1, indices.shape[-1]), axis=1)
+        for name, positions in after.items():
+            assert positions.shape == before[name].shape
+            assert np.array_equal(positions, before[name]) != is_due
+            rows = np.sort(np.asarray(positions).reshape(-1, positions.shape[-1]), axis=1)
             assert (np.diff(rows) > 0).all()
     if algorithm == 'static_sparse':
         return
@@ -117,7 +117,74 @@ def test_rigl_grows_where_the_dense_gradient_is_largest():
         assert set(after[group]) == stays | {grown}
 
 
-REPLACE = jax.jit(positions.replace)
+def repeated(params, x):
+    """The gradients of the two products cancel."""
+    return x @ params['w'] - x @ params['w']
+
+
+def recurrent(params, x):
+    return jax.lax.scan(lambda x, _: (jnp.tanh(x @ params['w']), None), x, length=3)[0]
+
+
+def untied(params, x):
+    """The same as `recurrent`, with a leaf of its own for each trip."""
+    return jax.lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel), None), x, params['w'])[0]
+
+
+SQUARE = jnp.asarray(np.random.default_rng(5).normal(size=(8, 8)) / 3, jnp.float32)
+ROWS = jnp.asarray(np.random.default_rng(6).normal(size=(5, 8)), jnp.float32)
+
+
+def norms_at(function, params, map_examples=False):
+    """What the backward pass returns for the probe, and the gradient of the dense leaf."""
+    model = sparse.block_sparse(function, params, ROWS, sparsity=0.5, block=(4, 4))
+    # Layers of equal weights then have equal blocks.
+    weights, topology = model.pack(params, select='magnitude')
+
+    def total(probe):
+        def apply(x):
+            return model.apply(weights, topology, x, probe=probe)
+
+        return jnp.sum((jax.vmap(apply)(ROWS[:, None]) if map_examples else apply(ROWS)) ** 3)
+
+    dense = model.unpack(weights, topology)
+    gradient = jax.grad(lambda params: jnp.sum(function(params, ROWS) ** 3))(dense)
+    return jax.grad(total)(model.probe())['w'], gradient['w']
+
+
+def norms_of_blocks(gradient):
+    return jnp.linalg.norm(gradient.reshape(2, 4, 2, 4), axis=(1, 3)).T
+
+
+def test_the_probe_has_the_block_norms_of_the_gradient():
+    norms, gradient = norms_at(lambda params, x: x @ params['w'], {'w': SQUARE})
+    np.testing.assert_allclose(norms, norms_of_blocks(gradient), rtol=1e-5)
+
+
+def test_the_norms_of_several_places_are_added():
+    def shifted(params, x):  # its results are not zero, so that there are gradients
+        return repeated(params, x) + 1
+
+    norms, gradient = norms_at(shifted, {'w': SQUARE})
+    assert not gradient.any()
+    at_one_place = norms_of_blocks(ROWS.T @ jnp.full((5, 8), 3.0))
+    np.testing.assert_allclose(norms, 2 * at_one_place, rtol=1e-5)
+
+
+def test_the_norms_of_several_trips_are_added():
+    norms, gradient = norms_at(recurrent, {'w': SQUARE})
+    of_trips, _ = norms_at(untied, {'w': jnp.stack([SQUARE] * 3)})
+    np.testing.assert_allclose(norms, of_trips.sum(0), rtol=1e-4)
+    # Blocks that only one trip reads have the norm of the gradient; of others it is smaller.
+    assert (norms > 1.1 * norms_of_blocks(gradient)).any()
+
+
+def test_the_norms_of_mapped_examples_are_added():
+    norms, gradient = norms_at(lambda params, x: x @ params['w'], {'w': SQUARE}, map_examples=True)
+    assert (norms > norms_of_blocks(gradient)).all()
+
+
+REPLACE = jax.jit(block_positions.replace)
 
 
 @settings(max_examples=20)
@@ -131,14 +198,14 @@ REPLACE = jax.jit(positions.replace)
 def test_replacement_keeps_numbers_and_order(stored, spare, fraction, seed, has_nan):
     rng = np.random.default_rng(seed)
     candidates = stored + spare
-    indices = jnp.asarray(rng.permutation(candidates)[:stored][None], jnp.int32)
+    positions = jnp.asarray(rng.permutation(candidates)[:stored][None], jnp.int32)
     norms, scores = rng.random((1, stored)), rng.random((1, candidates))
     if has_nan:
         scores[0, 0] = np.nan
-    found = REPLACE(indices, jnp.asarray(norms), jnp.asarray(scores), jnp.float32(fraction))
+    found = REPLACE(positions, jnp.asarray(norms), jnp.asarray(scores), jnp.float32(fraction))
     most = stored if fraction == 1 else stored - 1
     count = 0 if fraction == 0 else min(most, max(1, int(np.float32(fraction) * stored + 1e-4)))
-    before, after = np.asarray(indices[0]), np.asarray(found.indices[0])
+    before, after = np.asarray(positions[0]), np.asarray(found.positions[0])
     dropped = before[np.argsort(norms[0], kind='stable')[:count]]
     staying = set(before.tolist()) - set(dropped.tolist())
     others = [block for block in range(candidates) if block not in staying]
@@ -149,46 +216,46 @@ def test_replacement_keeps_numbers_and_order(stored, spare, fraction, seed, has_
 
 @settings(max_examples=20)
 @given(st.floats(0, 1, width=32, allow_subnormal=False), st.integers(0, 10**6))
-def test_the_smallest_blocks_of_a_matrix_leave_whatever_group_they_are_in(fraction, seed):
+def test_the_smallest_blocks_of_a_matrix_are_dropped_whatever_group_they_are_in(fraction, seed):
     rng = np.random.default_rng(seed)
     groups, blocks, candidates = 4, 3, 7
-    indices = np.stack([rng.permutation(candidates)[:blocks] for _ in range(groups)])
+    positions = np.stack([rng.permutation(candidates)[:blocks] for _ in range(groups)])
     magnitudes, scores = rng.random((groups, blocks)), np.ones((groups, candidates))
-    # What is stored already scores lowest, so that everything that leaves is replaced.
-    np.put_along_axis(scores, indices, 0, axis=-1)
+    # What is stored already scores lowest, so that nothing that is dropped is grown again.
+    np.put_along_axis(scores, positions, 0, axis=-1)
     result = REPLACE(
-        jnp.asarray(indices, jnp.int32),
+        jnp.asarray(positions, jnp.int32),
         jnp.asarray(magnitudes),
         jnp.asarray(scores),
         jnp.float32(fraction),
     )
-    may_leave = magnitudes.copy()
+    droppable = magnitudes.copy()
     if fraction < 1:
-        np.put_along_axis(may_leave, magnitudes.argmax(-1)[:, None], np.inf, axis=-1)
+        np.put_along_axis(droppable, magnitudes.argmax(-1)[:, None], np.inf, axis=-1)
     most = groups * (blocks - 1) if fraction < 1 else groups * blocks
     count = int(np.float32(fraction) * np.float32(groups * blocks) + 1e-4)
     count = min(max(count, 1), most) if fraction > 0 else 0
     expected = np.zeros(groups * blocks, bool)
-    expected[np.argsort(may_leave, axis=None)[:count]] = True
+    expected[np.argsort(droppable, axis=None)[:count]] = True
     np.testing.assert_array_equal(result.is_new.ravel(), expected)
-    for group in np.sort(result.indices, axis=-1):
+    for group in np.sort(result.positions, axis=-1):
         assert (np.diff(group) > 0).all()
 
 
 def test_blocks_at_an_edge_are_not_dropped_for_their_padding():
     layout = Layout((), inputs=5, outputs=9, block=(4, 8), blocks=2)
-    indices = jnp.array([[0, 1], [1, 0]])
+    positions = jnp.array([[0, 1], [1, 0]])
     weights = jnp.ones((5, 9))
-    values = block_layout.gather_blocks(weights, indices, layout.block)
-    magnitudes = conversion.mean_magnitudes(values, indices, layout)
+    values = block_layout.gather_blocks(weights, positions, layout.block)
+    magnitudes = conversion.mean_magnitudes(values, positions, layout)
     np.testing.assert_allclose(magnitudes, np.ones((2, 2)), rtol=1e-6)
 
 
 def test_what_a_group_has_learned_stays_unless_all_of_it_is_dropped():
-    indices, norms = jnp.array([[2], [0]]), jnp.array([[1.0], [5.0]])
+    positions, norms = jnp.array([[2], [0]]), jnp.array([[1.0], [5.0]])
     scores = jnp.array([[9.0, 2.0, 1.0], [0.0, 2.0, 9.0]])
-    assert REPLACE(indices, norms, scores, 0.3).indices.tolist() == [[2], [0]]
-    assert REPLACE(indices, norms, scores, 1.0).indices.tolist() == [[0], [2]]
+    assert REPLACE(positions, norms, scores, 0.3).positions.tolist() == [[2], [0]]
+    assert REPLACE(positions, norms, scores, 1.0).positions.tolist() == [[0], [2]]
 
 
 def test_a_layer_of_a_single_block_goes_on_learning_while_others_move():
@@ -207,8 +274,8 @@ def test_a_layer_of_a_single_block_goes_on_learning_while_others_move():
 def test_positions_at_the_start_cover_inputs_evenly(candidates, groups, data):
     blocks = data.draw(st.integers(1, candidates))
     layout = Layout((2,), candidates, groups, (1, 1), blocks)
-    indices = positions.balanced(layout, np.random.default_rng(0))
-    for layer in indices:
+    positions = block_positions.balanced(layout, np.random.default_rng(0))
+    for layer in positions:
         assert all(len(set(group)) == blocks for group in layer)
         readers = np.bincount(layer.ravel(), minlength=candidates)
         assert readers.max() - readers.min() <= 1

@@ -58,11 +58,11 @@ def test_steps_are_those_of_the_masked_dense_model(tx):
     for name, mask in {'up': masks['up'], 'layers': masks['layers']}.items():
         assert not np.any(np.asarray(found[name]['kernel'])[np.asarray(mask['kernel']) == 0])
     values = weights['up']['kernel']['values']
-    indices = TOPOLOGY['up/kernel']
+    positions = TOPOLOGY['up/kernel']
     # The last block of inputs has 2 of 4, the last group of outputs 6 of 8.
     padding = np.zeros(values.shape, bool)
     padding[..., 6:][-1] = True
-    padding[:, :, 2:] |= (np.asarray(indices) == 2)[:, :, None, None]
+    padding[:, :, 2:] |= (np.asarray(positions) == 2)[:, :, None, None]
     assert not np.any(np.asarray(values)[padding])
 
 

@@ -96,6 +96,21 @@ def test_static_training_is_that_of_the_masked_model(optimizer):
         params = optax.apply_updates(params, updates)
 
 
+def test_probe_adds_gradients_of_several_places():
+    def repeated(params, x):
+        return x @ params['w'] - x @ params['w'] + 1
+
+    params = {'w': jax.random.normal(jax.random.key(0), (8, 10))}
+    model = sparse.unstructured_sparse(repeated, params, INPUTS, sparsity=0.5)
+    weights, topology = model.pack(params)
+
+    def loss(probe):
+        return jnp.sum(model.apply(weights, topology, INPUTS, probe=probe) ** 3)
+
+    # Those of the two places cancel, as in the dense model.
+    np.testing.assert_allclose(jax.grad(loss)(model.probe())['w'], 0, atol=1e-5)
+
+
 def test_probe_has_the_gradients_of_whole_matrices():
     model = make()
     weights, topology = model.pack(params_of())

@@ -93,7 +93,7 @@ def check_results(found: Any, expected: Any, products: Products) -> None:
 
 
 def _tolerance_of(products: Products, results: Any) -> float:
-    """Of the coarsest floats of products and results; 0 where all are whole numbers."""
+    """The tolerance of the coarsest floats of products and results; 0 where all are whole numbers."""
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(results)]
     for matrix_leaf in products.by_leaf.values():
         dtypes += [matrix_leaf.computed_dtype, matrix_leaf.result_dtype]

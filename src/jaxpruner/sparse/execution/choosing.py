@@ -44,7 +44,7 @@ class Matrices(NamedTuple):
 
     @classmethod
     def of(cls, matrix_leaf: MatrixLeaf, leaf: Any) -> 'Matrices':
-        """Of a leaf of the parameters."""
+        """The matrices of a leaf of the parameters."""
         values = np.asarray(matrix_leaf.to_matrix(leaf))
         values = values.reshape(-1, *values.shape[-2:])
         return cls(matrix_leaf, values, ZeroPattern.of(values))
@@ -212,7 +212,7 @@ def _named_in_vain(
     paths: Mapping[str, tree_lib.Path],
     dense_paths: Mapping[str, tree_lib.Path],
 ) -> list[str]:
-    """The leaves that are no matrices where a rule names only such ones, and asks for a format."""
+    """The leaves that a rule names for a format although none of its leaves is a matrix."""
     names = []
     for rule, text in rules.items():
         if text == DENSE or any(tree_lib.matches(rule, path) for path in paths.values()):

@@ -46,7 +46,7 @@ class EmptyDense:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class EmptyCsr:
-    """In the place of a CSR matrix: one of a single zero, which the kernel multiplies.
+    """An operator in the place of a CSR matrix: one of a single zero, which the kernel multiplies.
 
     The kernel wants columns, so rows are transposed for it and its results back, unless layers before and after it want
     columns as well.
@@ -72,7 +72,7 @@ class EmptyCsr:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class EmptyBlocks:
-    """In the place of blocks: one block of zeros for each group of outputs.
+    """An operator in the place of blocks: one block of zeros for each group of outputs.
 
     Attributes:
       outputs: of the matrix.

@@ -58,7 +58,7 @@ class Measurements:
         self._timings: dict[Hashable, list[Timing]] = {}
 
     def times(self, matrix_leaf: MatrixLeaf, candidates: Sequence[Candidate]) -> list[Timing]:
-        """Of the dense product, then of each candidate; product sites and trips of loops are added up."""
+        """The times of the dense product, then of each candidate; product sites and trips of loops are added up."""
         at_sites = []
         for product_site in matrix_leaf.product_sites:
             at_sites.append(self._times_at(product_site, matrix_leaf, candidates))
@@ -104,7 +104,7 @@ class Measurements:
         return timings
 
     def _seconds(self, calls: Sequence[Call]) -> list[list[float]]:
-        """Of each call in each round."""
+        """The seconds of each call in each round."""
         repeats = []
         for call in calls:
             repeats.append(repeats_of(call, _LONG_ENOUGH))

@@ -51,7 +51,7 @@ class LayerExecution:
 
     @property
     def times_as_fast(self) -> float:
-        """As the dense product; 1 where nothing was measured."""
+        """How many times as fast as the dense product it is; 1 where nothing was measured."""
         if self.format not in self.milliseconds:
             return 1.0
         return self.milliseconds[DENSE] / self.milliseconds[self.format]
@@ -91,7 +91,7 @@ class ExecutionReport:
 
     @property
     def times_as_fast(self) -> float | None:
-        """As the dense model, in a call; `None` where nothing was measured."""
+        """How many times as fast as the dense model a call is; `None` where nothing was measured."""
         if self.milliseconds is None or self.measured is None:
             return None
         return self.milliseconds / self.measured

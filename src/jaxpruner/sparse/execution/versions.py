@@ -30,7 +30,7 @@ class Candidates(NamedTuple):
     Attributes:
       dense: the whole model.
       model: the one without its zero channels; the whole one if there are none.
-      params: of the whole model.
+      params: the parameters of the whole model.
       layers: the formats that were chosen for `model`.
       report: the report so far, whose channels are those that `model` lacks.
     """
@@ -108,7 +108,7 @@ class _Times(NamedTuple):
     """Whole calls, timed in turns, by name.
 
     Attributes:
-      dense_milliseconds: of the dense call.
+      dense_milliseconds: the time of the dense call.
       gains: how many times as fast as the dense one each is.
     """
 
@@ -130,7 +130,7 @@ class _Times(NamedTuple):
         return cls(1e3 * statistics.median(by_name[DENSE]), gains)
 
     def milliseconds(self, name: str) -> float:
-        """Of one of the calls."""
+        """The milliseconds of one of the calls."""
         return self.dense_milliseconds / self.gains[name]
 
 

@@ -26,7 +26,7 @@ class ZeroPattern:
 
     @classmethod
     def of(cls, matrices: np.ndarray) -> 'ZeroPattern':
-        """Of matrices `[*layers, inputs, outputs]`."""
+        """The pattern of matrices `[*layers, inputs, outputs]`."""
         return cls(np.not_equal(matrices, 0).reshape(-1, *matrices.shape[-2:]))
 
     @property

@@ -53,7 +53,9 @@ class BlockMatrix:
     values: jax.Array  # [groups, blocks, in, out]
     indices: jax.Array  # int32[groups, blocks], the blocks of inputs; none twice in a group
     outputs: int
-    probe: jax.Array | None = None  # float[groups, blocks of inputs], zeros; see `multiply`
+    probe: jax.Array | None = (
+        None  # float[groups, blocks of inputs], zeros; `multiply` says what it is for
+    )
     down: jax.Array | None = None  # [inputs, rank]; down @ up is added to the matrix
     up: jax.Array | None = None  # [rank, outputs]
     shards: int = 1  # the number of devices over which the groups are spread
@@ -90,8 +92,9 @@ def multiply(
 ) -> jax.Array:
     """Multiplies rows `[n, inputs]` with a matrix of which blocks are stored; returns `[n, outputs]`.
 
-    The probe changes no result. Its cotangent is the norm of each block of the dense gradient, of those that are not
-    stored, too. That is what RigL grows by.
+    The probe changes no result. The backward pass returns block norms in place of its gradient: the norm of each block
+    of the dense gradient of this product, of those that are not stored, too. RigL grows blocks by them. If one probe
+    goes into several products, their norms are added; the norm of the added gradients would need the dense gradient.
 
     Args:
       rows: `[n, inputs]`.
@@ -215,7 +218,7 @@ _product.defvjp(_forward, _backward)
 
 
 def norms_of_dense_gradient(columns: jax.Array, cotangents: jax.Array, groups: int) -> jax.Array:
-    """The norm of each block of the gradient of the whole matrix: `[groups, blocks of inputs]`."""
+    """The norm of each block of the gradient of the dense matrix: `[groups, blocks of inputs]`."""
     in_chunk = _groups_in_chunk(groups)
     blocks_of_inputs = len(columns)
     dtype = jnp.promote_types(columns.dtype, jnp.float32)

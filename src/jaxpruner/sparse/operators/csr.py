@@ -11,7 +11,9 @@ The kernel multiplies a matrix in CSR by dense columns. Two such products make a
 
 Both share their values: `transposed_order` says where each value of the transposed CSR stands in the other. The
 gradient of the weights is a dense product rowsᵀ @ gradient, gathered where weights are kept. That is faster than a
-product for each kept weight, and all of it is what RigL wants to see: a `probe` gets it as its gradient.
+product for each kept weight, and RigL needs all of it. A `probe` changes no result; the backward pass returns this
+dense product in place of its gradient. It is the gradient of the dense matrix, also if a matrix is multiplied at
+several places.
 
 All positions are data, so that masks move without compiling anew as long as the number of kept weights stays.
 """
@@ -110,7 +112,7 @@ class CsrMatrix:
     Attributes:
       compressed: float[weights], row by row.
       pattern: where they stand.
-      probe: `None`, or zeros [inputs, outputs], whose gradient is that of the whole matrix.
+      probe: `None`, or zeros [inputs, outputs], for which the backward pass returns the gradient of the dense matrix.
 
     >>> pattern = csr_pattern(jnp.array([1, 2, 5]), inputs=2, outputs=3)
     >>> matrix = CsrMatrix(jnp.array([3.0, 5.0, 7.0]), pattern)
@@ -137,7 +139,8 @@ def csr_product(
       rows: float[n, inputs].
       compressed: float[weights], the kept weights, row by row.
       pattern: where they stand.
-      probe: `None`, or zeros [inputs, outputs]. Its gradient is that of the whole matrix, of pruned weights, too.
+      probe: `None`, or zeros [inputs, outputs]. The backward pass returns the gradient of the dense matrix for it, of
+        pruned weights, too.
 
     Returns:
       float[n, outputs], in the dtype of the product of both.

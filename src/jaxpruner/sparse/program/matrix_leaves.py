@@ -90,13 +90,13 @@ class MatrixLeaf:
 
     @property
     def computed_dtype(self) -> jnp.dtype:
-        """To which the model casts the leaf before it multiplies."""
+        """The type to which the model casts the leaf before it multiplies."""
         site = self.product_sites[0].use.site
         return site.equation.invars[site.operand].aval.dtype
 
     @property
     def result_dtype(self) -> jnp.dtype:
-        """In which the model adds products up: the widest type of all product sites."""
+        """The type in which the model adds products up: the widest of all product sites."""
         dtypes = [product_site.result_dtype for product_site in self.product_sites]
         return functools.reduce(jnp.promote_types, dtypes)
 

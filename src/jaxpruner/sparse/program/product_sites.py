@@ -92,7 +92,7 @@ class ProductSite(NamedTuple):
 
     @property
     def result_dtype(self) -> jnp.dtype:
-        """In which products are added up."""
+        """The type in which products are added up."""
         return self.equation.outvars[0].aval.dtype
 
     @property
@@ -216,7 +216,7 @@ class _WindowAxis(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """From the first element of a window to the last."""
+        """The distance from the first element of a window to the last."""
         return (self.length - 1) * self.dilation
 
 

@@ -4,7 +4,7 @@ from types import ModuleType
 
 
 def checkpoints_for(name: str) -> ModuleType:
-    """The room of checkpoints, for the function of that name; says what to install where libraries are missing."""
+    """The package of checkpoints, for the function of that name; says what to install where libraries are missing."""
     try:
         from jaxpruner import checkpoints  # loads libraries that the core does without
     except ModuleNotFoundError as error:

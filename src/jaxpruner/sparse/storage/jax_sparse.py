@@ -1,4 +1,4 @@
-"""To and from the matrices of `jax.experimental.sparse`, which has no place of its own in this library."""
+"""Converts to and from the matrices of `jax.experimental.sparse`, which the rest of this library does not use."""
 
 from typing import TYPE_CHECKING, Any
 

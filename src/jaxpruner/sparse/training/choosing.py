@@ -20,10 +20,10 @@ class BlockSettings:
     """What was asked for.
 
     Attributes:
-      sparsity: of each leaf, or by name; the first name that matches a leaf counts.
+      sparsity: the sparsity of each leaf, or by name; the first name that matches a leaf counts.
       block: inputs and outputs of a block, or `'measure'`; perhaps by name, too.
       only: the leaves that are meant, or all of them.
-      low_rank: of the term beside the blocks; perhaps by name, too.
+      low_rank: the rank of the term beside the blocks; perhaps by name, too.
 
     Raises:
       ValueError: a sparsity outside [0, 1), a block or a rank that is none.
@@ -105,7 +105,7 @@ class Choice:
     """What becomes of the leaves of a model, by name.
 
     Attributes:
-      layouts: of leaves that are trained in blocks.
+      layouts: the layouts of leaves that are trained in blocks.
       reasons: why the others stay dense.
       surplus: those of `layouts` that keep many more weights than were asked for.
     """
@@ -123,7 +123,7 @@ def choose_layouts(
     """Decides for each leaf of a model.
 
     Args:
-      products: of the model.
+      products: the products of the model.
       settings: what was asked for.
       measured: the fastest layout for a leaf, a sparsity and a rank.
 

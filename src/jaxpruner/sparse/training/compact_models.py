@@ -22,6 +22,9 @@ from jaxpruner.sparse.training.plans import BlockPlan
 from jaxpruner.sparse.training.unstructured_positions import KeptWeights
 
 Topology = Mapping[str, Any]  # by name of the leaf: whole numbers that say where its weights are
+LeafTopology = Mapping[
+    str, Any
+]  # the arrays of one leaf in a topology, by name; 'positions' is always there
 Gradients = Mapping[str, jax.Array]  # by name of the leaf
 
 
@@ -40,7 +43,7 @@ class CompactModel(abc.ABC):
     Attributes:
       products: the matrices of the model.
       plan: what becomes of each leaf; it prints as a table.
-      moves: when weights are replaced, and by which.
+      moves: when weights are dropped and grown, how many, and by which scores.
     """
 
     products: Products
@@ -57,20 +60,22 @@ class CompactModel(abc.ABC):
         """How leaves are stored, by name."""
 
     @abc.abstractmethod
-    def _operator(self, name: str, stored: Stored, where: Any, probe: jax.Array | None) -> Any:
-        """What multiplies in the place of a leaf."""
+    def _operator(
+        self, name: str, stored: Stored, leaf_topology: LeafTopology, probe: jax.Array | None
+    ) -> Any:
+        """The operator that multiplies in the place of a leaf."""
 
     @abc.abstractmethod
-    def _restored(self, name: str, stored: Stored, where: Any) -> jax.Array:
+    def _restored(self, name: str, stored: Stored, leaf_topology: LeafTopology) -> jax.Array:
         """The dense leaf."""
 
     @abc.abstractmethod
-    def _mask(self, name: str, where: Any) -> jax.Array:
+    def _mask(self, name: str, leaf_topology: LeafTopology) -> jax.Array:
         """The mask of a leaf, uint8 in its shape."""
 
     @abc.abstractmethod
     def _moved(self, state: TrainingState, scores: Gradients, tx: Any, step: Any) -> TrainingState:
-        """The state after weights were replaced by those of the largest scores."""
+        """The state after the smallest weights were dropped, and those of the largest scores grown."""
 
     def apply(
         self, weights: Any, topology: Topology, *inputs: Any, probe: Gradients | None = None
@@ -81,7 +86,7 @@ class CompactModel(abc.ABC):
           weights: as `pack` returns them.
           topology: where they are kept.
           *inputs: of the model; other shapes than those of the sample are traced anew.
-          probe: `model.probe()`, where RigL's gradients are wanted: they are the gradient with respect to it.
+          probe: `model.probe()`, where RigL's scores are wanted; `probe` says what the backward pass returns for it.
 
         Returns:
           What the model returns for `unpack(weights, topology)`.
@@ -95,11 +100,20 @@ class CompactModel(abc.ABC):
         operators = {}
         for name, stored in self._stored(weights).items():
             probe_of_leaf = None if probe is None else probe[name]
-            operators[name] = self._operator(name, stored, topology[name], probe_of_leaf)
+            leaf_topology = self._topology_arrays(topology[name])
+            operators[name] = self._operator(name, stored, leaf_topology, probe_of_leaf)
         return self.products.apply(self.products.put(weights, operators), *inputs)
 
     def probe(self) -> dict[str, jax.Array]:
-        """Zeros, float32 by name of the leaf, for all blocks or weights that could be kept.
+        """Zeros, float32 by name of the leaf, for all blocks or weights that could be kept: RigL grows by them.
+
+        The probe changes no result, so its derivative is zero. The backward pass returns something else in place of
+        that:
+
+        - for single weights, the gradient with respect to the dense leaf;
+        - for blocks, the norm of each block of that gradient. If a leaf is multiplied at several places, in several
+          trips of a loop, or under a `jax.vmap` around `apply`, these norms are added. Their sum is at least the norm
+          of the gradient, and larger where gradients cancel.
 
         >>> # gradients = jax.grad(loss, argnums=2)(weights, topology, model.probe(), batch)
         """
@@ -118,7 +132,8 @@ class CompactModel(abc.ABC):
         self._check_topology_shapes(topology)
         leaves = {}
         for name, stored in self._stored(weights).items():
-            leaves[name] = self._restored(name, stored, topology[name])
+            leaf_topology = self._topology_arrays(topology[name])
+            leaves[name] = self._restored(name, stored, leaf_topology)
         return self.products.put(weights, leaves)
 
     def masks(self, topology: Topology) -> Any:
@@ -126,7 +141,7 @@ class CompactModel(abc.ABC):
         self._check_topology_shapes(topology)
         masks = {}
         for name in self.stored_leaves:
-            masks[name] = self._mask(name, topology[name])
+            masks[name] = self._mask(name, self._topology_arrays(topology[name]))
         return self._tree_with_none(masks)
 
     def wrap_optax(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -154,7 +169,7 @@ class CompactModel(abc.ABC):
         gradients: Gradients | Callable[[Any, Topology], Gradients] | None,
         due: Any,
     ) -> tuple[Any, Topology, Any]:
-        """Replaces weights, if it is due."""
+        """Drops and grows weights, if it is due."""
         self._check_topology_shapes(state.topology)
         self._check_optimizer(tx, state.weights)
         if self.moves.algorithm == STATIC:
@@ -205,7 +220,7 @@ class CompactModel(abc.ABC):
             return
         self._check_topology_shapes(topology)
         for name in self.stored_leaves:
-            self._check_positions(name, topology[name])
+            self._check_positions(name, self._topology_arrays(topology[name]))
 
     def _check_topology_shapes(self, topology: Topology) -> None:
         for name, leaf in self.stored_leaves.items():
@@ -219,11 +234,11 @@ class CompactModel(abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
-    def _topology_arrays(where: Any) -> Mapping[str, Any]:
-        """What the topology has of a leaf, by name."""
+    def _topology_arrays(entry: Any) -> LeafTopology:
+        """The arrays of a leaf, from its entry in the topology."""
 
     @abc.abstractmethod
-    def _check_positions(self, name: str, where: Any) -> None:
+    def _check_positions(self, name: str, leaf_topology: LeafTopology) -> None:
         """Refuses positions that are out of range, or there twice."""
 
     def _check_optimizer(self, tx: optax.GradientTransformation, weights: Any) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxpruner.core import explicit_meshes
 from jaxpruner.core import tree as tree_lib
 
-_SAME_SETTINGS = 'use that of a model made with the same settings'
+_AS_PACKED = 'use the topology that `pack` of this model returned'
 
 
 def check_params(params: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
@@ -51,14 +51,16 @@ def check_not_divided(name: str, leaf: Any) -> None:
         )
 
 
-def check_shapes(where: str, name: str, arrays: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_shapes(
+    argument: str, name: str, arrays: Any, shapes: Mapping[str, tuple[int, ...]]
+) -> None:
     """Refuses arrays of a leaf that are missing, or of other shapes than the model needs.
 
     Args:
-      where: the argument, for the message.
-      name: of the leaf.
-      arrays: by name.
-      shapes: that they must have, by name.
+      argument: the argument of the caller, for the message.
+      name: the name of the leaf.
+      arrays: the arrays by name.
+      shapes: the shapes that they must have, by name.
 
     Raises:
       ValueError: an array does not fit.
@@ -68,7 +70,8 @@ def check_shapes(where: str, name: str, arrays: Any, shapes: Mapping[str, tuple[
         shape = jnp.shape(arrays[key]) if is_there else None
         if shape != expected:
             raise ValueError(
-                f'{where}: {name!r} must have {key} of shape {expected}, got {shape}; {_SAME_SETTINGS}'
+                f'{argument}: {name!r} must have {key} of shape {expected}, got {shape}; use the {argument} that '
+                '`pack` of this model returned'
             )
 
 
@@ -76,8 +79,8 @@ def check_gradient(argument: str, name: str, gradient: Any, expected: tuple[int,
     """Refuses what is no gradient with respect to the probe of a leaf.
 
     Args:
-      argument: that it came in, for the message.
-      name: of the leaf.
+      argument: the argument of the caller, for the message.
+      name: the name of the leaf.
       gradient: an array, or `None` where there is none.
       expected: its shape.
 
@@ -98,7 +101,7 @@ def check_positions(name: str, positions: Any, bound: int, must_ascend: bool) ->
     Traced positions pass, and so do those that lie in other processes.
 
     Args:
-      name: of the leaf.
+      name: the name of the leaf.
       positions: along the last axis they must differ.
       bound: all are below it.
       must_ascend: along the last axis they must also ascend.
@@ -112,18 +115,16 @@ def check_positions(name: str, positions: Any, bound: int, must_ascend: bool) ->
     found = np.asarray(positions)
     start = f'topology: {name!r} must have'
     if found.dtype.kind not in 'iu':
-        raise ValueError(
-            f'{start} whole numbers for positions, got {found.dtype}; {_SAME_SETTINGS}'
-        )
+        raise ValueError(f'{start} whole numbers for positions, got {found.dtype}; {_AS_PACKED}')
     if not found.size:
         return
     least, greatest = int(found.min()), int(found.max())
     if least < 0 or greatest >= bound:
         wrong = least if least < 0 else greatest
-        raise ValueError(f'{start} positions from 0 to {bound - 1}, got {wrong}; {_SAME_SETTINGS}')
+        raise ValueError(f'{start} positions from 0 to {bound - 1}, got {wrong}; {_AS_PACKED}')
     in_order = found if must_ascend else np.sort(found, axis=-1)
     is_out_of_order = in_order[..., 1:] <= in_order[..., :-1]
     if is_out_of_order.any():
         wrong = in_order[..., 1:][is_out_of_order][0]
         rule = 'ascending positions' if must_ascend else 'each position once in a group'
-        raise ValueError(f'{start} {rule}, and {wrong} breaks that; {_SAME_SETTINGS}')
+        raise ValueError(f'{start} {rule}, and {wrong} breaks that; {_AS_PACKED}')

@@ -57,7 +57,7 @@ def gradient_magnitudes(inputs: GrowthInputs) -> dict[str, jax.Array]:
     gradients = inputs.gradients()
     if gradients is None:
         raise ValueError(
-            f'update: rigl regrows by {inputs.argument}, the gradient of the loss with respect to model.probe(); pass '
+            f'update: rigl grows by {inputs.argument}, the gradient of the loss with respect to model.probe(); pass '
             'it, or a function that computes it, or use set'
         )
     scores = {}

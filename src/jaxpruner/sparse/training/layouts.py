@@ -25,8 +25,8 @@ class Layout:
       inputs: rows of a matrix.
       outputs: its columns.
       block: inputs and outputs of a block.
-      blocks: how many each group of outputs stores.
-      rank: of the term of low rank, 0 for none.
+      blocks: how many blocks each group of outputs stores.
+      rank: the rank of the term of low rank, 0 for none.
       in_kernel: a kernel for accelerators multiplies the blocks.
     """
 
@@ -40,32 +40,32 @@ class Layout:
 
     @property
     def groups(self) -> int:
-        """Of outputs; the last one may be padded."""
+        """The number of groups. A group is `block[1]` neighbouring outputs; the last one may be padded."""
         return -(-self.outputs // self.block[1])
 
     @property
     def candidates(self) -> int:
-        """Blocks of inputs, from which each group chooses; the last one may be padded."""
+        """The number of blocks of inputs from which each group chooses; the last one may be padded."""
         return -(-self.inputs // self.block[0])
 
     @property
     def positions_shape(self) -> tuple[int, ...]:
-        """Of the positions of stored blocks."""
+        """The shape of the positions of stored blocks."""
         return *self.layers, self.groups, self.blocks
 
     @property
     def values_shape(self) -> tuple[int, ...]:
-        """Of the weights in stored blocks."""
+        """The shape of the weights in stored blocks."""
         return *self.positions_shape, *self.block
 
     @property
     def topology_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of what says where its blocks are, by name."""
+        """The shapes of the arrays that say where its blocks are, by name."""
         return {'positions': self.positions_shape}
 
     @property
     def candidates_shape(self) -> tuple[int, ...]:
-        """Of a number for each block that could be stored."""
+        """The shape of an array with a number for each block that could be stored."""
         return *self.layers, self.groups, self.candidates
 
     @property
@@ -80,7 +80,7 @@ class Layout:
 
     @property
     def words(self) -> str:
-        """What a plan says of it."""
+        """How a plan describes it."""
         height, width = self.block
         words = (
             f'{self.groups} groups of {self.blocks} of {self.candidates} blocks {height}×{width}'
@@ -94,7 +94,7 @@ class Layout:
 
     @property
     def kept_share(self) -> float:
-        """Of the weights, where no block is padded."""
+        """The share of the weights that is kept, if no block is padded."""
         low_rank = self.rank * (self.inputs + self.outputs) / (self.inputs * self.outputs)
         return self.blocks / self.candidates + low_rank
 
@@ -104,14 +104,14 @@ class Layout:
         outputs = _lengths(self.outputs, self.block[1])
         return np.outer(outputs, inputs)
 
-    def kept(self, indices: np.ndarray) -> int:
+    def kept(self, positions: np.ndarray) -> int:
         """Weights in these blocks `[*layers, groups, blocks]`, and in the term of low rank; no padding."""
         sizes = np.broadcast_to(self.block_sizes(), (*self.layers, self.groups, self.candidates))
-        return int(np.take_along_axis(sizes, indices, -1).sum()) + self.low_rank_size
+        return int(np.take_along_axis(sizes, positions, -1).sum()) + self.low_rank_size
 
 
 def _lengths(size: int, length: int) -> np.ndarray:
-    """Of the parts of an axis; the last may be shorter."""
+    """The lengths of the parts of an axis; the last may be shorter."""
     return np.minimum(size - np.arange(0, size, length), length)
 
 

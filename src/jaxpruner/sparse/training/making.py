@@ -57,10 +57,11 @@ def block_sparse(
       only: names or globs of the leaves that are meant; by default all matrices that a block fits into.
       low_rank: rank of a dense term `down @ up` beside the blocks, or by name. Its weights count as kept ones.
       algorithm: `'static_sparse'`, `'set'` or `'rigl'`, as in configurations.
-      scheduler: when blocks move, such as `PeriodicSchedule`; by default never. Its sparsity may not change.
-      drop_fraction_fn: step -> the share of the blocks of each matrix that is replaced then. A group of a single block
+      scheduler: when blocks are dropped and grown, such as `PeriodicSchedule`; by default never. Its sparsity may not
+        change.
+      drop_fraction_fn: step -> the share of the blocks of each matrix that is dropped then. A group of a single block
         keeps it, unless the share is 1.
-      rng_seed: of positions, a whole number or a key.
+      rng_seed: the seed of positions, a whole number or a key.
       mesh: a mesh of devices over which groups of outputs are spread.
       mesh_axis: by which of its axes. Leaves whose groups it does not divide lie on each device; a warning names them.
       progress: show a progress bar while blocks are measured; without a terminal there is none.

@@ -14,7 +14,7 @@ from jaxpruner.sparse.operators.block_kernels.choosing import why_missing as why
 from jaxpruner.sparse.operators.block_kernels.product import multiply as multiply_in_kernel
 from jaxpruner.sparse.operators.block_layout import BlockShape
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
-from jaxpruner.sparse.training import positions
+from jaxpruner.sparse.training import block_positions
 from jaxpruner.sparse.training.layouts import Layout, NoLayoutError, has_surplus, layout_for
 
 # Wide blocks are fast, narrow ones reach more inputs.
@@ -29,7 +29,7 @@ class BlockTimings:
     """Measures once for each shape; all layers of a stack count as one.
 
     Attributes:
-      seconds: of a product and its derivatives, by shape of the matrix, rows, sparsity, rank, and layout.
+      seconds: the time of a product and its derivatives, by shape of the matrix, rows, sparsity, rank, and layout.
     """
 
     def __init__(self, show: Callable[..., None] = lambda *_: None, with_kernels: bool = True):
@@ -61,7 +61,7 @@ class BlockTimings:
 
 
 def _layouts(shape: tuple[int, int], sparsity: float, rank: int) -> list[Layout]:
-    """Those from which `fastest` chooses."""
+    """The layouts from which `fastest` chooses."""
     layouts = []
     problem = NoLayoutError('there is no candidate')
     for block in CANDIDATES:
@@ -77,7 +77,7 @@ def _layouts(shape: tuple[int, int], sparsity: float, rank: int) -> list[Layout]
 
 
 def _in_kernels(layouts: list[Layout], dtype: jnp.dtype) -> list[Layout]:
-    """Those of the layouts that kernels suit, in kernels."""
+    """The layouts that kernels suit, now with a kernel."""
     found = []
     for layout in layouts:
         stored = layout.groups * layout.blocks
@@ -87,7 +87,7 @@ def _in_kernels(layouts: list[Layout], dtype: jnp.dtype) -> list[Layout]:
 
 
 def _timed(layouts: list[Layout], rows: int, dtype: jnp.dtype) -> dict[Layout, float]:
-    """The median over rounds in which each takes its turn."""
+    """The median time of each layout over rounds in which each takes its turn."""
     calls = {layout: _call(layout, rows, dtype) for layout in layouts}
     times: dict[Layout, list[float]] = {layout: [] for layout in calls}
     for call in calls.values():
@@ -101,7 +101,7 @@ def _timed(layouts: list[Layout], rows: int, dtype: jnp.dtype) -> dict[Layout, f
 
 
 def _call(layout: Layout, rows: int, dtype: jnp.dtype) -> Callable[[], object]:
-    indices = jnp.asarray(positions.balanced(layout, np.random.default_rng(0)))
+    positions = jnp.asarray(block_positions.balanced(layout, np.random.default_rng(0)))
     values = jnp.ones((layout.groups, layout.blocks, *layout.block), dtype)
     inputs = jnp.ones((rows, layout.inputs), dtype)
     cotangents = jnp.ones((rows, layout.outputs), dtype)
@@ -109,12 +109,12 @@ def _call(layout: Layout, rows: int, dtype: jnp.dtype) -> Callable[[], object]:
 
     @jax.jit
     def run(
-        inputs: jax.Array, values: jax.Array, indices: jax.Array, cotangents: jax.Array
+        inputs: jax.Array, values: jax.Array, positions: jax.Array, cotangents: jax.Array
     ) -> object:
         def product(inputs: jax.Array, values: jax.Array) -> jax.Array:
-            return multiply(inputs, values, indices, outputs=layout.outputs)
+            return multiply(inputs, values, positions, outputs=layout.outputs)
 
         result, back = jax.vjp(product, inputs, values)
         return result, back(cotangents.astype(result.dtype))
 
-    return lambda: run(inputs, values, indices, cotangents)
+    return lambda: run(inputs, values, positions, cotangents)

@@ -13,10 +13,11 @@ from jaxpruner.core import optimizer_state, seeds
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.operators.block_kernels.product import multiply as multiply_in_kernel
 from jaxpruner.sparse.operators.blocks import BlockMatrix
-from jaxpruner.sparse.training import conversion, fit_checks, positions
+from jaxpruner.sparse.training import block_positions, conversion, fit_checks
 from jaxpruner.sparse.training.compact_models import (
     CompactModel,
     Gradients,
+    LeafTopology,
     Topology,
     TrainingState,
 )
@@ -38,9 +39,9 @@ class BlockSparse(CompactModel):
     Attributes:
       products: the matrices of the model.
       plan: what becomes of each leaf; it prints as a table.
-      moves: when blocks move, and where to.
+      moves: when blocks are dropped and grown, how many, and by which scores.
       layouts: the blocks of each leaf that is trained in blocks, by name.
-      placement: over which devices they are spread.
+      placement: the devices over which blocks are spread.
 
     >>> import jaxpruner
     >>> params = {'kernel': jnp.ones((16, 32)), 'bias': jnp.zeros(32)}
@@ -103,11 +104,12 @@ class BlockSparse(CompactModel):
         block_norms: Gradients | Callable[[Any, Topology], Gradients] | None = None,
         due: Any = None,
     ) -> tuple[Any, Topology, Any]:
-        """Moves blocks, if the schedule says so: those with the smallest weights leave, and others come.
+        """Drops the smallest blocks and grows as many others, if the schedule says so.
 
-        Of each matrix leave the `floor(fraction * blocks)` blocks whose mean square is smallest, at least one. The
-        largest block of each group stays, unless the fraction is 1. Each group gets a new block for each one that left
-        it. A block that comes starts at zero, with moments of zero. This may be called in every step, inside `jax.jit`.
+        In each matrix, `floor(fraction * blocks)` blocks are dropped, at least one: those with the smallest mean
+        square. The largest block of each group is kept, unless the fraction is 1. Each group grows as many blocks as it
+        dropped. A block that is grown starts at zero, with moments of zero. This may be called in every step, inside
+        `jax.jit`.
 
         Args:
           weights: as they are after the optimizer's step.
@@ -115,9 +117,9 @@ class BlockSparse(CompactModel):
           opt_state: of `tx`.
           tx: the optimizer.
           step: its number, an int32 scalar or a number of Python's.
-          block_norms: for RigL the gradient with respect to `probe()`, by name; or a function of weights and topology
-            that computes it, and is run only if it is needed.
-          due: whether to move now, whatever the schedule says.
+          block_norms: for RigL what the backward pass returns for `probe()`, by name: the norms of the gradient's
+            blocks. Or a function of weights and topology that computes it; it is run only if it is needed.
+          due: whether to drop and grow now, whatever the schedule says.
 
         Returns:
           Weights, topology and state of the optimizer.
@@ -129,33 +131,36 @@ class BlockSparse(CompactModel):
         return self._update(state, tx, step, block_norms, due)
 
     def _operator(
-        self, name: str, stored: Stored, where: Any, probe: jax.Array | None
+        self, name: str, stored: Stored, leaf_topology: LeafTopology, probe: jax.Array | None
     ) -> BlockMatrix:
         layout = self.layouts[name]
         return BlockMatrix(
             **stored,
-            indices=where,
+            indices=leaf_topology['positions'],
             outputs=layout.outputs,
             probe=probe,
             shards=self.placement.shards_of(layout),
             kernel=multiply_in_kernel if layout.in_kernel else None,
         )
 
-    def _restored(self, name: str, stored: Stored, where: Any) -> jax.Array:
-        return conversion.restore(stored, where, self.products.by_leaf[name], self.layouts[name])
+    def _restored(self, name: str, stored: Stored, leaf_topology: LeafTopology) -> jax.Array:
+        positions = leaf_topology['positions']
+        matrix_leaf, layout = self.products.by_leaf[name], self.layouts[name]
+        return conversion.restore(stored, positions, matrix_leaf, layout)
 
-    def _mask(self, name: str, where: Any) -> jax.Array:
-        return conversion.mask_of(where, self.products.by_leaf[name], self.layouts[name])
+    def _mask(self, name: str, leaf_topology: LeafTopology) -> jax.Array:
+        positions = leaf_topology['positions']
+        return conversion.mask_of(positions, self.products.by_leaf[name], self.layouts[name])
 
     def _moved(self, state: TrainingState, scores: Gradients, tx: Any, step: Any) -> TrainingState:
         fraction = self.moves.drop_fraction(step)
         new_topology, flags, moved = {}, {}, {}
         for name, stored in self._stored(state.weights).items():
             values, layout = stored['values'], self.layouts[name]
-            indices = state.topology[name]
-            magnitudes = conversion.mean_magnitudes(values, indices, layout)
-            replacement = positions.replace(indices, magnitudes, scores[name], fraction)
-            new_topology[name] = replacement.indices
+            positions = state.topology[name]
+            magnitudes = conversion.mean_magnitudes(values, positions, layout)
+            replacement = block_positions.replace(positions, magnitudes, scores[name], fraction)
+            new_topology[name] = replacement.positions
             is_new = jnp.broadcast_to(replacement.is_new[..., None, None], values.shape)
             moved[name] = {**stored, 'values': jnp.where(is_new, 0, values)}
             flags[name] = {**dict.fromkeys(stored), 'values': is_new}
@@ -165,12 +170,12 @@ class BlockSparse(CompactModel):
         return TrainingState(weights, new_topology, opt_state)
 
     @staticmethod
-    def _topology_arrays(where: Any) -> Mapping[str, Any]:
-        return {'positions': where}
+    def _topology_arrays(entry: Any) -> LeafTopology:
+        return {'positions': entry}
 
-    def _check_positions(self, name: str, where: Any) -> None:
-        bound = self.layouts[name].candidates
-        fit_checks.check_positions(name, where, bound, must_ascend=False)
+    def _check_positions(self, name: str, leaf_topology: LeafTopology) -> None:
+        positions, bound = leaf_topology['positions'], self.layouts[name].candidates
+        fit_checks.check_positions(name, positions, bound, must_ascend=False)
 
     def _pack(self, params: Any, topology: Topology | None) -> tuple[Any, Topology]:
         leaves = self.products.by_name(params)
@@ -179,15 +184,15 @@ class BlockSparse(CompactModel):
         for (name, layout), key in zip(self.layouts.items(), keys, strict=True):
             leaf, matrix_leaf = leaves[name], self.products.by_leaf[name]
             if topology is None:
-                indices = conversion.largest_blocks(leaf, matrix_leaf, layout)
+                positions = conversion.largest_blocks(leaf, matrix_leaf, layout)
             else:
-                indices = topology[name]
-            stored[name] = conversion.store(leaf, indices, matrix_leaf, layout, key)
-            packed[name] = jnp.asarray(indices, jnp.int32)
+                positions = topology[name]
+            stored[name] = conversion.store(leaf, positions, matrix_leaf, layout, key)
+            packed[name] = jnp.asarray(positions, jnp.int32)
         return self.products.put(params, stored), packed
 
     def _placed(self, weights: Any, topology: Topology) -> tuple[Any, Topology]:
-        """On the devices of the mesh, if there is one; leaves that stay dense are left where they are."""
+        """Puts stored blocks on the devices of the mesh, if there is one; leaves that stay dense are not moved."""
         if self.placement.mesh is None:
             return weights, topology
         stored, placed = {}, {}
@@ -205,5 +210,5 @@ def balanced_positions(layouts: Mapping[str, Layout], moves: MoveSettings) -> di
     """The positions at which training starts."""
     topology = {}
     for number, (name, layout) in enumerate(layouts.items()):
-        topology[name] = positions.balanced(layout, moves.host_rng(number))
+        topology[name] = block_positions.balanced(layout, moves.host_rng(number))
     return topology

@@ -1,4 +1,4 @@
-"""When blocks or single weights are replaced, and how many."""
+"""When blocks or single weights are dropped and grown, and how many."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,13 +19,13 @@ _LOOKED_AT = 4  # update steps
 
 @dataclasses.dataclass(frozen=True)
 class MoveSettings:
-    """When blocks or single weights are replaced, how many, and by which.
+    """When blocks or single weights are dropped, how many, and by which algorithm others are grown.
 
     Attributes:
       algorithm: which are grown: `'static_sparse'`, `'set'` or `'rigl'`.
       scheduler: says in which steps; its sparsity has to stay the same.
-      drop_fraction_fn: step -> the share of the stored blocks or weights of each matrix.
-      rng_seed: of positions drawn at random.
+      drop_fraction_fn: step -> the share of the stored blocks or weights of each matrix that is dropped.
+      rng_seed: the seed of positions drawn at random.
 
     Raises:
       ValueError: an unknown algorithm, a schedule whose sparsity changes, a fraction outside [0, 1] at one of the
@@ -48,12 +48,12 @@ class MoveSettings:
 
     @property
     def ever_moves(self) -> bool:
-        """Whether anything is ever replaced."""
+        """Whether anything is ever dropped."""
         never = isinstance(self.scheduler, sparsity_schedules.NoUpdateSchedule)
         return self.algorithm != STATIC and not never
 
     def drop_fraction(self, step: Any) -> Any:
-        """The share that is replaced at a step.
+        """The share that is dropped at a step.
 
         Raises:
           ValueError: it lies outside [0, 1]; a traced one is not looked at.

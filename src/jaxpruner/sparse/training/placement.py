@@ -1,4 +1,4 @@
-"""On which devices the blocks of a model lie: groups of outputs are spread over an axis of a mesh."""
+"""The devices on which the blocks of a model lie: groups of outputs are spread over an axis of a mesh."""
 
 import dataclasses
 from typing import Any

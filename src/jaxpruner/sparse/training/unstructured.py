@@ -47,9 +47,10 @@ def unstructured_sparse(
       sparsity: the share of the weights of each matrix that is not stored, or by name or glob of the leaf.
       only: names or globs of the leaves that are meant; by default all matrices but convolutions.
       algorithm: `'static_sparse'`, `'set'` or `'rigl'`, as in configurations.
-      scheduler: when weights are replaced, such as `PeriodicSchedule`; by default never. Its sparsity may not change.
-      drop_fraction_fn: step -> the share of the kept weights that is replaced then.
-      rng_seed: of positions, a whole number or a key.
+      scheduler: when weights are dropped and grown, such as `PeriodicSchedule`; by default never. Its sparsity may not
+        change.
+      drop_fraction_fn: step -> the share of the kept weights that is dropped then.
+      rng_seed: the seed of positions, a whole number or a key.
 
     Returns:
       A model that holds no arrays: `pack` makes them.

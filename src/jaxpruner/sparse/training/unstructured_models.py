@@ -10,11 +10,11 @@ import optax
 
 from jaxpruner.core import kept_positions
 from jaxpruner.sparse.operators.csr import CsrMatrix
-from jaxpruner.sparse.training import fit_checks
-from jaxpruner.sparse.training import unstructured_positions as positions_lib
+from jaxpruner.sparse.training import fit_checks, unstructured_positions
 from jaxpruner.sparse.training.compact_models import (
     CompactModel,
     Gradients,
+    LeafTopology,
     Topology,
     TrainingState,
 )
@@ -34,7 +34,7 @@ class UnstructuredSparse(CompactModel):
     Attributes:
       products: the matrices of the model.
       plan: what becomes of each leaf; it prints as a table.
-      moves: when weights are replaced, and by which.
+      moves: when weights are dropped and grown, how many, and by which scores.
       leaves: how many weights are kept, by name.
 
     >>> UnstructuredSparse.__dataclass_params__.frozen
@@ -82,11 +82,11 @@ class UnstructuredSparse(CompactModel):
                 positions = jnp.asarray(topology[name]['positions'])
                 packed[name] = leaf.arrays_of(positions)
             elif select == 'magnitude':
-                packed[name] = leaf.arrays_of(positions_lib.largest(leaf, matrices))
+                packed[name] = leaf.arrays_of(unstructured_positions.largest(leaf, matrices))
             else:
                 rng = self.moves.host_rng(number)
-                packed[name] = leaf.arrays_of(jnp.asarray(positions_lib.drawn(leaf, rng)))
-            compressed = positions_lib.gathered(leaf, matrices, packed[name]['positions'])
+                packed[name] = leaf.arrays_of(jnp.asarray(unstructured_positions.drawn(leaf, rng)))
+            compressed = unstructured_positions.gathered(leaf, matrices, packed[name]['positions'])
             stored[name] = {'compressed': compressed}
         return self.products.put(params, stored), packed
 
@@ -101,9 +101,9 @@ class UnstructuredSparse(CompactModel):
         dense_grads: Gradients | Callable[[Any, Topology], Gradients] | None = None,
         due: Any = None,
     ) -> tuple[Any, Topology, Any]:
-        """Replaces weights, if the schedule says so: the smallest leave, and others come at zero, without moments.
+        """Drops the smallest weights and grows as many others, if the schedule says so.
 
-        It may be called in every step, inside `jax.jit`.
+        A weight that is grown starts at zero, with moments of zero. This may be called in every step, inside `jax.jit`.
 
         Args:
           weights: as they are after the optimizer's step.
@@ -111,9 +111,9 @@ class UnstructuredSparse(CompactModel):
           opt_state: of `tx`.
           tx: the optimizer.
           step: its number, an int32 scalar or a number of Python's.
-          dense_grads: for RigL the gradient with respect to `probe()`, by name; or a function of weights and topology
-            that computes it, and is run only if it is needed.
-          due: whether to replace weights now, whatever the schedule says.
+          dense_grads: for RigL what the backward pass returns for `probe()`, by name: gradients of the dense leaves. Or
+            a function of weights and topology that computes it; it is run only if it is needed.
+          due: whether to drop and grow now, whatever the schedule says.
 
         Returns:
           Weights, topology and state of the optimizer.
@@ -125,21 +125,21 @@ class UnstructuredSparse(CompactModel):
         return self._update(state, tx, step, dense_grads, due)
 
     def _operator(
-        self, name: str, stored: Stored, where: Any, probe: jax.Array | None
+        self, name: str, stored: Stored, leaf_topology: LeafTopology, probe: jax.Array | None
     ) -> CsrMatrix:
-        pattern = positions_lib.pattern_of(where)
+        pattern = unstructured_positions.pattern_of(leaf_topology)
         return CsrMatrix(stored['compressed'], pattern, probe)
 
-    def _restored(self, name: str, stored: Stored, where: Any) -> jax.Array:
-        return self._dense(name, stored['compressed'], where)
+    def _restored(self, name: str, stored: Stored, leaf_topology: LeafTopology) -> jax.Array:
+        return self._dense(name, stored['compressed'], leaf_topology['positions'])
 
-    def _mask(self, name: str, where: Any) -> jax.Array:
-        ones = jnp.ones(where['positions'].shape, jnp.uint8)
-        return self._dense(name, ones, where)
+    def _mask(self, name: str, leaf_topology: LeafTopology) -> jax.Array:
+        positions = leaf_topology['positions']
+        return self._dense(name, jnp.ones(positions.shape, jnp.uint8), positions)
 
-    def _dense(self, name: str, compressed: jax.Array, where: Any) -> jax.Array:
+    def _dense(self, name: str, compressed: jax.Array, positions: jax.Array) -> jax.Array:
         """The leaf with these weights, and zeros elsewhere."""
-        matrices = positions_lib.scattered(self.leaves[name], compressed, where['positions'])
+        matrices = unstructured_positions.scattered(self.leaves[name], compressed, positions)
         return self.products.by_leaf[name].from_matrix(matrices)
 
     def _moved(self, state: TrainingState, scores: Gradients, tx: Any, step: Any) -> TrainingState:
@@ -147,9 +147,11 @@ class UnstructuredSparse(CompactModel):
         new_topology, moved, places_by_name = {}, {}, {}
         for name, stored in self._stored(state.weights).items():
             leaf, compressed = self.leaves[name], stored['compressed']
-            old = state.topology[name]['positions']
-            new, places = positions_lib.replaced(leaf, compressed, old, scores[name], fraction)
-            new_topology[name] = leaf.arrays_of(new)
+            positions = state.topology[name]['positions']
+            new_positions, places = unstructured_positions.replaced(
+                leaf, compressed, positions, scores[name], fraction
+            )
+            new_topology[name] = leaf.arrays_of(new_positions)
             moved[name] = {'compressed': kept_positions.moved(compressed, places)}
             places_by_name[name] = {'compressed': places}
         nothing = jax.tree.map(lambda _: jnp.zeros((), jnp.int32), self.products.params)
@@ -159,10 +161,10 @@ class UnstructuredSparse(CompactModel):
         return TrainingState(weights, new_topology, opt_state)
 
     @staticmethod
-    def _topology_arrays(where: Any) -> Mapping[str, Any]:
-        return where
+    def _topology_arrays(entry: Any) -> LeafTopology:
+        return entry
 
-    def _check_positions(self, name: str, where: Any) -> None:
+    def _check_positions(self, name: str, leaf_topology: LeafTopology) -> None:
         leaf = self.leaves[name]
         bound = leaf.inputs * leaf.outputs
-        fit_checks.check_positions(name, where['positions'], bound, must_ascend=True)
+        fit_checks.check_positions(name, leaf_topology['positions'], bound, must_ascend=True)

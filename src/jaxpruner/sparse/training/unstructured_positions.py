@@ -1,8 +1,8 @@
-"""Where the kept weights of matrices stand: at first, and after some were replaced."""
+"""Where the kept weights of matrices stand: at first, and after some were dropped and others grown."""
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -37,17 +37,17 @@ class KeptWeights:
 
     @property
     def positions_shape(self) -> tuple[int, ...]:
-        """Of the positions of kept weights."""
+        """The shape of the positions of kept weights."""
         return *self.layers, self.kept
 
     @property
     def values_shape(self) -> tuple[int, ...]:
-        """Of the kept weights."""
+        """The shape of the kept weights."""
         return self.positions_shape
 
     @property
     def topology_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of what says where its weights are, by name."""
+        """The shapes of the arrays that say where its weights are, by name."""
         return {
             'positions': self.positions_shape,
             'row_offsets': (*self.layers, self.inputs + 1),
@@ -57,12 +57,12 @@ class KeptWeights:
 
     @property
     def candidates_shape(self) -> tuple[int, ...]:
-        """Of a number for each weight that could be kept."""
+        """The shape of an array with a number for each weight that could be kept."""
         return *self.layers, self.inputs, self.outputs
 
     @property
     def words(self) -> str:
-        """What a plan says of it."""
+        """How a plan describes it."""
         each = f'each of {math.prod(self.layers)} ' if self.layers else ''
         return f'unstructured, {self.kept:,} weights of {each}{self.inputs}×{self.outputs}'
 
@@ -81,7 +81,7 @@ class KeptWeights:
         return self.over_layers(of_matrix)(positions)
 
 
-def pattern_of(arrays: PatternArrays) -> CsrPattern:
+def pattern_of(arrays: Mapping[str, Any]) -> CsrPattern:
     """The pattern whose arrays these are."""
     return CsrPattern(**arrays)
 
@@ -135,14 +135,14 @@ def replaced(
     grow_scores: jax.Array,
     fraction: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """Drops the smallest weights of each matrix and stores the same number of others, as RigL and SET of masks do.
+    """Drops the smallest weights of each matrix and grows as many others, as RigL and SET of masks do.
 
     Args:
       leaf: how many there are.
       compressed: float[*layers, kept].
       positions: int32[*layers, kept].
-      grow_scores: [*layers, inputs, outputs]; the largest that are not kept come.
-      fraction: the share of the kept weights that is replaced.
+      grow_scores: [*layers, inputs, outputs]; of weights that are not kept, those with the largest are grown.
+      fraction: the share of the kept weights that is dropped, and grown elsewhere.
 
     Returns:
       New positions, and for each kept weight its place among all that the leaf kept before (their number, if it has

@@ -29,7 +29,7 @@ def multiply(
       values: `[groups, blocks, in, out]`.
       indices: int32`[groups, blocks]`.
       outputs: of the matrix, at most groups times `out`.
-      probe: see `blocks.multiply`; its cotangent is computed without a kernel.
+      probe: as in `blocks.multiply`; its norms are computed without a kernel.
       kernels: those for the default device unless given.
 
     Raises:

@@ -36,7 +36,7 @@ class Kernels(Protocol):
     """What the kernels for a device provide; they know nothing of padding and `vmap`."""
 
     def tile_of(self, rows: int) -> int:
-        """Of how many rows a tile is; kernels get a multiple of it."""
+        """The number of rows of a tile; kernels get a multiple of it."""
         ...
 
     def product(self, rows: jax.Array, blocks: jax.Array, steps: Steps, targets: int) -> jax.Array:

@@ -38,7 +38,7 @@ class TpuKernels:
 
     @classmethod
     def as_configured(cls) -> 'TpuKernels':
-        """Those of JAX's default precision; a kernel has the lowest and the highest."""
+        """The kernels of JAX's default precision; a kernel has the lowest and the highest."""
         config: Any = jax.config  # its names are made as JAX is loaded
         if config.jax_default_matmul_precision in _ROUNDED:
             return cls()
@@ -152,7 +152,7 @@ class _Refs(NamedTuple):
 
     @classmethod
     def of(cls, refs: Sequence[Any]) -> '_Refs':
-        """Of the references in the kernel's order."""
+        """Makes it of references in the kernel's order."""
         return cls(*_split_steps(refs))
 
     def add(self, product: jax.Array, is_first: Any, is_last: Any) -> None:

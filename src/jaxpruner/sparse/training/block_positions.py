@@ -1,4 +1,4 @@
-"""Which blocks are stored: at first, and after some were replaced."""
+"""Which blocks are stored: at first, and after some were dropped and others grown."""
 
 from typing import NamedTuple
 
@@ -20,15 +20,15 @@ def balanced(layout: Layout, rng: np.random.Generator) -> np.ndarray:
     array([0, 1, 2, 3, 4, 5], dtype=int32)
     """
     layers = int(np.prod(layout.layers))
-    indices = np.empty((layers, layout.groups, layout.blocks), np.int32)
-    for layer in indices:
+    positions = np.empty((layers, layout.groups, layout.blocks), np.int32)
+    for layer in positions:
         readers = np.zeros(layout.candidates)  # groups that read each block of inputs
         for group in layer:
             # Those with the fewest readers; which of them, chance decides.
             order = np.argsort(readers + rng.random(layout.candidates))
             group[:] = np.sort(order[: layout.blocks])
             readers[group] += 1
-    return indices.reshape(*layout.layers, layout.groups, layout.blocks)
+    return positions.reshape(*layout.layers, layout.groups, layout.blocks)
 
 
 def largest(norms: jax.Array, blocks: int) -> jax.Array:
@@ -41,35 +41,35 @@ def largest(norms: jax.Array, blocks: int) -> jax.Array:
 
 
 class Replacement(NamedTuple):
-    """What became of the stored blocks of a leaf."""
+    """The stored blocks of a leaf, after some were dropped and others grown."""
 
-    indices: jax.Array  # int32[*layers, groups, blocks]
-    is_new: jax.Array  # bool[*layers, groups, blocks]: another block stands here now
+    positions: jax.Array  # int32[*layers, groups, blocks]
+    is_new: jax.Array  # bool[*layers, groups, blocks]: a grown block stands here now
 
 
 def replace(
-    indices: jax.Array, magnitudes: jax.Array, scores: jax.Array, fraction: jax.Array | float
+    positions: jax.Array, magnitudes: jax.Array, scores: jax.Array, fraction: jax.Array | float
 ) -> Replacement:
-    """Drops a share of the stored blocks of each matrix, and stores others in the groups that lose some.
+    """Drops a share of the stored blocks of each matrix, and grows as many others in the same groups.
 
-    Of all `stored` blocks of a matrix the `floor(fraction * stored)` with the smallest magnitudes are dropped, but at
-    least one, unless the fraction is 0. So a group may lose several blocks, and another none. Each group keeps its
-    largest block, unless the fraction is 1: a group that loses all of its blocks has learned nothing. What was dropped
-    may come back at once. A block that stays, or comes back, keeps its place.
+    In each matrix, `floor(fraction * stored)` blocks are dropped, of the `stored` ones those with the smallest
+    magnitudes. At least one is dropped, unless the fraction is 0. A group may lose several blocks, and another none.
+    Each group keeps its largest block, unless the fraction is 1: a group that loses all of its blocks forgets what it
+    has learned. A dropped block may be grown again at once. It then keeps its place, as a kept block does.
 
     Args:
-      indices: int32 `[*layers, groups, blocks]`.
+      positions: int32 `[*layers, groups, blocks]`.
       magnitudes: `[*layers, groups, blocks]`; blocks with the smallest are dropped.
-      scores: `[*layers, groups, candidates]`; of blocks that are not kept those with the largest are stored.
+      scores: `[*layers, groups, candidates]`; of blocks that are not kept, those with the largest are grown.
       fraction: the share that is dropped.
 
-    >>> indices, magnitudes = jnp.array([[0, 2, 3]]), jnp.array([[5.0, 1.0, 4.0]])
-    >>> replace(indices, magnitudes, scores=jnp.array([[9.0, 2.0, 1.0, 0.0]]), fraction=0.5).indices
+    >>> positions, magnitudes = jnp.array([[0, 2, 3]]), jnp.array([[5.0, 1.0, 4.0]])
+    >>> replace(positions, magnitudes, scores=jnp.array([[9.0, 2.0, 1.0, 0.0]]), fraction=0.5).positions
     Array([[0, 1, 3]], dtype=int32)
     """
-    *layers, groups, blocks = indices.shape
+    *layers, groups, blocks = positions.shape
     is_dropped = _dropped(magnitudes.reshape(-1, groups, blocks), fraction)
-    operands = indices, is_dropped, scores
+    operands = positions, is_dropped, scores
     of_groups = [x.reshape(-1, x.shape[-1]) for x in operands]
     replaced = jax.vmap(_replace_in_group)(*of_groups)
     return Replacement(*[x.reshape(*layers, groups, blocks) for x in replaced])
@@ -91,26 +91,28 @@ def _dropped(magnitudes: jax.Array, fraction: jax.Array | float) -> jax.Array:
     return (ranks < count).reshape(magnitudes.shape)
 
 
-def _replace_in_group(indices: jax.Array, is_dropped: jax.Array, scores: jax.Array) -> Replacement:
-    """One group. A dropped block whose score brings it back stays in its place; the other places get new blocks.
+def _replace_in_group(
+    positions: jax.Array, is_dropped: jax.Array, scores: jax.Array
+) -> Replacement:
+    """One group. A dropped block that is grown again stays in its place; the other places get new blocks.
 
-    indices      0 2 3
+    positions    0 2 3
     is_dropped   . x x      2 dropped, so 2 are grown
     scores       9 2 1 0    0 is kept; of the others 1 and 2 score highest, and are grown
-    is_new       . . x      2 stays, since it was grown again; 3 is replaced
+    is_new       . . x      2 stays, since it is grown again; 1 takes the place of 3
     result       0 2 1
     """
     count = jnp.sum(is_dropped)
-    was_stored = jnp.zeros(scores.shape, bool).at[indices].set(True)
-    is_kept = jnp.zeros(scores.shape, bool).at[indices].set(~is_dropped)
+    was_stored = jnp.zeros(scores.shape, bool).at[positions].set(True)
+    is_kept = jnp.zeros(scores.shape, bool).at[positions].set(~is_dropped)
     # NaN ranks last, and a kept block behind it.
     merits = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
     is_grown = (_ranks(-merits, last=is_kept) < count) & ~is_kept
-    is_new = is_dropped & ~is_grown[indices]
+    is_new = is_dropped & ~is_grown[positions]
     # The numbers of the new blocks, ascending; what stands behind them is not read.
     new_blocks = jnp.argsort(~is_grown | was_stored, stable=True)
     which_new = jnp.cumsum(is_new) - 1
-    replaced = jnp.where(is_new, new_blocks[which_new].astype(indices.dtype), indices)
+    replaced = jnp.where(is_new, new_blocks[which_new].astype(positions.dtype), positions)
     return Replacement(replaced, is_new)
 
 
