@@ -73,15 +73,16 @@ def unpack(packed: Any, like: tree_lib.PyTree = None) -> Any:
     if _is_packed(packed):
         return _unpacked('the leaf', packed)
     paths, nodes, _ = tree_lib.flatten_with_paths(packed, is_leaf=_is_packed)
-    by_name = {'.'.join(path): node for path, node in zip(paths, nodes, strict=True)}
+    names = ['.'.join(path) for path in paths]
     if like is not None:
+        by_name = dict(zip(names, nodes, strict=True))
         specs = {name: _spec(name, node) for name, node in by_name.items()}
         return arranged_like(like, specs, lambda name: _unpacked(name, by_name[name]))
     if _is_array(packed):
         return np.asarray(packed)
     leaves = {}
-    for path, node in zip(paths, nodes, strict=True):
-        leaves[path] = _unpacked('.'.join(path), node)
+    for path, name, node in zip(paths, names, nodes, strict=True):
+        leaves[path] = _unpacked(name, node)
     return nested(leaves)
 
 
@@ -177,7 +178,9 @@ def _unpacked(name: str, node: Any) -> np.ndarray:
 
 
 def _stored_mask(name: str, node: Any) -> np.ndarray:
-    return table.stored_mask(*_checked(name, node)).astype(np.uint8)
+    format_name, arrays = _checked(name, node)
+    mask = table.stored_mask(format_name, arrays)
+    return mask.astype(np.uint8)
 
 
 def _spec(name: str, node: Any) -> tuple[tuple[int, ...], np.dtype]:

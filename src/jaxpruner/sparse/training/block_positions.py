@@ -19,16 +19,16 @@ def balanced(layout: Layout, rng: np.random.Generator) -> np.ndarray:
     >>> np.sort(balanced(layout, np.random.default_rng(0)), axis=None)
     array([0, 1, 2, 3, 4, 5], dtype=int32)
     """
-    layers = int(np.prod(layout.layers))
-    positions = np.empty((layers, layout.groups, layout.blocks), np.int32)
-    for layer in positions:
+    positions = np.empty(layout.positions_shape, np.int32)
+    for layer in positions.reshape(-1, layout.groups, layout.blocks):
         readers = np.zeros(layout.candidates)  # groups that read each block of inputs
         for group in layer:
             # Those with the fewest readers; which of them, chance decides.
-            order = np.argsort(readers + rng.random(layout.candidates))
+            chance = rng.random(layout.candidates)
+            order = np.argsort(readers + chance)
             group[:] = np.sort(order[: layout.blocks])
             readers[group] += 1
-    return positions.reshape(*layout.layers, layout.groups, layout.blocks)
+    return positions
 
 
 def largest(norms: jax.Array, blocks: int) -> jax.Array:
@@ -37,7 +37,8 @@ def largest(norms: jax.Array, blocks: int) -> jax.Array:
     >>> largest(jnp.array([[3.0, 1.0, 2.0]]), 2)
     Array([[0, 2]], dtype=int32)
     """
-    return jnp.sort(jax.lax.top_k(norms, blocks)[1].astype(jnp.int32), axis=-1)
+    _, positions = jax.lax.top_k(norms, blocks)
+    return jnp.sort(positions.astype(jnp.int32), axis=-1)
 
 
 class Replacement(NamedTuple):
@@ -67,33 +68,39 @@ def replace(
     >>> replace(positions, magnitudes, scores=jnp.array([[9.0, 2.0, 1.0, 0.0]]), fraction=0.5).positions
     Array([[0, 1, 3]], dtype=int32)
     """
-    *layers, groups, blocks = positions.shape
-    is_dropped = _dropped(magnitudes.reshape(-1, groups, blocks), fraction)
-    operands = positions, is_dropped, scores
-    of_groups = [x.reshape(-1, x.shape[-1]) for x in operands]
-    replaced = jax.vmap(_replace_in_group)(*of_groups)
-    return Replacement(*[x.reshape(*layers, groups, blocks) for x in replaced])
+    drop_in_matrices = jnp.vectorize(_is_dropped, signature='(g,b),()->(g,b)')
+    is_dropped = drop_in_matrices(magnitudes, fraction)
+    replace_in_groups = jnp.vectorize(_replace_in_group, signature='(b),(b),(c)->(b),(b)')
+    new_positions, is_new = replace_in_groups(positions, is_dropped, scores)
+    return Replacement(new_positions, is_new)
 
 
-def _dropped(magnitudes: jax.Array, fraction: jax.Array | float) -> jax.Array:
-    """Which stored blocks of each matrix are dropped: bool`[matrices, groups, blocks]`, as the magnitudes are."""
-    matrices, groups, blocks = magnitudes.shape
-    stored = groups * blocks
-    fraction = jnp.asarray(fraction, jnp.float32)
-    # 0.3 of 10 is 3, whatever rounding makes of it.
-    count = jnp.floor(fraction * stored + 1e-4).astype(jnp.int32)
-    count = jnp.maximum(count, jnp.where(fraction > 0, 1, 0))
-    count = jnp.minimum(count, jnp.where(fraction < 1, stored - groups, stored))
-    largest = jnp.argmax(magnitudes, axis=-1)
-    is_largest = jnp.arange(blocks) == largest[..., None]
-    flat = magnitudes.reshape(matrices, stored)
-    ranks = jax.vmap(_ranks)(flat, is_largest.reshape(matrices, stored))
+def _is_dropped(magnitudes: jax.Array, fraction: jax.Array) -> jax.Array:
+    """Which stored blocks of a matrix are dropped: bool`[groups, blocks]`, as the magnitudes are."""
+    count = _number_to_drop(magnitudes.shape, fraction)
+    largest = jnp.argmax(magnitudes, axis=-1, keepdims=True)
+    is_largest = jnp.arange(magnitudes.shape[-1]) == largest
+    # The largest block of each group is dropped after all others.
+    ranks = _ranks(magnitudes.ravel(), last=is_largest.ravel())
     return (ranks < count).reshape(magnitudes.shape)
+
+
+def _number_to_drop(shape: tuple[int, ...], fraction: jax.Array) -> jax.Array:
+    """How many stored blocks `[groups, blocks]` of a matrix are dropped."""
+    groups, blocks = shape
+    stored = groups * blocks
+    fraction = fraction.astype(jnp.float32)
+    # 0.3 of 10 is 3, whatever rounding makes of it.
+    count = jnp.floor(fraction * stored + 1e-4)
+    least = jnp.where(fraction > 0, 1, 0)
+    most = jnp.where(fraction < 1, stored - groups, stored)
+    count = jnp.maximum(count.astype(jnp.int32), least)
+    return jnp.minimum(count, most)
 
 
 def _replace_in_group(
     positions: jax.Array, is_dropped: jax.Array, scores: jax.Array
-) -> Replacement:
+) -> tuple[jax.Array, jax.Array]:
     """One group. A dropped block that is grown again stays in its place; the other places get new blocks.
 
     positions    0 2 3
@@ -103,21 +110,23 @@ def _replace_in_group(
     result       0 2 1
     """
     count = jnp.sum(is_dropped)
-    was_stored = jnp.zeros(scores.shape, bool).at[positions].set(True)
-    is_kept = jnp.zeros(scores.shape, bool).at[positions].set(~is_dropped)
+    none = jnp.zeros(scores.shape, bool)
+    was_stored = none.at[positions].set(True)
+    is_kept = none.at[positions].set(~is_dropped)
     # NaN ranks last, and a kept block behind it.
     merits = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
-    is_grown = (_ranks(-merits, last=is_kept) < count) & ~is_kept
+    ranks = _ranks(-merits, last=is_kept)
+    is_grown = (ranks < count) & ~is_kept
     is_new = is_dropped & ~is_grown[positions]
     # The numbers of the new blocks, ascending; what stands behind them is not read.
     new_blocks = jnp.argsort(~is_grown | was_stored, stable=True)
     which_new = jnp.cumsum(is_new) - 1
-    replaced = jnp.where(is_new, new_blocks[which_new].astype(positions.dtype), positions)
-    return Replacement(replaced, is_new)
+    grown = new_blocks[which_new].astype(positions.dtype)
+    return jnp.where(is_new, grown, positions), is_new
 
 
-def _ranks(values: jax.Array, last: jax.Array | None = None) -> jax.Array:
+def _ranks(values: jax.Array, last: jax.Array) -> jax.Array:
     """The rank of each value, 0 for the smallest; ties in their order. What `last` flags comes behind all others."""
-    keys = (values,) if last is None else (values, last)
-    order = jnp.lexsort(keys)
-    return jnp.zeros(len(order), jnp.int32).at[order].set(jnp.arange(len(order), dtype=jnp.int32))
+    order = jnp.lexsort((values, last))
+    ascending = jnp.arange(len(order), dtype=jnp.int32)
+    return jnp.zeros_like(ascending).at[order].set(ascending)

@@ -1,5 +1,6 @@
 """Converts between the leaf of a dense model and what is stored of it."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,21 +16,12 @@ from jaxpruner.sparse.training.layouts import Layout
 Stored = Mapping[str, jax.Array]  # 'values', and with a term of low rank 'down' and 'up'
 
 
-def largest_blocks(leaf: jax.Array, matrix_leaf: MatrixLeaf, layout: Layout) -> jax.Array:
-    """The positions of the blocks with the largest norms, the same number in each group."""
-    every = jnp.broadcast_to(jnp.arange(layout.candidates), (layout.groups, layout.candidates))
-
-    def choose(matrix: jax.Array) -> jax.Array:
-        norms = block_norms(block_layout.gather_blocks(matrix, every, layout.block))
-        return block_positions.largest(norms, layout.blocks)
-
-    return _over_layers(choose, layout)(matrix_leaf.to_matrix(leaf))
-
-
 def block_norms(values: jax.Array) -> jax.Array:
     """The norms of stored blocks, float`[*layers, groups, blocks]`."""
-    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
-    return jnp.sqrt(jnp.sum(values * values, axis=(-2, -1)))
+    dtype = jnp.promote_types(values.dtype, jnp.float32)
+    values = values.astype(dtype)
+    squares = jnp.sum(values * values, axis=(-2, -1))
+    return jnp.sqrt(squares)
 
 
 def mean_magnitudes(values: jax.Array, positions: jax.Array, layout: Layout) -> jax.Array:
@@ -37,54 +29,82 @@ def mean_magnitudes(values: jax.Array, positions: jax.Array, layout: Layout) -> 
 
     Padding does not count, so that blocks at the edge compare with whole ones.
     """
-    of_candidates = jnp.broadcast_to(layout.block_sizes(), layout.candidates_shape)
-    sizes = jnp.take_along_axis(of_candidates, positions, axis=-1)
-    return block_norms(values) / jnp.sqrt(sizes)
+    sizes = jnp.broadcast_to(layout.block_sizes(), layout.candidates_shape)
+    stored_sizes = jnp.take_along_axis(sizes, positions, axis=-1)
+    return block_norms(values) / jnp.sqrt(stored_sizes)
 
 
-def store(
-    leaf: jax.Array, positions: jax.Array, matrix_leaf: MatrixLeaf, layout: Layout, key: jax.Array
-) -> dict[str, jax.Array]:
-    """The blocks of a leaf, and a term of low rank that is zero: its first matrix is random, the second one zero."""
+@dataclasses.dataclass(frozen=True)
+class BlockLeaf:
+    """A leaf that is trained in blocks.
 
-    def gather(matrix: jax.Array, positions: jax.Array) -> jax.Array:
-        return block_layout.gather_blocks(matrix, positions, layout.block)
+    Attributes:
+      matrix_leaf: how the leaf is a matrix.
+      layout: how the matrix is cut into blocks.
+    """
 
-    matrices = matrix_leaf.to_matrix(leaf)
-    stored = {'values': _over_layers(gather, layout)(matrices, positions)}
-    if layout.rank:
-        # It maps inputs as a dense layer does at its start.
-        down = jax.random.normal(key, (*layout.layers, layout.inputs, layout.rank))
-        stored['down'] = (down / np.sqrt(layout.inputs)).astype(matrices.dtype)
-        stored['up'] = jnp.zeros((*layout.layers, layout.rank, layout.outputs), matrices.dtype)
-    return stored
+    matrix_leaf: MatrixLeaf
+    layout: Layout
 
+    def largest_blocks(self, leaf: jax.Array) -> jax.Array:
+        """The positions of the blocks with the largest norms, the same number in each group."""
+        layout = self.layout
+        numbers = jnp.arange(layout.candidates)
+        every = jnp.broadcast_to(numbers, (layout.groups, layout.candidates))
 
-def restore(
-    stored: Stored, positions: jax.Array, matrix_leaf: MatrixLeaf, layout: Layout
-) -> jax.Array:
-    """The leaf that a model with these blocks stands for."""
+        def choose(matrix: jax.Array) -> jax.Array:
+            blocks = block_layout.gather_blocks(matrix, every, layout.block)
+            return block_positions.largest(block_norms(blocks), layout.blocks)
 
-    def scatter(stored: Stored, positions: jax.Array) -> jax.Array:
-        values = stored['values']
-        matrix = block_layout.scatter_blocks(values, positions, layout.inputs, layout.outputs)
-        return matrix + stored['down'] @ stored['up'] if layout.rank else matrix
+        matrices = self.matrix_leaf.to_matrix(leaf)
+        return self._over_layers(choose)(matrices)
 
-    return matrix_leaf.from_matrix(_over_layers(scatter, layout)(stored, positions))
+    def store(self, leaf: jax.Array, positions: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
+        """The blocks of a leaf, and a term of low rank that is zero: `'down'` is random, `'up'` is zero."""
+        layout = self.layout
 
+        def gather(matrix: jax.Array, positions: jax.Array) -> jax.Array:
+            return block_layout.gather_blocks(matrix, positions, layout.block)
 
-def mask_of(positions: jax.Array, matrix_leaf: MatrixLeaf, layout: Layout) -> jax.Array:
-    """The mask of the blocks, uint8 in the leaf's shape."""
+        matrices = self.matrix_leaf.to_matrix(leaf)
+        stored = {'values': self._over_layers(gather)(matrices, positions)}
+        if layout.rank:
+            down_shape = *layout.layers, layout.inputs, layout.rank
+            up_shape = *layout.layers, layout.rank, layout.outputs
+            # It maps inputs as a dense layer does at its start.
+            down = jax.random.normal(key, down_shape) / np.sqrt(layout.inputs)
+            stored['down'] = down.astype(matrices.dtype)
+            stored['up'] = jnp.zeros(up_shape, matrices.dtype)
+        return stored
 
-    def scatter(positions: jax.Array) -> jax.Array:
+    def restore(self, stored: Stored, positions: jax.Array) -> jax.Array:
+        """The leaf that a model with these blocks stands for."""
+
+        def scatter(stored: Stored, positions: jax.Array) -> jax.Array:
+            matrix = self._scatter(stored['values'], positions)
+            return matrix + stored['down'] @ stored['up'] if self.layout.rank else matrix
+
+        matrices = self._over_layers(scatter)(stored, positions)
+        return self.matrix_leaf.from_matrix(matrices)
+
+    def mask(self, positions: jax.Array) -> jax.Array:
+        """The mask of the blocks, uint8 in the leaf's shape."""
+        layout = self.layout
         ones = jnp.ones((layout.groups, layout.blocks, *layout.block), jnp.uint8)
-        return block_layout.scatter_blocks(ones, positions, layout.inputs, layout.outputs)
 
-    return matrix_leaf.from_matrix(_over_layers(scatter, layout)(positions))
+        def scatter(positions: jax.Array) -> jax.Array:
+            return self._scatter(ones, positions)
 
+        matrices = self._over_layers(scatter)(positions)
+        return self.matrix_leaf.from_matrix(matrices)
 
-def _over_layers(function: Callable[..., Any], layout: Layout) -> Callable[..., Any]:
-    """The function of one matrix, for each of a stack."""
-    for _ in layout.layers:
-        function = jax.vmap(function)
-    return function
+    def _scatter(self, values: jax.Array, positions: jax.Array) -> jax.Array:
+        """One matrix that has these blocks."""
+        layout = self.layout
+        return block_layout.scatter_blocks(values, positions, layout.inputs, layout.outputs)
+
+    def _over_layers(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function of one matrix, for each of a stack."""
+        for _ in self.layout.layers:
+            function = jax.vmap(function)
+        return function

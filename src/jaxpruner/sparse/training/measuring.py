@@ -91,17 +91,23 @@ def _timed(layouts: list[Layout], rows: int, dtype: jnp.dtype) -> dict[Layout, f
     calls = {layout: _call(layout, rows, dtype) for layout in layouts}
     times: dict[Layout, list[float]] = {layout: [] for layout in calls}
     for call in calls.values():
-        jax.block_until_ready(call())
+        _seconds(call)  # compiles it
     for _ in range(_REPEATS):
         for layout, call in calls.items():
-            began = time.perf_counter()
-            jax.block_until_ready(call())
-            times[layout].append(time.perf_counter() - began)
+            times[layout].append(_seconds(call))
     return {layout: statistics.median(seconds) for layout, seconds in times.items()}
 
 
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    jax.block_until_ready(call())
+    return time.perf_counter() - began
+
+
 def _call(layout: Layout, rows: int, dtype: jnp.dtype) -> Callable[[], object]:
-    positions = jnp.asarray(block_positions.balanced(layout, np.random.default_rng(0)))
+    """A call of a product in this layout, and of its derivatives."""
+    rng = np.random.default_rng(0)
+    positions = jnp.asarray(block_positions.balanced(layout, rng))
     values = jnp.ones((layout.groups, layout.blocks, *layout.block), dtype)
     inputs = jnp.ones((rows, layout.inputs), dtype)
     cotangents = jnp.ones((rows, layout.outputs), dtype)

@@ -21,7 +21,7 @@ from jaxpruner.sparse.training.compact_models import (
     Topology,
     TrainingState,
 )
-from jaxpruner.sparse.training.conversion import Stored
+from jaxpruner.sparse.training.conversion import BlockLeaf, Stored
 from jaxpruner.sparse.training.layouts import Layout
 from jaxpruner.sparse.training.moving import MoveSettings
 from jaxpruner.sparse.training.placement import Placement
@@ -144,13 +144,10 @@ class BlockSparse(CompactModel):
         )
 
     def _restored(self, name: str, stored: Stored, leaf_topology: LeafTopology) -> jax.Array:
-        positions = leaf_topology['positions']
-        matrix_leaf, layout = self.products.by_leaf[name], self.layouts[name]
-        return conversion.restore(stored, positions, matrix_leaf, layout)
+        return self._block_leaf(name).restore(stored, leaf_topology['positions'])
 
     def _mask(self, name: str, leaf_topology: LeafTopology) -> jax.Array:
-        positions = leaf_topology['positions']
-        return conversion.mask_of(positions, self.products.by_leaf[name], self.layouts[name])
+        return self._block_leaf(name).mask(leaf_topology['positions'])
 
     def _moved(self, state: TrainingState, scores: Gradients, tx: Any, step: Any) -> TrainingState:
         fraction = self.moves.drop_fraction(step)
@@ -179,17 +176,21 @@ class BlockSparse(CompactModel):
 
     def _pack(self, params: Any, topology: Topology | None) -> tuple[Any, Topology]:
         leaves = self.products.by_name(params)
-        keys = seeds.split_key(seeds.prng_key(self.moves.rng_seed), len(self.layouts))
+        seed_key = seeds.prng_key(self.moves.rng_seed)
+        keys = seeds.split_key(seed_key, len(self.layouts))
         packed, stored = {}, {}
-        for (name, layout), key in zip(self.layouts.items(), keys, strict=True):
-            leaf, matrix_leaf = leaves[name], self.products.by_leaf[name]
+        for name, key in zip(self.layouts, keys, strict=True):
+            leaf, block_leaf = leaves[name], self._block_leaf(name)
             if topology is None:
-                positions = conversion.largest_blocks(leaf, matrix_leaf, layout)
+                positions = block_leaf.largest_blocks(leaf)
             else:
                 positions = topology[name]
-            stored[name] = conversion.store(leaf, positions, matrix_leaf, layout, key)
+            stored[name] = block_leaf.store(leaf, positions, key)
             packed[name] = jnp.asarray(positions, jnp.int32)
         return self.products.put(params, stored), packed
+
+    def _block_leaf(self, name: str) -> BlockLeaf:
+        return BlockLeaf(self.products.by_leaf[name], self.layouts[name])
 
     def _placed(self, weights: Any, topology: Topology) -> tuple[Any, Topology]:
         """Puts stored blocks on the devices of the mesh, if there is one; leaves that stay dense are not moved."""
