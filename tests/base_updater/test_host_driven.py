@@ -400,7 +400,7 @@ WRONG = [
 @pytest.mark.parametrize(('value', 'words'), WRONG, ids=str)
 def test_what_is_no_bool_is_refused(value, words):
     tx = make_pruner('magnitude').wrap_optax(optax.sgd(0.1))
-    with pytest.raises(TypeError, match='update_masks must be a .*bool, got') as error:
+    with pytest.raises(TypeError, match='update_masks must be a Python bool, got') as error:
         tx.update(make_params(), tx.init(make_params()), make_params(), update_masks=value)
     assert words in str(error.value)
     assert "static_argnames='update_masks'" in str(error.value)

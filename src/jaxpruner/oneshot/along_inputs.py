@@ -22,25 +22,25 @@ _DEFAULT_AXIS = -1  # of `NByM`; whether a user has written it does not show
 
 
 def prune_along_inputs(
-    updater: BaseUpdater, graph: UseGraph, params: tree_lib.PyTree
+    pruner: BaseUpdater, graph: UseGraph, params: tree_lib.PyTree
 ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
     """Prunes the weight matrices of a model, and returns them with the masks.
 
     N:M groups lie along the axis that the model sums over. An axis that was named stays: `NByM(2, 4, axis=1)`. But
     `NByM(2, 4, axis=-1)` equals `NByM(2, 4)`, so that the last axis can only be named by its positive number. Of the
-    leaves that the updater selects, those that no contraction reads stay dense, and lookups (embeddings), tied ones,
+    leaves that the pruner selects, those that no contraction reads stay dense, and lookups (embeddings), tied ones,
     too, unless a setting names them.
 
     Raises:
       ValueError: the model uses none of the leaves, or sparsities or shapes do not fit.
     """
     paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    resolved = resolve_types(updater.sparsity_type, paths, leaves)
+    resolved = resolve_types(pruner.sparsity_type, paths, leaves)
     types = dict(zip(paths, resolved, strict=True))
-    selected = _selected(updater, params, list(types.values()))
+    selected = _selected(pruner, params, list(types.values()))
     followed = follow_leaves(graph, selected)
-    check_used(followed, type(updater).__name__)
-    dense = leave_alone(followed, names_of(updater)).union(followed.unused)
+    check_used(followed, type(pruner).__name__)
+    dense = leave_alone(followed, names_of(pruner)).union(followed.unused)
     unclear = {}
     for path, leaf in zip(paths, leaves, strict=True):
         if path in followed.paths and path not in dense:
@@ -51,23 +51,23 @@ def prune_along_inputs(
                 unclear[path] = str(error).removeprefix(f'{name}: ')
     warn_of_unclear(unclear)
     types.update(dict.fromkeys((*dense, *unclear)))
-    updater = copy.copy(updater)
-    updater.sparsity_type = lambda path, leaf: types[path]
+    pruner = copy.copy(pruner)
+    pruner.sparsity_type = lambda path, leaf: types[path]
     with ignore_vectors():
-        return updater.instant_sparsify(params)
+        return pruner.instant_sparsify(params)
 
 
 def _selected(
-    updater: BaseUpdater, params: tree_lib.PyTree, types: list[Any]
+    pruner: BaseUpdater, params: tree_lib.PyTree, types: list[Any]
 ) -> list[tree_lib.Path]:
-    """The leaves that an updater selects, whatever the axes of their types."""
+    """The leaves that a pruner selects, whatever the axes of their types."""
     paths, arrays, treedef = tree_lib.flatten_with_paths(params)
     any_type = sparsity_types.Unstructured()
     types = [None if sparsity_type is None else any_type for sparsity_type in types]
-    leaves = resolve_leaves(paths, arrays, types, updater.stacked)
+    leaves = resolve_leaves(paths, arrays, types, pruner.stacked)
     with ignore_vectors():
         sparsities = targets.of_leaves(
-            updater.sparsity_distribution_fn, params, leaves, updater.stacked, lambda leaf: None
+            pruner.sparsity_distribution_fn, params, leaves, pruner.stacked, lambda leaf: None
         )
     of_leaves = tree_lib.leaves_like(treedef, sparsities)
     selected = []

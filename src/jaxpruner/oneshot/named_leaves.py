@@ -52,8 +52,8 @@ def sparsities_by_name(
     return treedef.unflatten(list(map(target, paths, leaves)))
 
 
-def names_of(updater: BaseUpdater) -> Callable[[tree_lib.Path], bool]:
-    """Whether a setting of an updater names a leaf: its custom sparsities, its types, or a distribution of one's own.
+def names_of(pruner: BaseUpdater) -> Callable[[tree_lib.Path], bool]:
+    """Whether a setting of a pruner names a leaf: its custom sparsities, its types, or a distribution of one's own.
 
     >>> import jaxpruner
     >>> pruner = jaxpruner.create_updater_from_config(
@@ -63,7 +63,7 @@ def names_of(updater: BaseUpdater) -> Callable[[tree_lib.Path], bool]:
     >>> is_named(('tokens',)), is_named(('head',))
     (True, False)
     """
-    distribution = updater.sparsity_distribution_fn
+    distribution = pruner.sparsity_distribution_fn
     function = distribution.func if isinstance(distribution, functools.partial) else distribution
     if function not in _OUR_DISTRIBUTIONS:
         return lambda path: True
@@ -71,7 +71,7 @@ def names_of(updater: BaseUpdater) -> Callable[[tree_lib.Path], bool]:
     rules = [
         sparsity_distributions.check_custom_map(keywords.get('custom_sparsity_map')),
         keywords.get('sparsities', {}),
-        updater.sparsity_type if isinstance(updater.sparsity_type, Mapping) else {},
+        pruner.sparsity_type if isinstance(pruner.sparsity_type, Mapping) else {},
     ]
     return lambda path: any(_prunes_by_name(mapping, path) for mapping in rules)
 

@@ -101,8 +101,8 @@ def prune(
         raise ValueError('masks say which weights go: leave the sparsity out')
     if masks is None:
         settings |= _sparsity_settings(sparsity, settings)
-    updater = api.create_updater_from_config({'algorithm': algorithm, **settings})
-    if not isinstance(updater, CalibratedPruning):
+    pruner = api.create_updater_from_config({'algorithm': algorithm, **settings})
+    if not isinstance(pruner, CalibratedPruning):
         if masks is not None:
             raise ValueError(
                 f'{algorithm!r} makes masks of its own: leave masks out, or choose sparsegpt'
@@ -111,23 +111,23 @@ def prune(
             raise ValueError(
                 f'{algorithm!r} makes a copy: leave donate out, or choose wanda, ria or sparsegpt'
             )
-    if isinstance(updater, PruningAtInitialization):
-        return updater.instant_sparsify(
+    if isinstance(pruner, PruningAtInitialization):
+        return pruner.instant_sparsify(
             params, apply_fn=apply_fn, loss_fn=loss_fn, batches=batches, progress=progress
         )
     if loss_fn is not None:
         raise ValueError(
             f'{algorithm!r} looks at no loss: leave loss_fn out, or choose snip or grasp'
         )
-    if isinstance(updater, CalibratedPruning):
+    if isinstance(pruner, CalibratedPruning):
         check_model_is_given(repr(algorithm), 'prune', apply_fn, batches)
         model = {'apply_fn': apply_fn, 'batches': batches}
-        return updater.instant_sparsify(
+        return pruner.instant_sparsify(
             params, **model, masks=masks, progress=progress, donate=donate
         )
     if apply_fn is None and batches is None:
         _warn_of_groups_along_the_last_axis(settings.get('sparsity_type'))
-        return updater.instant_sparsify(params)
+        return pruner.instant_sparsify(params)
     if apply_fn is None or batches is None:
         raise ValueError(
             f'{algorithm!r} reads from a model which axes are its inputs, and takes both apply_fn=… and batches=… for '
@@ -136,7 +136,7 @@ def prune(
     first, _ = first_batch(batches)
     check_inputs(apply_fn, first, params=params)
     graph = param_uses(apply_fn, params, *as_inputs(first))
-    return prune_along_inputs(updater, graph, params)
+    return prune_along_inputs(pruner, graph, params)
 
 
 def _warn_of_groups_along_the_last_axis(setting: Any) -> None:
