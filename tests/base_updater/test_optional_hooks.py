@@ -86,3 +86,21 @@ def test_hooks_may_name_their_arguments_as_they_like():
     updates, state = tx.update(PARAMS, tx.init(PARAMS), PARAMS, step=3)
     assert int(state.masks['w'].sum()) == 8
     assert jax.tree.structure(updates) == jax.tree.structure(PARAMS)
+
+
+def test_a_hook_that_is_replaced_on_one_pruner_is_called():
+    pruner = jaxpruner.MagnitudePruning(sparsity_schedules.OneShotSchedule(0), sparsity=0.5)
+    called = []
+
+    def track(sparse_state, params):
+        called.append('track')
+        return sparse_state, None
+
+    def moments_to_reset(old_state, new_state):
+        called.append('moments_to_reset')
+
+    pruner.track = track
+    pruner.moments_to_reset = moments_to_reset
+    tx = pruner.wrap_optax(optax.sgd(0.1))
+    tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+    assert called == ['track', 'moments_to_reset']

@@ -34,7 +34,7 @@ class PlannedPruner(Protocol):
         ...
 
     def overrides(self, method: str) -> bool:
-        """Whether the algorithm defines a method of `BaseUpdater` itself."""
+        """Whether the algorithm, or this object, defines a method of `BaseUpdater` itself."""
         ...
 
     def _leaves(self, paths: Sequence[tree_lib.Path], arrays: Sequence[Any]) -> list[Leaf]:
@@ -79,7 +79,7 @@ class Pruner(Protocol):
         ...
 
     def overrides(self, method: str) -> bool:
-        """Whether the algorithm defines a method of `BaseUpdater` itself."""
+        """Whether the algorithm, or this object, defines a method of `BaseUpdater` itself."""
         ...
 
     def track(self, sparse_state: SparseState, params: tree_lib.PyTree) -> tuple[SparseState, Any]:

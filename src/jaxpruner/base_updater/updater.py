@@ -446,8 +446,9 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         return not self.overrides('post_gradient_update')
 
     def overrides(self, method: str) -> bool:
-        """Whether the algorithm defines a method of `BaseUpdater` itself."""
-        return getattr(type(self), method) is not getattr(BaseUpdater, method)
+        """Whether the algorithm, or this object, defines a method of `BaseUpdater` itself."""
+        is_own = getattr(type(self), method) is not getattr(BaseUpdater, method)
+        return is_own or method in vars(self)
 
     def packs_masks(self) -> bool:
         """Whether the state holds masks at one bit per weight."""
