@@ -10,7 +10,7 @@ hypothesis.settings.register_profile('jaxpruner', deadline=None, derandomize=Tru
 hypothesis.settings.load_profile('jaxpruner')
 
 
-@pytest.fixture(autouse=True)
-def same_random_numbers():
-    """A test draws the same numbers in every run, whichever tests come before it."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """A test draws the same numbers in every run, whichever tests come before it; so do its fixtures."""
     random_numbers.restart_generators()

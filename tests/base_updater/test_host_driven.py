@@ -404,7 +404,7 @@ def test_what_is_no_bool_is_refused(value, words):
         tx.update(make_params(), tx.init(make_params()), make_params(), update_masks=value)
     assert words in str(error.value)
     assert "static_argnames='update_masks'" in str(error.value)
-    assert 'scheduler.is_mask_update_iter(step))' in str(error.value)
+    assert 'bool(pruner.scheduler.is_mask_update_iter(step))' in str(error.value)
 
 
 def test_a_traced_decision_is_refused():

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 _TESTS = str(Path(__file__).resolve().parents[1])
-_BEGINNING = np.random.PCG64(7).state  # another one than while modules are imported
 
 
 class Normal:
@@ -21,10 +20,15 @@ class Normal:
 
 
 def restart_generators():
-    """Lets every generator that a module of tests holds begin anew."""
+    """Lets every generator that a module of tests holds begin anew, with other numbers than the module drew first."""
     for module in list(sys.modules.values()):
         if str(getattr(module, '__file__', '')).startswith(_TESTS):
             for value in vars(module).values():
                 generator = value.generator if isinstance(value, Normal) else value
                 if isinstance(generator, np.random.Generator):
-                    generator.bit_generator.state = _BEGINNING
+                    _restart(generator.bit_generator)
+
+
+def _restart(bits):
+    seed = np.random.SeedSequence(bits.seed_seq.entropy, spawn_key=(1,))
+    bits.state = type(bits)(seed).state

@@ -61,7 +61,7 @@ class PhasesSchedule:
             )
 
     def is_sparse(self, step: Any) -> Any:
-        """Whether training is sparse at a step: a bool for a number of Python's, else a bool scalar."""
+        """Whether training is sparse at a step: a Python bool for a Python int, else a bool scalar."""
         step = int(step) if isinstance(step, int | np.integer) else jnp.asarray(step)
         since_start = step - self.init_dense_steps_end
         length = max(self.cycle_sparse_steps + self.cycle_dense_steps, 1)

@@ -316,8 +316,7 @@ class Step:
         if self.pruner.ranks_next_params:
             params = self._next_params(old_state, params, grads)
         new_state = self._call_update_state(old_state, params, grads, tracked)
-        if new_state.algorithm_state is not old_state.algorithm_state:
-            optional_hooks.check_algorithm_state(self.pruner, 'update_state', old_state, new_state)
+        optional_hooks.check_algorithm_state(self.pruner, 'update_state', old_state, new_state)
         # Algorithms whose masks never change return the same tree; it is stored as it was.
         masks_unchanged = new_state.masks is old_state.masks
         new_state = new_state._replace(masks=masking.unpack_masks(new_state.masks, params))

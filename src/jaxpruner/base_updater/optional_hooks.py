@@ -193,7 +193,7 @@ def check_tracked(pruner: Any, state: SparseState, returned: Any) -> tuple[Spars
 def check_algorithm_state(pruner: Any, method: str, old: SparseState, new: SparseState) -> None:
     """Refuses a method that changes the structure, shapes or dtypes of `algorithm_state`."""
     before, after = old.algorithm_state, new.algorithm_state
-    if _described(before) == _described(after):
+    if before is after or _described(before) == _described(after):
         return
     differences = [
         f'{name} was {before_leaf} and is {after_leaf}'

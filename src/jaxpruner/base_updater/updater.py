@@ -293,8 +293,9 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     ) -> tree_lib.PyTree:
         """Applies the masks to the parameters.
 
-        After `update`, pruned weights are already zero. Only infinite and NaN weights still change. Call it once after
-        `init` if the algorithm starts sparse (static, SET, RigL), since `init` cannot change the parameters.
+        Once updates are applied, pruned weights are zero, unless they were infinite or NaN: those this sets to zero.
+        Call it once after `init` if the algorithm starts sparse (static, SET, RigL), since `init` cannot change the
+        parameters.
 
         Args:
           params: the parameters.
@@ -324,7 +325,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
 
         Returns:
           A transformation whose `update(updates, state, params, *, update_masks=None, **extra_args)` needs `params`.
-          Where `update_masks` is `None`, the schedule decides inside the compiled program; a bool of Python, static
+          Where `update_masks` is `None`, the schedule decides inside the compiled program; a Python bool, static
           under `jit`, decides for it, and `False` leaves the mask update out of the program. Extra arguments reach the
           score function (those it names) and the inner optimizer (if it takes any).
 

@@ -15,7 +15,7 @@ From a model down to a threshold, each function may call the next; skip the line
     selection.keep_largest_each      leaves become arrays of rows
     _select_in_one_dtype             chooses between two ways
 
-    on one CPU, or for a single row                 elsewhere, and for many short rows
+    on one CPU, or one device with a single row     elsewhere, and for many short rows
     row_by_row.select: one row after another        passes.select: passes over all rows
 
     search.find_cut                  the thresholds of a ranking

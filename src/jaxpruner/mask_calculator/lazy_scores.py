@@ -31,8 +31,8 @@ def hook_describes(pruner: Any, hook: str, method: str) -> bool:
     ...     def scores(self, weights): ...
     >>> class OwnScoresAndScore(OwnScores):
     ...     def score(self): ...
-    >>> updaters = Magnitude(), OwnScores(), OwnScoresAndScore()
-    >>> [hook_describes(pruner, 'score', 'scores') for pruner in updaters]
+    >>> pruners = Magnitude(), OwnScores(), OwnScoresAndScore()
+    >>> [hook_describes(pruner, 'score', 'scores') for pruner in pruners]
     [True, False, True]
     """
     if method in vars(pruner):

@@ -90,7 +90,7 @@ class _Candidates:
         count: jax.Array,
     ) -> selection.Request:
         """Asks for the `count` best groups among those whose role lets them be chosen."""
-        ranked = selection.Scores((*scores.weights, role), scores.function)
+        ranked = selection.Scores((*scores.weights, role), scores.of)
         return selection.Request(
             selection.read(ranked) if self.is_materialised else ranked,
             count,
@@ -188,9 +188,7 @@ def _scores_of_roles(
     # The first array of `Scores.weights` gives the dtype of the scores.
     is_grow_first = drop.dtype != common
     weights = (grow.weights, drop.weights) if is_grow_first else (drop.weights, grow.weights)
-    return selection.Scores(
-        weights, _ScoreByRole(drop.function, grow.function, common, is_grow_first)
-    )
+    return selection.Scores(weights, _ScoreByRole(drop.of, grow.of, common, is_grow_first))
 
 
 def _as_floats(scores: jax.Array | selection.Scores, shape: tuple[int, ...]) -> selection.Scores:

@@ -29,7 +29,7 @@ class FollowedLeaves(NamedTuple):
 
     Attributes:
       matrices: of leaves that contractions read, their weight matrices.
-      unclear: leaves that the model transforms before a contraction may read them, and the reason.
+      unclear: leaves of which it is not clear which weight meets which input, and the reason.
       not_contracted: leaves that no contraction reads: embeddings, biases, norms.
       unused: leaves that have no part in the results.
       looked_up: leaves of which data look up rows, whether they were asked for or not.
@@ -143,8 +143,8 @@ def warn_of_unclear(unclear: Mapping[tree_lib.Path, str], consequence: str = 'st
     for path, reason in unclear.items():
         reasons.append(f'{tree_lib.path_string(path)}: {reason}')
     caller_warnings.warn(
-        f'these leaves {consequence}, since the model transforms them before it multiplies by them: '
-        f'{"; ".join(reasons)}. To keep them dense without this warning: {_dense_setting(unclear)}'
+        f'these leaves {consequence}, since it is not clear which of their weights meets which input: '
+        f'{"; ".join(reasons)}. A setting that leaves them out avoids this warning, such as {_dense_setting(unclear)}'
     )
 
 
@@ -240,8 +240,8 @@ def check_used(followed: FollowedLeaves, algorithm: str) -> None:
     is_plural = len(followed.unused) > 1
     caller_warnings.warn(
         f'{names}: {"these leaves have" if is_plural else "this leaf has"} no part in what apply_fn returns, and '
-        f'{"stay" if is_plural else "stays"} dense. To keep {"them" if is_plural else "it"} dense without this '
-        f'warning: {_dense_setting(followed.unused)}'
+        f'{"stay" if is_plural else "stays"} dense. A setting that leaves {"them" if is_plural else "it"} out avoids '
+        f'this warning, such as {_dense_setting(followed.unused)}'
     )
 
 

@@ -32,7 +32,8 @@ class RIA(CalibratedPruning):
         """The mask; weights that are kept do not change."""
         del where
         second_moment = prepared.second_moment
-        if type(self).score_matrices is not RIA.score_matrices:
+        is_own = type(self).score_matrices is RIA.score_matrices
+        if not is_own or 'score_matrices' in vars(self):
             scores = self.score_matrices(weights, second_moment)
             mask = matrix_masks.keep_in_matrices(scores, sparsity, sparsity_type, self.per)
             return None, mask

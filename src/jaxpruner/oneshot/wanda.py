@@ -32,7 +32,8 @@ class Wanda(CalibratedPruning):
         del where
         second_moment = prepared.second_moment
         settings = {'sparsity': sparsity, 'sparsity_type': sparsity_type, 'per': self.per}
-        if type(self).score_matrices is Wanda.score_matrices:
+        is_own = type(self).score_matrices is Wanda.score_matrices
+        if is_own and 'score_matrices' not in vars(self):
             # These scores are computed with the mask, of some outputs at a time.
             ranked = weights
             mask_of = functools.partial(_mask, second_moment=second_moment, **settings)

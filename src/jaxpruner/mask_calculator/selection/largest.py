@@ -121,8 +121,8 @@ def _like_request(request: Request, selected: Selected) -> Selected:
 def _select_in_one_dtype(requests: list[Request]) -> list[Selected]:
     """Selects in arrays `[rows, …]` of one dtype, with a threshold for each row."""
     row_count = sum(request.scores.shape[0] for request in requests)
-    # On an accelerator, each turn of a `while_loop` waits for the host to read its condition. That takes longer than to
-    # read a row.
+    # On a GPU, each trip of a `while_loop` waits for the host to read its condition. That takes longer than to read a
+    # row.
     can_go_row_by_row = jax.default_backend() == 'cpu' or row_count == 1
     if jax.device_count() > 1 or not can_go_row_by_row:
         return _select_in_passes(requests)

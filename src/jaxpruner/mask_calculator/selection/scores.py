@@ -25,9 +25,7 @@ from jaxpruner.core import control
 LONGEST_BUFFER = 2**19
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=['weights'], meta_fields=['function']
-)
+@functools.partial(jax.tree_util.register_dataclass, data_fields=['weights'], meta_fields=['of'])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scores:
     """The lazy scores `of(weights)`; what moves weights moves them, too (`jax.tree.map`).
@@ -35,7 +33,7 @@ class Scores:
     Attributes:
       weights: float array, or a tuple that begins with one. Its other arrays have the same shape, flags for instance,
         and are moved to the devices of the first. Floats of 8 bits are scored at once: they are ranked as float32.
-      function: computes each weight's score from that array or tuple, elementwise, in the weight's dtype; hashable.
+      of: computes each weight's score from that array or tuple, elementwise, in the weight's dtype; hashable.
 
     >>> import jax.numpy as jnp
     >>> scores = Scores(jnp.array([[-2.0, 1.0]]), jnp.abs)
@@ -44,7 +42,7 @@ class Scores:
     """
 
     weights: jax.Array | tuple[Any, ...]
-    function: Callable[[Any], jax.Array]
+    of: Callable[[Any], jax.Array]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -83,7 +81,7 @@ def read(scores: ScoresLike) -> jax.Array:
     ([1.0], [1.0])
     """
     if isinstance(scores, Scores):
-        return scores.function(scores.weights)
+        return scores.of(scores.weights)
     return scores
 
 

@@ -53,9 +53,8 @@ class BlockMatrix:
     values: jax.Array  # [groups, blocks, in, out]
     indices: jax.Array  # int32[groups, blocks], the blocks of inputs; none twice in a group
     outputs: int
-    probe: jax.Array | None = (
-        None  # float[groups, blocks of inputs], zeros; `multiply` says what it is for
-    )
+    # float[groups, blocks of inputs], zeros; `multiply` says what it is for
+    probe: jax.Array | None = None
     down: jax.Array | None = None  # [inputs, rank]; down @ up is added to the matrix
     up: jax.Array | None = None  # [rank, outputs]
     shards: int = 1  # the number of devices over which the groups are spread

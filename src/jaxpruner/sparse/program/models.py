@@ -56,7 +56,7 @@ class Products:
     """The products of a model with its parameters.
 
     Attributes:
-      by_leaf: name -> leaf that is a matrix, in the order of the parameters. It says at which sites it is multiplied.
+      by_leaf: name -> leaf that is a matrix, in the order of the parameters. Each says at which sites it is multiplied.
       refused: name -> why a leaf is no matrix.
       params: the shapes of the parameters.
     """

@@ -22,9 +22,8 @@ from jaxpruner.sparse.training.plans import BlockPlan
 from jaxpruner.sparse.training.unstructured_positions import KeptWeights
 
 Topology = Mapping[str, Any]  # by name of the leaf: whole numbers that say where its weights are
-LeafTopology = Mapping[
-    str, Any
-]  # the arrays of one leaf in a topology, by name; 'positions' is always there
+# The arrays of one leaf in a topology, by name; 'positions' is always there.
+LeafTopology = Mapping[str, Any]
 Gradients = Mapping[str, jax.Array]  # by name of the leaf
 
 

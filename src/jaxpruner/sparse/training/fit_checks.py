@@ -13,7 +13,7 @@ import numpy as np
 from jaxpruner.core import explicit_meshes
 from jaxpruner.core import tree as tree_lib
 
-_AS_PACKED = 'use the topology that `pack` of this model returned'
+_AS_PACKED = 'use the topology that `pack` or `update` of a model with these settings returned'
 
 
 def check_params(params: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
@@ -70,8 +70,8 @@ def check_shapes(
         shape = jnp.shape(arrays[key]) if is_there else None
         if shape != expected:
             raise ValueError(
-                f'{argument}: {name!r} must have {key} of shape {expected}, got {shape}; use the {argument} that '
-                '`pack` of this model returned'
+                f'{argument}: {name!r} must have {key} of shape {expected}, got {shape}; use the {argument} of a '
+                'model with the same settings, as its `pack` returned them or training changed them'
             )
 
 

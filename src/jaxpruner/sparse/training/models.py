@@ -116,7 +116,7 @@ class BlockSparse(CompactModel):
           topology: where their blocks are.
           opt_state: of `tx`.
           tx: the optimizer.
-          step: its number, an int32 scalar or a number of Python's.
+          step: its number, an int32 scalar or a Python int.
           block_norms: for RigL what the backward pass returns for `probe()`, by name: the norms of the gradient's
             blocks. Or a function of weights and topology that computes it; it is run only if it is needed.
           due: whether to drop and grow now, whatever the schedule says.

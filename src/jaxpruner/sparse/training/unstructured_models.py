@@ -110,7 +110,7 @@ class UnstructuredSparse(CompactModel):
           topology: where they are kept.
           opt_state: of `tx`.
           tx: the optimizer.
-          step: its number, an int32 scalar or a number of Python's.
+          step: its number, an int32 scalar or a Python int.
           dense_grads: for RigL what the backward pass returns for `probe()`, by name: gradients of the dense leaves. Or
             a function of weights and topology that computes it; it is run only if it is needed.
           due: whether to drop and grow now, whatever the schedule says.

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.core.tree import Path
+from jaxpruner.mask_calculator import selection
 from jaxpruner.structure.analysis.axes import (
     Axes,
     Axis,
@@ -142,8 +143,7 @@ class Scorer(NamedTuple):
 @functools.partial(jax.jit, static_argnums=2)
 def sum_over(scores: Any, stays: Sequence[Any], axes: tuple[int, ...]) -> jax.Array:
     """Sums scores of a leaf where it is: what is sharded is not gathered, and lazy scores are never materialised."""
-    is_lazy = hasattr(scores, 'of')
-    array = jnp.asarray(scores.function(scores.weights) if is_lazy else scores)
+    array = jnp.asarray(selection.read(scores))
     dtype = jnp.promote_types(array.dtype, jnp.float32)
     zeroed = _zeroed(array, stays)
     return jnp.sum(zeroed, axis=axes, dtype=dtype)
