@@ -108,17 +108,17 @@ def _docstring_lines(program: ast.Module) -> Iterator[int]:
             yield from range(docstring.lineno, docstring.end_lineno + 1)
 
 
-def sizes_of_rooms(package: Path) -> dict[str, Size]:
-    """The size of each folder of the package, of the modules beside them, and of all."""
-    rooms: dict[str, Size] = {}
+def sizes_of_packages(root: Path) -> dict[str, Size]:
+    """The size of each package in a folder, of the modules beside them, and of all."""
+    packages: dict[str, Size] = {}
     total = Size()
-    for path in sorted(package.rglob('*.py')):
-        parts = path.relative_to(package).parts
-        room = f'{parts[0]}/' if len(parts) > 1 else 'modules'
+    for path in sorted(root.rglob('*.py')):
+        parts = path.relative_to(root).parts
+        package = f'{parts[0]}/' if len(parts) > 1 else 'modules'
         size = size_of(path)
-        rooms.setdefault(room, Size()).add(size)
+        packages.setdefault(package, Size()).add(size)
         total.add(size)
-    return {**rooms, 'all': total}
+    return {**packages, 'all': total}
 
 
 @dataclasses.dataclass
@@ -197,11 +197,11 @@ def _registered_name(registry: str, class_name: str) -> str:
 def report(source: Path) -> list[tuple[str, str]]:
     """The rows of one tree: what is counted, and how many."""
     rows = []
-    for room, size in sizes_of_rooms(source / 'jaxpruner').items():
+    for package, size in sizes_of_packages(source / 'jaxpruner').items():
         code = max(size.lines_of_code, 1)
         density = f'{size.tokens / code:.1f} tokens, {1000 * size.comprehensions / code:.0f}'
         rows.append(
-            (room, f'{size.lines} lines, {size.lines_of_code} of code, {density} comprehensions')
+            (package, f'{size.lines} lines, {size.lines_of_code} of code, {density} comprehensions')
         )
     for case, reading in what_to_read(source).items():
         rows.append((f'one {case}', str(reading)))

@@ -50,7 +50,7 @@ class Message:
     function: str
 
     @property
-    def room(self) -> str:
+    def package(self) -> str:
         """The package or module below `jaxpruner`."""
         return self.module.split('.')[1] if '.' in self.module else self.module
 
@@ -88,9 +88,9 @@ def messages() -> list[Message]:
     return list(found)
 
 
-def description(room: str) -> str:
+def description(package: str) -> str:
     """The first paragraph of the docstring of a package or module."""
-    folder = SOURCE if room == public_names.PACKAGE else SOURCE / room
+    folder = SOURCE if package == public_names.PACKAGE else SOURCE / package
     path = folder / '__init__.py' if folder.is_dir() else folder.with_suffix('.py')
     words = ast.get_docstring(ast.parse(path.read_text())) or ''
     return words.partition('\n\n')[0]
@@ -320,15 +320,15 @@ def _imported() -> frozenset[str]:
 
 
 def page(lines: Sequence[str] = ()) -> str:
-    """Makes the list of all messages, room by room; the lines of the block are not used."""
+    """Makes the list of all messages, package by package; the lines of the block are not used."""
     del lines
-    rooms: dict[str, list[Message]] = {}
+    packages: dict[str, list[Message]] = {}
     for message in messages():
-        rooms.setdefault(message.room, []).append(message)
+        packages.setdefault(message.package, []).append(message)
     blocks = []
-    for room in sorted(rooms):
-        blocks += [f'## `{room}`', description(room)]
-        for (error, text), owners in _grouped(rooms[room]).items():
+    for package in sorted(packages):
+        blocks += [f'## `{package}`', description(package)]
+        for (error, text), owners in _grouped(packages[package]).items():
             blocks += [
                 f'{{.message}}\n```text\n{text}\n```',
                 f'`{error}`, from {", ".join(owners)}.',
