@@ -13,6 +13,7 @@ from jaxpruner.core import tree as tree_lib
 class NoPruning(BaseUpdater):
     """Keeps every weight: the dense baseline under the same interface.
 
+    >>> import jax.numpy as jnp
     >>> NoPruning().instant_sparsify({'w': jnp.ones(2)})[1]
     {'w': None}
     """
