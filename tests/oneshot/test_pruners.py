@@ -119,6 +119,18 @@ def test_a_subclass_prunes_by_its_own_scores(pruner_class, outputs):
     np.testing.assert_array_equal(masks['w'], expected)
 
 
+@pytest.mark.parametrize('pruner_class', [Wanda, RIA])
+def test_scores_that_are_replaced_on_one_pruner_count(pruner_class):
+    pruner = pruner_class(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    pruner.score_matrices = lambda weights, second_moment: -jnp.abs(weights)
+    _, masks = pruner.instant_sparsify(
+        {'w': jnp.array([[1.0], [2.0]])},
+        apply_fn=lambda params, x: x @ params['w'],
+        batches=[jnp.ones((4, 2))],
+    )
+    assert masks['w'].tolist() == [[1], [0]]
+
+
 class Counting(SparseGPT):
     """Counts how often Gram matrices are decomposed."""
 

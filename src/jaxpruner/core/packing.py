@@ -33,14 +33,17 @@ def packed_axis(shape: Sequence[int], local_shape: Sequence[int] | None = None) 
     >>> packed_axis((3, 3, 16, 10)), packed_axis((300, 10)), packed_axis((64, 48)), packed_axis((60, 20), (15, 20))
     (-2, -2, -2, -1)
     """
-    rank = len(shape)
     local_shape = shape if local_shape is None else local_shape
-    axes = [axis for axis in range(rank) if local_shape[axis] % BITS == 0]
-    if axes:
-        return max(axes, key=lambda axis: (shape[axis] & -shape[axis], axis)) - rank
-    # What is packed along an axis of length 1 would look as if it were not packed.
-    unsharded = [axis for axis in range(rank) if local_shape[axis] == shape[axis] > 1]
-    return max(unsharded or range(rank), key=lambda axis: (shape[axis], axis)) - rank
+    axes = range(len(shape))
+    whole_bytes = [axis for axis in axes if local_shape[axis] % BITS == 0]
+    if whole_bytes:
+        # The lowest bit that is set is the largest power of two that divides a length.
+        chosen = max(whole_bytes, key=lambda axis: (shape[axis] & -shape[axis], axis))
+    else:
+        # What is packed along an axis of length 1 would look as if it were not packed.
+        unsharded = [axis for axis in axes if local_shape[axis] == shape[axis] > 1]
+        chosen = max(unsharded or axes, key=lambda axis: (shape[axis], axis))
+    return chosen - len(shape)
 
 
 def packed_shape(shape: Sequence[int], axis: int | None = None) -> tuple[int, ...]:

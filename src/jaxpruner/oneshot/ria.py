@@ -2,10 +2,11 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
+from jaxpruner.mask_calculator import lazy_scores
 from jaxpruner.oneshot import matrix_masks, matrix_scores
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
 
@@ -24,6 +25,9 @@ class RIA(CalibratedPruning):
     per: str = 'layer'
     power: float = 0.5
 
+    # Scores and mask are one program. A subclass that overrides `score_matrices` is asked for its scores instead.
+    scores_with_mask: ClassVar[bool] = True
+
     def score_matrices(self, weights, second_moment):
         """The scores of weights by the sums of squares of their inputs; a subclass may score otherwise."""
         return matrix_scores.ria_scores(weights, second_moment, self.power)
@@ -32,8 +36,7 @@ class RIA(CalibratedPruning):
         """The mask; weights that are kept do not change."""
         del where
         second_moment = prepared.second_moment
-        is_own = type(self).score_matrices is RIA.score_matrices
-        if not is_own or 'score_matrices' in vars(self):
+        if not lazy_scores.hook_describes(self, 'scores_with_mask', 'score_matrices'):
             scores = self.score_matrices(weights, second_moment)
             mask = matrix_masks.keep_in_matrices(scores, sparsity, sparsity_type, self.per)
             return None, mask

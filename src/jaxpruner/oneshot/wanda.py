@@ -2,10 +2,11 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
+from jaxpruner.mask_calculator import lazy_scores
 from jaxpruner.oneshot import matrix_masks, matrix_scores
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
 from jaxpruner.oneshot.output_portions import in_portions
@@ -23,6 +24,9 @@ class Wanda(CalibratedPruning):
     [[1], [0]]
     """
 
+    # Scores and mask are one program. A subclass that overrides `score_matrices` is asked for its scores instead.
+    scores_with_mask: ClassVar[bool] = True
+
     def score_matrices(self, weights, second_moment):
         """The scores of weights by the sums of squares of their inputs; a subclass may score otherwise."""
         return matrix_scores.wanda_scores(weights, second_moment)
@@ -32,8 +36,7 @@ class Wanda(CalibratedPruning):
         del where
         second_moment = prepared.second_moment
         settings = {'sparsity': sparsity, 'sparsity_type': sparsity_type, 'per': self.per}
-        is_own = type(self).score_matrices is Wanda.score_matrices
-        if is_own and 'score_matrices' not in vars(self):
+        if lazy_scores.hook_describes(self, 'scores_with_mask', 'score_matrices'):
             # These scores are computed with the mask, of some outputs at a time.
             ranked = weights
             mask_of = functools.partial(_mask, second_moment=second_moment, **settings)
