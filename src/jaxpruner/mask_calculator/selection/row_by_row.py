@@ -1,15 +1,17 @@
 """Finds the thresholds of rows one after another: each ends when its own count is right.
 
 So it goes on one CPU device, and where an accelerator has a single row. A short row stays in the processor's cache
-while it is read again and again. Short arrays are copied to one buffer, one row at a time, where their masks are made,
-too. What is done with a row in the buffer is in the program once for all arrays. For each array there are only two
-copies: of its scores to the buffer, and of its mask from a table of all masks. Longer arrays, and those that few others
-resemble, are read in place.
+while it is read again and again. Short arrays are copied to one buffer, one row at a time. What is done with a row in
+the buffer is in the program once for all arrays. Longer arrays, and those that few others resemble, are read in place.
+
+The masks of short arrays are made in the buffer, too, and copied from a table of all masks: this compiles fastest. Where
+each step makes new masks, they are made from the thresholds instead: this runs fastest, since XLA makes them where they
+are read.
 """
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -73,10 +75,7 @@ def select(arrays: Sequence[ScoresLike], to_keep: ToKeep) -> list[Selected]:
         own_arrays = [arrays[i] for i in batch.indices]
         own_rows = [rows_of_array[i] for i in batch.indices]
         own_to_keep = to_keep.take(np.concatenate(own_rows))
-        if batch.lengths is None:
-            results = _select_in_place(own_arrays, own_to_keep)
-        else:
-            results = _select_in_buffer(own_arrays, own_to_keep, batch.lengths)
+        results = _select_batch(own_arrays, own_to_keep, batch.lengths)
         selected.update(zip(batch.indices, results, strict=True))
     return [selected[i] for i in range(len(arrays))]
 
@@ -124,14 +123,35 @@ def _settle_row(
     return cut, end
 
 
-def _select_in_place(arrays: Sequence[ScoresLike], to_keep: ToKeep) -> list[Selected]:
-    """Selects in few arrays, or long ones: a loop finds thresholds, and each array has a program for its mask."""
+def _select_batch(
+    arrays: Sequence[ScoresLike],
+    to_keep: ToKeep,
+    lengths: Sequence[int] | None,
+) -> list[Selected]:
+    """Selects in arrays whose rows are read in place, or from a buffer for rows of these padded lengths."""
+    counter = to_keep.count.dtype
+    if lengths is None:
+        point_at = functools.partial(RowCursor.at_row, arrays, counter=counter)
+        return _select_then_mask(arrays, to_keep, point_at)
+    buffer = Buffer(arrays, lengths, counter)
+    # A selection that has the thresholds of an earlier step runs in every step.
+    if to_keep.earlier is not None:
+        return _select_then_mask(arrays, to_keep, buffer.copy_row)
+    return _select_with_masks(arrays, to_keep, buffer)
+
+
+def _select_then_mask(
+    arrays: Sequence[ScoresLike],
+    to_keep: ToKeep,
+    point_at: Callable[[jax.Array | int], RowCursor],
+) -> list[Selected]:
+    """Selects in a loop that finds thresholds; each array has a program of its own for its mask."""
     order = Order.from_dtype(arrays[0].dtype)
     sizes = sizes_of_rows(arrays)
     counter = to_keep.count.dtype
 
     def settle_next(row: jax.Array | int, table: jax.Array) -> jax.Array:
-        cursor = RowCursor.at_row(arrays, row, counter)
+        cursor = point_at(row)
         cut, end = _settle_row(to_keep, cursor, row, order)
         float_ranks = cut.float_ranks.astype(table.dtype)
         end = end.astype(table.dtype)
@@ -156,31 +176,32 @@ def _select_in_place(arrays: Sequence[ScoresLike], to_keep: ToKeep) -> list[Sele
     return masks.masks_of_arrays(ranked, thresholds, ends, keeps_everything)
 
 
-def _select_in_buffer(
+def _select_with_masks(
     arrays: Sequence[ScoresLike],
     to_keep: ToKeep,
-    lengths: Sequence[int],
+    buffer: 'Buffer',
 ) -> list[Selected]:
-    """Selects in many short arrays: the loop makes the masks, too, while the row is in the buffer."""
+    """Selects in a loop that makes the masks, too, while the row is in the buffer."""
     order = Order.from_dtype(arrays[0].dtype)
-    buffer = Buffer(arrays, lengths, to_keep.count.dtype)
 
-    def select_next(row: jax.Array, table: jax.Array) -> jax.Array:
+    def select_next(row: jax.Array, tables: tuple) -> tuple:
+        all_thresholds, table = tables
         cursor = buffer.copy_row(row)
         cut, end = _settle_row(to_keep, cursor, row, order)
         thresholds = cut.thresholds[0]
         target = lax.dynamic_index_in_dim(to_keep.count, row, keepdims=False)
         keeps_everything = target >= cursor.size
         mask = masks.mask_of_row(cursor, thresholds, end, keeps_everything)
-        table = buffer.with_threshold(table, row, thresholds[0])
-        return buffer.with_mask(table, row, mask)
+        all_thresholds = lax.dynamic_update_index_in_dim(all_thresholds, thresholds[0], row, 0)
+        return all_thresholds, buffer.with_mask(table, row, mask)
 
-    table = lax.fori_loop(0, buffer.row_count, select_next, buffer.empty_table())
-    thresholds = buffer.thresholds(table)
+    row_count = len(sizes_of_rows(arrays))
+    tables = jnp.zeros(row_count, order.dtype), buffer.empty_table()
+    all_thresholds, table = lax.fori_loop(0, row_count, select_next, tables)
     masks_of_arrays = buffer.masks_of_arrays(table)
     selected = []
     for i, rows in enumerate(rows_of(arrays)):
-        selected.append(Selected(masks_of_arrays[i], rows.take(thresholds)))
+        selected.append(Selected(masks_of_arrays[i], rows.take(all_thresholds)))
     return selected
 
 
@@ -249,7 +270,7 @@ def _padded_lengths(falling: Sequence[int]) -> list[int]:
 class Buffer:
     """The buffer that holds one row at a time of some arrays `[rows, …]` of one dtype.
 
-    The masks are made in a table of bytes: first the bytes of each row's threshold, then the masks of all rows.
+    The masks of all rows are made in a table of bytes.
 
     Args:
       arrays: floats, or `Scores`, none of them empty.
@@ -264,7 +285,6 @@ class Buffer:
         counter: jnp.dtype,
     ):
         sizes = sizes_of_rows(arrays)
-        self.row_count = len(sizes)
         self._arrays = arrays
         self._counter = counter
         self._lengths = sorted(set(lengths), reverse=True)
@@ -272,20 +292,18 @@ class Buffer:
         for i, array in enumerate(arrays):
             length_of_row += [self._lengths.index(lengths[i])] * array.shape[0]
         self._length_of_row = np.array(length_of_row, np.int32)
-        self._threshold_bytes = arrays[0].dtype.itemsize
-        bytes_of_thresholds = self._threshold_bytes * len(sizes)
-        ends = bytes_of_thresholds + np.cumsum(sizes)
+        ends = np.cumsum(sizes)
         self._begins = (ends - sizes).astype(np.int32)
         self._table_size = int(ends[-1])
 
-    def copy_row(self, row: jax.Array) -> RowCursor:
+    def copy_row(self, row: jax.Array | int) -> RowCursor:
         """Copies the row with this index among the rows of all arrays to the buffer."""
         cursor = RowCursor.at_row(self._arrays, row, self._counter)
         length = look_up(self._length_of_row, row)
         return cursor.copied(self._arrays[0].dtype, self._lengths, length)
 
     def empty_table(self) -> jax.Array:
-        """Makes a table for the thresholds and masks of all rows."""
+        """Makes a table for the masks of all rows."""
         # A mask is written at the length of the buffer, and the next one overwrites what stands behind its row.
         longest = self._lengths[0]
         return jnp.zeros(self._table_size + longest, jnp.uint8)
@@ -299,27 +317,6 @@ class Buffer:
         """Writes the mask of a row, which is as long as the buffer, to the table; rows come in their order."""
         begin = look_up(self._begins, row)
         return lax.dynamic_update_slice_in_dim(table, mask, begin, 0)
-
-    def with_threshold(
-        self,
-        table: jax.Array,
-        row: jax.Array,
-        threshold: jax.Array,
-    ) -> jax.Array:
-        """Writes the threshold of a row, a scalar, to the table.
-
-        It stands in one array with the masks. A step of a straight-through method selects twice, once for thresholds
-        alone, and XLA makes one loop of the two, unless it has dropped an array from one of them.
-        """
-        as_bytes = lax.bitcast_convert_type(threshold, jnp.uint8)
-        written = as_bytes.reshape(self._threshold_bytes)
-        return lax.dynamic_update_slice_in_dim(table, written, row * self._threshold_bytes, 0)
-
-    def thresholds(self, table: jax.Array) -> jax.Array:
-        """Reads the threshold of each row from the table."""
-        shape = self.row_count, self._threshold_bytes
-        as_bytes = table[: math.prod(shape)].reshape(shape)
-        return lax.bitcast_convert_type(as_bytes, self._arrays[0].dtype)
 
     def masks_of_arrays(self, table: jax.Array) -> list[jax.Array]:
         """Takes the mask of each array from the table."""
