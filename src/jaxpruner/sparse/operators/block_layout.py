@@ -7,7 +7,7 @@ BlockShape = tuple[int, int]  # inputs and outputs of a block
 
 
 def gather_blocks(matrix: jax.Array, indices: jax.Array, block: BlockShape) -> jax.Array:
-    """The stored blocks `[groups, blocks, in, out]` of a matrix `[inputs, outputs]`, zeros in the padding.
+    """Cuts the stored blocks `[groups, blocks, in, out]` out of a matrix `[inputs, outputs]`; padding is zero.
 
     >>> gather_blocks(jnp.arange(6).reshape(3, 2), jnp.array([[1], [0]]), (2, 1))
     Array([[[[4],
@@ -18,15 +18,17 @@ def gather_blocks(matrix: jax.Array, indices: jax.Array, block: BlockShape) -> j
              [3]]]], dtype=int32)
     """
     block_inputs, block_outputs = block
+    groups = len(indices)
     padded = pad_to_multiple(matrix, 0, block_inputs)
     padded = pad_to_multiple(padded, 1, block_outputs)
-    cut = padded.reshape(-1, block_inputs, len(indices), block_outputs)
+    cut = padded.reshape(-1, block_inputs, groups, block_outputs)
     by_group = cut.transpose(2, 0, 1, 3)
-    return jnp.take_along_axis(by_group, indices[:, :, None, None], axis=1)
+    of_whole_blocks = indices[:, :, None, None]
+    return jnp.take_along_axis(by_group, of_whole_blocks, axis=1)
 
 
 def scatter_blocks(values: jax.Array, indices: jax.Array, inputs: int, outputs: int) -> jax.Array:
-    """The matrix `[inputs, outputs]` that has these blocks, and zeros elsewhere; the padding is cut off.
+    """Puts blocks into a matrix `[inputs, outputs]` of zeros, and cuts their padding off.
 
     >>> scatter_blocks(jnp.ones((2, 1, 1, 2), int), jnp.array([[1], [0]]), 2, 3)
     Array([[0, 0, 1],
@@ -35,18 +37,23 @@ def scatter_blocks(values: jax.Array, indices: jax.Array, inputs: int, outputs: 
     groups, _, block_inputs, block_outputs = values.shape
     blocks_of_inputs = -(-inputs // block_inputs)
     shape = groups, blocks_of_inputs, block_inputs, block_outputs
-    group_numbers = jnp.arange(groups)[:, None]
-    by_group = jnp.zeros(shape, values.dtype).at[group_numbers, indices].set(values)
-    matrix = by_group.transpose(1, 2, 0, 3)
-    matrix = matrix.reshape(blocks_of_inputs * block_inputs, groups * block_outputs)
-    return matrix[:inputs, :outputs]
+    zeros = jnp.zeros(shape, values.dtype)
+    group_numbers = jnp.arange(groups)
+    stored = group_numbers[:, None], indices
+    by_group = zeros.at[stored].set(values)
+    in_order = by_group.transpose(1, 2, 0, 3)
+    padded_inputs = blocks_of_inputs * block_inputs
+    padded_outputs = groups * block_outputs
+    padded = in_order.reshape(padded_inputs, padded_outputs)
+    return padded[:inputs, :outputs]
 
 
 def pad_to_multiple(array: jax.Array, axis: int, multiple: int) -> jax.Array:
-    """The array with zeros at the end of an axis, up to a multiple of some length."""
-    lacking = -array.shape[axis] % multiple
+    """Adds zeros at the end of an axis, so that its length is a multiple of some number."""
+    length = array.shape[axis]
+    lacking = -length % multiple
     if not lacking:
         return array
     padding = [(0, 0)] * array.ndim
-    padding[axis] = (0, lacking)
+    padding[axis] = 0, lacking
     return jnp.pad(array, padding)

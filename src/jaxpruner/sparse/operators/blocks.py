@@ -1,9 +1,9 @@
 """Products with a matrix of which only some blocks are stored.
 
-The outputs of the matrix `[inputs, outputs]` are cut into groups of `out`, its inputs into blocks of `in`. Each group
-stores the same number of blocks: `values[g, b]`, of shape `[in, out]`, leads from the inputs of block `indices[g, b]`
-to the outputs of group `g`. Positions are data, so that blocks can move without a new compilation. Here is a matrix of
-6 inputs and 4 outputs in blocks of 2 x 2, one for each group:
+The outputs of the matrix `[inputs, outputs]` are cut into groups of `out`, and its inputs into blocks of `in`. Each
+group stores the same number of blocks. `values[g, b]`, of shape `[in, out]`, leads from the inputs of block
+`indices[g, b]` to the outputs of group `g`. The indices are data, so blocks can move without a new compilation. Here is
+a matrix of 6 inputs and 4 outputs in blocks of 2 x 2, one for each group:
 
     . . c d
     . . e f        indices = [[1], [0]]
@@ -17,8 +17,8 @@ compare with it. The fast version works on columns, which are the rows transpose
 by side in memory. Each group gathers the columns of its blocks, and multiplies once. The derivative for the inputs is
 added up transposed as well. Scattering whole columns is fast; scattering into rows takes 50 times as long on a CPU.
 
-A matrix that the block does not divide is padded. Values in the padding meet inputs that are zero, or are cut off with
-the outputs that do not exist, so their derivative is zero.
+If the block does not divide the matrix, the matrix is padded. Values in the padding have a derivative of zero: they
+meet inputs that are zero, or lead to outputs that are cut off.
 """
 
 import dataclasses
@@ -31,9 +31,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner.sparse.operators import block_layout
-
-# Up to this number of groups stand in the program one after another; of more, a loop takes equal parts.
-_UNROLLED_GROUPS = 32
+from jaxpruner.sparse.operators.group_chunks import (
+    chunks_of_groups,
+    chunks_of_outputs,
+    groups_in_chunk,
+    scan_chunks,
+)
 
 
 @functools.partial(
@@ -43,7 +46,7 @@ _UNROLLED_GROUPS = 32
 )
 @dataclasses.dataclass(frozen=True)
 class BlockMatrix:
-    """A matrix `[inputs, outputs]` of which blocks are stored, perhaps with a term of low rank, as one call needs it.
+    """A matrix `[inputs, outputs]` of which blocks are stored, perhaps with a term of low rank.
 
     >>> matrix = BlockMatrix(jnp.ones((2, 1, 2, 2)), jnp.array([[1], [0]]), outputs=4)
     >>> matrix.multiply(jnp.array([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]))
@@ -58,25 +61,35 @@ class BlockMatrix:
     down: jax.Array | None = None  # [inputs, rank]; down @ up is added to the matrix
     up: jax.Array | None = None  # [rank, outputs]
     shards: int = 1  # the number of devices over which the groups are spread
-    # `block_kernels.product.multiply`, where a kernel computes it; without shards
+    # `block_kernels.product.multiply` if a kernel computes the product; shards have none
     kernel: Callable[..., jax.Array] | None = None
     result_dtype: Any = None  # in which products are added up; by default that of rows and values
 
     def with_result_dtype(self, dtype: Any) -> 'BlockMatrix':
-        """The matrix whose products are added up in a type; without a kernel, which rounds to that of the rows."""
+        """Adds products up in another type. A kernel rounds to the type of the rows, so none is used."""
         return dataclasses.replace(self, result_dtype=dtype, kernel=None)
 
     def multiply(self, rows: jax.Array) -> jax.Array:
         """Multiplies rows `[n, inputs]`, as `multiply` does, and adds the term of low rank."""
-        product = self.kernel or functools.partial(
-            multiply, shards=self.shards, result_dtype=self.result_dtype
-        )
-        result = product(rows, self.values, self.indices, outputs=self.outputs, probe=self.probe)
+        product = self._product(rows)
         if self.down is None or self.up is None:
-            return result
-        # In a wider type the sums stay in it between the two matrices.
+            return product
+        # A wider type holds the sums between the two matrices, too.
         low = jnp.matmul(rows, self.down, preferred_element_type=self.result_dtype)
-        return result + low @ self.up
+        return product + low @ self.up
+
+    def _product(self, rows: jax.Array) -> jax.Array:
+        """The product with the stored blocks."""
+        operands = rows, self.values, self.indices
+        if self.kernel is not None:
+            return self.kernel(*operands, outputs=self.outputs, probe=self.probe)
+        return multiply(
+            *operands,
+            outputs=self.outputs,
+            probe=self.probe,
+            shards=self.shards,
+            result_dtype=self.result_dtype,
+        )
 
 
 def multiply(
@@ -91,8 +104,8 @@ def multiply(
 ) -> jax.Array:
     """Multiplies rows `[n, inputs]` with a matrix of which blocks are stored; returns `[n, outputs]`.
 
-    The probe changes no result. The backward pass returns block norms in place of its gradient: the norm of each block
-    of the dense gradient of this product, of those that are not stored, too. RigL grows blocks by them. If one probe
+    The probe changes no result. In place of its gradient, the backward pass returns block norms: the norm of each block
+    of the dense gradient of this product, also of blocks that are not stored. RigL grows blocks by them. If one probe
     goes into several products, their norms are added; the norm of the added gradients would need the dense gradient.
 
     Args:
@@ -101,7 +114,7 @@ def multiply(
       indices: int32`[groups, blocks]`.
       outputs: of the matrix, at most groups times `out`.
       probe: zeros `[groups, ceil(inputs / in)]`, or none.
-      shards: over how many devices the groups are spread. The product is then one for each of them, side by side.
+      shards: over how many devices the groups are spread. Each device then computes a product of its own.
       result_dtype: in which products are added up and returned, such as float32 for bfloat16; by default that of rows
         and values.
 
@@ -112,10 +125,15 @@ def multiply(
     Array([[4.24, 5.66]], dtype=float32)
     """
     dtype = jnp.result_type(rows, values)
-    columns = _columns_of(rows.astype(dtype), block_inputs=values.shape[-2])
-    operands = _Operands(columns, values.astype(dtype), indices, probe)
-    product = _product if shards == 1 else functools.partial(_product_of_shards, shards)
-    result: Any = product(result_dtype or dtype, operands)
+    rows = rows.astype(dtype)
+    values = values.astype(dtype)
+    columns = _columns_of(rows, block_inputs=values.shape[-2])
+    operands = _Operands(columns, values, indices, probe)
+    result: Any
+    if shards == 1:
+        result = _product(result_dtype or dtype, operands)
+    else:
+        result = _product_of_shards(shards, result_dtype or dtype, operands)
     return result[:, :outputs]
 
 
@@ -137,42 +155,49 @@ class _Operands(NamedTuple):
 
 def _columns_of(rows: jax.Array, block_inputs: int) -> jax.Array:
     """Rows `[n, inputs]` as columns `[blocks of inputs, in, n]`."""
-    padded = block_layout.pad_to_multiple(rows.T, 0, block_inputs)
+    columns = rows.T
+    padded = block_layout.pad_to_multiple(columns, 0, block_inputs)
     inputs, count = padded.shape
-    return padded.reshape(inputs // block_inputs, block_inputs, count)
+    blocks_of_inputs = inputs // block_inputs
+    return padded.reshape(blocks_of_inputs, block_inputs, count)
 
 
 def _product_of_shards(shards: int, dtype: Any, operands: _Operands) -> jax.Array:
     """One product for each shard of the groups; their outputs stand side by side."""
 
     def cut(array: jax.Array) -> jax.Array:
-        return array.reshape(shards, -1, *array.shape[1:])
+        groups, *rest = array.shape
+        return array.reshape(shards, groups // shards, *rest)
 
     columns, *of_groups = operands
-    of_shards = _Operands(columns, *jax.tree.map(cut, of_groups))
-    axes = _Operands._make((None, 0, 0, 0))
+    of_shards = jax.tree.map(cut, of_groups)
+    operands = _Operands(columns, *of_shards)
     product: Any = functools.partial(_product, dtype)
-    results = jax.vmap(product, in_axes=(axes,), out_axes=1)(of_shards)
+    # All shards read the same columns.
+    axes = _Operands._make((None, 0, 0, 0))
+    multiply_shards = jax.vmap(product, in_axes=(axes,), out_axes=1)
+    results = multiply_shards(operands)
     count, _, outputs = results.shape
     return results.reshape(count, shards * outputs)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(dtype: Any, operands: _Operands) -> jax.Array:
-    """Rows `[n, groups * out]` of a type, in which products are added up."""
+    """The product, rows `[n, groups * out]`, added up in a type."""
     columns = operands.columns
 
     def multiply_chunk(_: None, chunk: Any) -> tuple[None, jax.Array]:
-        values, indices = chunk
         results = []
-        for group in range(len(values)):
-            gathered = _take(columns, indices[group])
-            result = _contract(_merged(gathered), _merged(values[group]), (0, 0), dtype)
+        for values, indices in zip(*chunk, strict=True):
+            gathered = _take(columns, indices)
+            matrix = _merged(values)
+            result = _contract(gathered, matrix, (0, 0), dtype)
             results.append(result)
         return None, jnp.concatenate(results, axis=1)
 
-    chunks = _chunks(operands.values), _chunks(operands.indices)
-    _, of_chunks = _over_chunks(multiply_chunk, None, chunks)
+    values = chunks_of_groups(operands.values)
+    indices = chunks_of_groups(operands.indices)
+    _, of_chunks = scan_chunks(multiply_chunk, None, (values, indices))
     number, count, outputs = of_chunks.shape
     side_by_side = of_chunks.transpose(1, 0, 2)
     return side_by_side.reshape(count, number * outputs)
@@ -189,28 +214,37 @@ def _backward(_: Any, operands: _Operands, cotangents: jax.Array) -> tuple[_Oper
 
     def differentiate_chunk(total: jax.Array, chunk: Any) -> tuple[jax.Array, jax.Array]:
         values, indices, cotangents = chunk
+        by_group = jnp.split(cotangents, len(values), axis=1)
         of_values = []
-        for group, cotangent in enumerate(jnp.split(cotangents, len(values), axis=1)):
-            stored, places = values[group], indices[group]
+        for stored, places, cotangent in zip(values, indices, by_group, strict=True):
             gathered = _take(columns, places)
-            dtype = cotangent.dtype
-            of_values.append(_contract(_merged(gathered), cotangent, (1, 0), dtype))
-            addend = _contract(_merged(stored), cotangent, (1, 1), dtype)
-            addend = addend.reshape(gathered.shape).astype(total.dtype)
+            of_stored = _contract(gathered, cotangent, (1, 0), cotangent.dtype)
+            of_values.append(of_stored)
+            matrix = _merged(stored)
+            addend = _contract(matrix, cotangent, (1, 1), cotangent.dtype)
+            addend = addend.reshape(len(places), *columns.shape[1:])
+            addend = addend.astype(total.dtype)
             total = total.at[places].add(addend, unique_indices=True)
         return total, jnp.stack(of_values)
 
-    chunks = _chunks(values), _chunks(indices), _chunks_of_rows(cotangents, groups)
+    chunks = (
+        chunks_of_groups(values),
+        chunks_of_groups(indices),
+        chunks_of_outputs(cotangents, groups),
+    )
     # Each group adds to it: a sum of 16-bit floats would lose what is small.
-    total = jnp.zeros(columns.shape, jnp.promote_types(columns.dtype, jnp.float32))
-    total, of_values = _over_chunks(differentiate_chunk, total, chunks)
+    dtype = jnp.promote_types(columns.dtype, jnp.float32)
+    total = jnp.zeros(columns.shape, dtype)
+    total, of_values = scan_chunks(differentiate_chunk, total, chunks)
+    of_columns = total.astype(columns.dtype)
+    of_values = of_values.reshape(values.shape)
+    of_values = of_values.astype(values.dtype)
     norms = None
     if probe is not None:
         norms = norms_of_dense_gradient(columns, cotangents, groups)
         norms = norms.astype(probe.dtype)
-    of_columns = total.astype(columns.dtype)
-    of_values = of_values.reshape(values.shape).astype(values.dtype)
-    return (_Operands._make((of_columns, of_values, None, norms)),)
+    derivatives = _Operands._make((of_columns, of_values, None, norms))
+    return (derivatives,)
 
 
 _product.defvjp(_forward, _backward)
@@ -218,57 +252,30 @@ _product.defvjp(_forward, _backward)
 
 def norms_of_dense_gradient(columns: jax.Array, cotangents: jax.Array, groups: int) -> jax.Array:
     """The norm of each block of the gradient of the dense matrix: `[groups, blocks of inputs]`."""
-    in_chunk = _groups_in_chunk(groups)
+    in_chunk = groups_in_chunk(groups)
     blocks_of_inputs = len(columns)
+    inputs = _merged(columns)
     dtype = jnp.promote_types(columns.dtype, jnp.float32)
 
     def norms_of_chunk(_: None, cotangents: jax.Array) -> tuple[None, jax.Array]:
+        by_group = jnp.split(cotangents, in_chunk, axis=1)
         norms = []
-        for cotangent in jnp.split(cotangents, in_chunk, axis=1):
-            gradient = _contract(_merged(columns), cotangent, (1, 0), cotangent.dtype)
+        for cotangent in by_group:
+            gradient = _contract(inputs, cotangent, (1, 0), cotangent.dtype)
             blocks = gradient.reshape(blocks_of_inputs, -1)
-            norms.append(jnp.linalg.norm(blocks.astype(dtype), axis=1))
+            blocks = blocks.astype(dtype)
+            norms.append(jnp.linalg.norm(blocks, axis=1))
         return None, jnp.stack(norms)
 
-    chunks = _chunks_of_rows(cotangents, groups)
-    _, norms = _over_chunks(norms_of_chunk, None, chunks)
+    chunks = chunks_of_outputs(cotangents, groups)
+    _, norms = scan_chunks(norms_of_chunk, None, chunks)
     return norms.reshape(groups, blocks_of_inputs)
 
 
-def _over_chunks(function: Callable[..., Any], carry: Any, chunks: Any) -> tuple[Any, Any]:
-    """A scan over chunks of groups; of a single chunk there is no loop."""
-    first, *_ = jax.tree.leaves(chunks)
-    if len(first) > 1:
-        return lax.scan(function, carry, chunks)
-    only = jax.tree.map(lambda of_chunks: of_chunks[0], chunks)
-    carry, result = function(carry, only)
-    return carry, result[None]
-
-
-def _groups_in_chunk(groups: int) -> int:
-    """The largest divisor that is not too large."""
-    number = min(groups, _UNROLLED_GROUPS)
-    while groups % number:
-        number -= 1
-    return number
-
-
-def _chunks(of_groups: jax.Array) -> jax.Array:
-    """`[groups, …]` as `[chunks, groups in a chunk, …]`."""
-    in_chunk = _groups_in_chunk(len(of_groups))
-    return of_groups.reshape(-1, in_chunk, *of_groups.shape[1:])
-
-
-def _chunks_of_rows(rows: jax.Array, groups: int) -> jax.Array:
-    """`[n, groups * out]` as `[chunks, n, …]`, the outputs of some groups side by side."""
-    count, outputs = rows.shape
-    chunks = groups // _groups_in_chunk(groups)
-    cut = rows.reshape(count, chunks, outputs // chunks)
-    return cut.transpose(1, 0, 2)
-
-
 def _take(columns: jax.Array, indices: jax.Array) -> jax.Array:
-    return jnp.take(columns, indices, axis=0, mode='clip')
+    """The columns of these blocks, `[blocks * in, n]`."""
+    taken = jnp.take(columns, indices, axis=0, mode='clip')
+    return _merged(taken)
 
 
 def _merged(blocks: jax.Array) -> jax.Array:
@@ -282,4 +289,5 @@ def _contract(left: jax.Array, right: jax.Array, axes: tuple[int, int], dtype: A
     left_axis, right_axis = axes
     contracted = (left_axis,), (right_axis,)
     no_batch = (), ()
-    return lax.dot_general(left, right, (contracted, no_batch), preferred_element_type=dtype)
+    dimension_numbers = contracted, no_batch
+    return lax.dot_general(left, right, dimension_numbers, preferred_element_type=dtype)

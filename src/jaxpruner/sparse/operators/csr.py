@@ -11,11 +11,11 @@ The kernel multiplies a matrix in CSR by dense columns. Two such products make a
 
 Both share their values: `transposed_order` says where each value of the transposed CSR stands in the other. The
 gradient of the weights is a dense product rowsᵀ @ gradient, gathered where weights are kept. That is faster than a
-product for each kept weight, and RigL needs all of it. A `probe` changes no result; the backward pass returns this
-dense product in place of its gradient. It is the gradient of the dense matrix, also if a matrix is multiplied at
-several places.
+product for each kept weight, and RigL needs all of it. A `probe` changes no result. In place of its gradient, the
+backward pass returns this dense product: the gradient of the dense matrix, also if a matrix is multiplied at several
+places.
 
-All positions are data, so that masks move without compiling anew as long as the number of kept weights stays.
+All positions are data. So a mask can change without a new compilation, as long as the number of kept weights stays.
 """
 
 import dataclasses
@@ -87,21 +87,26 @@ def csr_pattern(positions: jax.Array, inputs: int, outputs: int) -> CsrPattern:
             f'positions have 32 bits, and a matrix of {inputs} by {outputs} has too many weights; divide the layer'
         )
     positions = positions.astype(jnp.int32)
-    rows, columns = positions // outputs, positions % outputs
+    rows = positions // outputs
+    columns = positions % outputs
     # Sorting one array and looking its entries up takes a sixth of the time of `argsort` on a CPU.
     transposed = jnp.sort(columns * inputs + rows)
-    order = jnp.searchsorted(positions, transposed % inputs * outputs + transposed // inputs)
+    columns = transposed // inputs
+    rows_of_columns = transposed % inputs
+    order = jnp.searchsorted(positions, rows_of_columns * outputs + columns)
     return CsrPattern(
-        positions,
-        _offsets(rows, inputs),
-        order.astype(jnp.int32),
-        _offsets(transposed // inputs, outputs),
+        positions=positions,
+        row_offsets=_offsets(rows, inputs),
+        transposed_order=order.astype(jnp.int32),
+        transposed_row_offsets=_offsets(columns, outputs),
     )
 
 
 def _offsets(ascending: jax.Array, number: int) -> jax.Array:
     """Where each of `number` rows begins among ascending row numbers."""
-    return jnp.searchsorted(ascending, jnp.arange(number + 1)).astype(jnp.int32)
+    rows = jnp.arange(number + 1)
+    offsets = jnp.searchsorted(ascending, rows)
+    return offsets.astype(jnp.int32)
 
 
 @jax.tree_util.register_dataclass
@@ -139,8 +144,8 @@ def csr_product(
       rows: float[n, inputs].
       compressed: float[weights], the kept weights, row by row.
       pattern: where they stand.
-      probe: `None`, or zeros [inputs, outputs]. The backward pass returns the gradient of the dense matrix for it, of
-        pruned weights, too.
+      probe: `None`, or zeros [inputs, outputs]. For it the backward pass returns the gradient of the dense matrix, also
+        for pruned weights.
 
     Returns:
       float[n, outputs], in the dtype of the product of both.
@@ -171,17 +176,19 @@ def _forward(
 
 def _backward(saved: Any, gradient: jax.Array) -> tuple[Any, ...]:
     rows, compressed, pattern, probe = saved
-    of_rows = csr_kernel.multiply(
-        compressed, pattern.row_offsets, pattern.column_indices, gradient.T
-    ).T
-    of_matrix = rows.T @ gradient
-    of_compressed = (
-        of_matrix.reshape(-1)
-        .at[pattern.positions]
-        .get(mode='clip', unique_indices=True, indices_are_sorted=True)
+    of_columns = csr_kernel.multiply(
+        compressed,
+        pattern.row_offsets,
+        pattern.column_indices,
+        gradient.T,
     )
+    of_rows = of_columns.T.astype(rows.dtype)
+    of_matrix = rows.T @ gradient
+    of_kept = of_matrix.reshape(-1).at[pattern.positions]
+    of_compressed = of_kept.get(mode='clip', unique_indices=True, indices_are_sorted=True)
+    of_compressed = of_compressed.astype(compressed.dtype)
     of_probe = None if probe is None else of_matrix.astype(probe.dtype)
-    return of_rows.astype(rows.dtype), of_compressed.astype(compressed.dtype), None, of_probe
+    return of_rows, of_compressed, None, of_probe
 
 
 csr_product.defvjp(_forward, _backward)

@@ -1,7 +1,8 @@
-"""JAX's kernel for a matrix in CSR on CPUs, behind one function: the only file that `jax.experimental.sparse` is in.
+"""JAX's kernel for a matrix in CSR on CPUs, behind one function.
 
-That module is no longer actively developed, so nothing else here rests on it. Its kernel came with JAX 0.6.1. Where
-there is none JAX computes with scattered sums, a hundred times slower, so such a product is refused.
+The kernel is in `jax.experimental.sparse`, which is no longer actively developed, so no other product uses that module.
+The kernel came with JAX 0.6.1. Without a kernel JAX computes with scattered sums, a hundred times slower, so such a
+product is refused.
 """
 
 import functools
@@ -53,7 +54,7 @@ def multiply(
       float[m, n].
 
     Raises:
-      NotImplementedError: there is no kernel for it; the message says what would help.
+      NotImplementedError: there is no kernel for this product; the message says what would help.
     """
     dtype = jnp.result_type(compressed, columns)
     missing = why_missing(dtype)
@@ -80,29 +81,33 @@ def _multiply(
 
 @_multiply.def_vmap
 def _multiply_batched(size: int, is_batched: list[bool], *arguments: jax.Array) -> Any:
-    """One product with more columns where the matrix is the same, else one product after the other.
+    """Multiplies a batch. JAX's own rule has no kernel for batches.
 
-    JAX's own rule has no kernel for batches.
+    If all members share a matrix, this is one product with more columns. Otherwise one product follows the other.
     """
     *matrix, columns = arguments
     if not any(is_batched[:-1]):
-        inner, number = columns.shape[1:]
-        joined = jnp.moveaxis(columns, 0, 1).reshape(inner, size * number)
+        _, inner, number = columns.shape
+        side_by_side = jnp.moveaxis(columns, 0, 1)
+        joined = side_by_side.reshape(inner, size * number)
         result = _multiply(*matrix, joined)
-        return jnp.moveaxis(result.reshape(-1, size, number), 1, 0), True
+        by_member = result.reshape(-1, size, number)
+        return jnp.moveaxis(by_member, 1, 0), True
 
-    def one(index: jax.Array) -> jax.Array:
-        chosen = [
-            lax.dynamic_index_in_dim(array, index, keepdims=False) if batched else array
-            for array, batched in zip(arguments, is_batched, strict=True)
-        ]
-        return _multiply(*chosen)
+    def multiply_member(member: jax.Array) -> jax.Array:
+        operands = []
+        for array, has_batch in zip(arguments, is_batched, strict=True):
+            if has_batch:
+                array = lax.dynamic_index_in_dim(array, member, keepdims=False)
+            operands.append(array)
+        return _multiply(*operands)
 
-    return lax.map(one, jnp.arange(size)), True
+    members = jnp.arange(size)
+    return lax.map(multiply_member, members), True
 
 
 def _platform() -> str:
-    """Where arrays are put by default; under a mesh these are several devices of one platform."""
+    """The platform on which arrays are put by default. Under a mesh these are several devices of one platform."""
     with jax.ensure_compile_time_eval():
         device, *_ = jnp.zeros(()).devices()
     return device.platform
@@ -111,12 +116,14 @@ def _platform() -> str:
 @functools.cache
 def _is_lowered_to_a_kernel() -> bool:
     """Whether this JAX calls a kernel for a matrix in CSR on a CPU."""
-    of = jax.ShapeDtypeStruct
-    shapes = (
-        of((1,), jnp.float32),
-        of((2,), jnp.int32),
-        of((1,), jnp.int32),
-        of((1, 1), jnp.float32),
+    shape = jax.ShapeDtypeStruct
+    operands = (
+        shape((1,), jnp.float32),
+        shape((2,), jnp.int32),
+        shape((1,), jnp.int32),
+        shape((1, 1), jnp.float32),
     )
-    with jax.default_device(jax.local_devices(backend='cpu')[0]):
-        return _CALL in jax.jit(_plain).lower(*shapes).as_text()
+    cpu, *_ = jax.local_devices(backend='cpu')
+    with jax.default_device(cpu):
+        lowered = jax.jit(_plain).lower(*operands)
+    return _CALL in lowered.as_text()

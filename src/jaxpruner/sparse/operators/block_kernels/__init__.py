@@ -1,8 +1,8 @@
 """Products with stored blocks on TPUs and Hopper GPUs, in kernels written in Pallas.
 
-`blocks.multiply` runs everywhere: it gathers the rows of each group of blocks in memory, and multiplies. These kernels
-do not write down what they gather. They are compiled for their devices, and have not been timed on one: where there is
-a choice, measure both.
+`blocks.multiply` runs everywhere: it gathers the inputs of each group of blocks in memory, and multiplies. These
+kernels do not write to memory what they gather. They are compiled for their devices, but have not been timed on one: if
+you have a choice, measure both.
 
 The files, from the bottom up:
 

@@ -13,7 +13,7 @@ DTYPES = {'tpu': ('bfloat16', 'float32'), 'gpu': ('bfloat16', 'float16')}
 _OLDEST_JAX = {'tpu': (0, 6, 2), 'gpu': (0, 10, 0)}
 # TPUs of these generations have no matrix unit that takes 16-bit blocks as they are.
 _OLD_TPUS = ('TPU v2', 'TPU v3')
-# Three numbers of 32 bits for each, of 1 MiB of memory for scalars.
+# A TPU has 1 MiB of memory for scalars, and a block takes three numbers of 32 bits.
 _MOST_BLOCKS_OF_TPU = 2**16
 _HOPPER = '9.'
 
@@ -31,7 +31,7 @@ def why_missing(
       dtype: of rows and values.
       block: how many inputs and outputs it has.
       stored: how many blocks the matrix has; under `vmap` those of all matrices.
-      device: where the product is to run; the default device unless given.
+      device: where the product is to run; by default the default device.
 
     >>> why_missing(jnp.float32, (128, 128), device=jax.devices('cpu')[0])
     'there are kernels for TPUs and Hopper GPUs, and not for cpu; use the product without a kernel'
@@ -54,10 +54,10 @@ def why_missing(
 
 
 def kernels_for(platform: str) -> Kernels:
-    """The kernels for a platform, loaded when they are first asked for: Pallas takes a while, and may be missing.
+    """The kernels for a platform. They are loaded only now, since Pallas takes a while to load and may be missing.
 
     Raises:
-      NotImplementedError: there are none for it.
+      NotImplementedError: there are none for this platform.
     """
     if platform == 'tpu':
         from jaxpruner.sparse.operators.block_kernels.tpu import TpuKernels
@@ -74,7 +74,7 @@ def default_kernels(dtype: Any, block: tuple[int, int], stored: int) -> Kernels:
     """The kernels for the default device.
 
     Raises:
-      NotImplementedError: there is none; the message says why.
+      NotImplementedError: there are none; the message says why.
     """
     missing = why_missing(dtype, block, stored=stored)
     if missing:

@@ -1,11 +1,10 @@
 """Kernels for NVIDIA's Hopper GPUs, in Mosaic GPU: its copy engine fills buffers while its tensor cores multiply.
 
-A group of threads holds one tile of the result in registers, and goes through the steps that lead to it. Their numbers
-are read from memory as they come, so that each copy knows where it begins. A tile without steps is zeros.
+A group of threads holds one tile of the result in registers, and goes through the steps that lead to it. Before each
+step it reads from memory where the tile of rows and the block begin. A tile without steps is zeros.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -37,6 +36,30 @@ class _Scratch(NamedTuple):
     result: Any
     barriers: Any
 
+    def buffers(self, number: Any) -> '_Buffers':
+        """The pair of buffers of a number."""
+        return _Buffers(
+            left=self.left.at[number],
+            right=self.right.at[number],
+            barrier=self.barriers.at[number],
+        )
+
+
+class _Buffers(NamedTuple):
+    """A pair of buffers, and the barrier that says when copies into them are done."""
+
+    left: Any
+    right: Any
+    barrier: Any
+
+    def copy_left(self, source: Any) -> None:
+        """Begins to copy a tile of rows."""
+        plgpu.copy_gmem_to_smem(source, self.left, self.barrier)
+
+    def copy_right(self, source: Any) -> None:
+        """Begins to copy what the rows are multiplied by."""
+        plgpu.copy_gmem_to_smem(source, self.right, self.barrier)
+
 
 @dataclasses.dataclass(frozen=True)
 class HopperKernels:
@@ -47,27 +70,29 @@ class HopperKernels:
         return _TILE
 
     def product(self, rows: jax.Array, blocks: jax.Array, steps: Steps, targets: int) -> jax.Array:
-        height, width = blocks.shape[1:]
+        _, height, width = blocks.shape
         count = len(rows)
         numbers = jnp.arange(targets + 1)
-        first_steps = jnp.searchsorted(steps.target, numbers).astype(jnp.int32)
+        first_steps = jnp.searchsorted(steps.target, numbers)
+        first_steps = first_steps.astype(jnp.int32)
 
         def body(*refs: Any) -> None:
             left, right, first, rows, blocks, result, *memory = refs
             scratch = _Scratch(*memory)
-            down = pl.ds(lax.axis_index('tile') * _TILE, _TILE)
+            down = _part(lax.axis_index('tile'), _TILE)
             target = lax.axis_index('target')
 
             def fetch(step: Any, buffer: Any) -> None:
-                across = pl.ds(left[step] * height, height)
-                barrier = scratch.barriers.at[buffer]
-                _copy(rows.at[down, across], scratch.left.at[buffer], barrier)
-                _copy(blocks.at[right[step]], scratch.right.at[buffer], barrier)
+                across = _part(left[step], height)
+                buffers = scratch.buffers(buffer)
+                buffers.copy_left(rows.at[down, across])
+                buffers.copy_right(blocks.at[right[step]])
 
             def multiply(total: Any, buffer: Any) -> None:
-                plgpu.wgmma(total, scratch.left.at[buffer], scratch.right.at[buffer])
+                buffers = scratch.buffers(buffer)
+                plgpu.wgmma(total, buffers.left, buffers.right)
 
-            across = pl.ds(target * width, width)
+            across = _part(target, width)
             span = first[target], first[target + 1]
             _accumulate(span, fetch, multiply, scratch, result.at[down, across])
 
@@ -90,20 +115,22 @@ class HopperKernels:
             left, target, rows, cotangents, result, *memory = refs
             scratch = _Scratch(*memory)
             step = lax.axis_index('step')
-            of_rows = pl.ds(left[step] * height, height)
-            of_cotangents = pl.ds(target[step] * width, width)
+            of_rows = _part(left[step], height)
+            of_cotangents = _part(target[step], width)
 
             def fetch(tile: Any, buffer: Any) -> None:
-                down = pl.ds(tile * _TILE, _TILE)
-                barrier = scratch.barriers.at[buffer]
-                _copy(rows.at[down, of_rows], scratch.left.at[buffer], barrier)
-                _copy(cotangents.at[down, of_cotangents], scratch.right.at[buffer], barrier)
+                down = _part(tile, _TILE)
+                buffers = scratch.buffers(buffer)
+                buffers.copy_left(rows.at[down, of_rows])
+                buffers.copy_right(cotangents.at[down, of_cotangents])
 
             def multiply(total: Any, buffer: Any) -> None:
-                across = plgpu.transpose_ref(scratch.left.at[buffer], (1, 0))
-                plgpu.wgmma(total, across, scratch.right.at[buffer])
+                buffers = scratch.buffers(buffer)
+                transposed = plgpu.transpose_ref(buffers.left, (1, 0))
+                plgpu.wgmma(total, transposed, buffers.right)
 
-            span = jnp.int32(0), jnp.int32(count // _TILE)
+            tiles = count // _TILE
+            span = jnp.int32(0), jnp.int32(tiles)
             _accumulate(span, fetch, multiply, scratch, result.at[step])
 
         kernel = self._kernel(
@@ -158,7 +185,9 @@ def _accumulate(
     begin, end = span
 
     def fetch_within(number: Any, buffer: Any) -> None:
-        pl.when(number < end)(functools.partial(fetch, number, buffer))
+        @pl.when(number < end)
+        def _():
+            fetch(number, buffer)
 
     for buffer in range(_BUFFERS):
         fetch_within(begin + buffer, buffer)
@@ -166,7 +195,8 @@ def _accumulate(
     def add_up(total: Any) -> jax.Array:
         def add(number: Any, _: None) -> None:
             buffer = lax.rem(number - begin, jnp.int32(_BUFFERS))
-            plgpu.barrier_wait(scratch.barriers.at[buffer])
+            barrier = scratch.barriers.at[buffer]
+            plgpu.barrier_wait(barrier)
             multiply(total, buffer)
             plgpu.wgmma_wait(0)
             # The buffer is free again.
@@ -183,15 +213,14 @@ def _accumulate(
     plgpu.wait_smem_to_gmem(0)
 
 
-def _copy(source: Any, buffer: Any, barrier: Any) -> None:
-    plgpu.copy_gmem_to_smem(source, buffer, barrier)
+def _part(number: Any, length: int) -> Any:
+    """One of the equal parts of an axis."""
+    return pl.ds(number * length, length)
 
 
 def _shared(shape: tuple[int, ...], dtype: Any) -> Any:
-    return plgpu.SMEM(shape, dtype, transforms=_transforms(dtype))
-
-
-def _transforms(dtype: Any) -> tuple[Any, ...]:
-    """How tensor cores want shared memory laid out."""
+    """Shared memory in the layout that tensor cores read."""
     columns = _SWIZZLE // jnp.dtype(dtype).itemsize
-    return plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(_SWIZZLE)
+    tiling = plgpu.TilingTransform((8, columns))
+    swizzle = plgpu.SwizzleTransform(_SWIZZLE)
+    return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))

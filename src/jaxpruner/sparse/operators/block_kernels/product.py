@@ -30,7 +30,7 @@ def multiply(
       indices: int32`[groups, blocks]`.
       outputs: of the matrix, at most groups times `out`.
       probe: as in `blocks.multiply`; its norms are computed without a kernel.
-      kernels: those for the default device unless given.
+      kernels: by default those for the default device.
 
     Raises:
       NotImplementedError: there is no kernel for it; `why_missing` says so beforehand.
@@ -40,8 +40,10 @@ def multiply(
     if kernels is None:
         block = block_inputs, block_outputs
         kernels = choosing.default_kernels(dtype, block, indices.size)
-    padded = block_layout.pad_to_multiple(rows.astype(dtype), 1, block_inputs)
-    result: Any = _product(kernels, padded, values.astype(dtype), indices, probe)
+    rows = rows.astype(dtype)
+    values = values.astype(dtype)
+    padded = block_layout.pad_to_multiple(rows, 1, block_inputs)
+    result: Any = _product(kernels, padded, values, indices, probe)
     return result[:, :outputs]
 
 
@@ -65,18 +67,22 @@ def _forward(kernels: Kernels, *operands: Any) -> tuple[jax.Array, Any]:
 
 def _backward(kernels: Kernels, operands: Any, cotangents: jax.Array) -> Any:
     rows, values, indices, probe = operands
-    groups, _, block_inputs, block_outputs = values.shape
-    blocks_of_inputs = rows.shape[1] // block_inputs
+    groups, _, *block = values.shape
+    block_inputs, block_outputs = block
+    count, inputs = rows.shape
+    blocks_of_inputs = inputs // block_inputs
     forward = steps.forward_steps(indices)
-    of_values = steps.blocks_gradient(
+    of_blocks = steps.blocks_gradient(
         kernels, rows, cotangents, forward, (block_inputs, block_outputs)
     )
+    of_values = of_blocks.reshape(values.shape)
+    of_rows = _rows_gradient(kernels, cotangents, values, indices, blocks_of_inputs)
     norms = None
     if probe is not None:
-        columns = rows.T.reshape(blocks_of_inputs, block_inputs, len(rows))
-        norms = blocks.norms_of_dense_gradient(columns, cotangents, groups).astype(probe.dtype)
-    of_rows = _rows_gradient(kernels, cotangents, values, indices, blocks_of_inputs)
-    return of_rows, of_values.reshape(values.shape), None, norms
+        columns = rows.T.reshape(blocks_of_inputs, block_inputs, count)
+        norms = blocks.norms_of_dense_gradient(columns, cotangents, groups)
+        norms = norms.astype(probe.dtype)
+    return of_rows, of_values, None, norms
 
 
 _product.defvjp(_forward, _backward)
@@ -90,14 +96,19 @@ def _rows_gradient(
     blocks_of_inputs: int,
 ) -> jax.Array:
     """The product with the transposed matrix. The blocks are transposed beforehand; they are few."""
-    backward = steps.transposed_steps(steps.forward_steps(indices))
+    forward = steps.forward_steps(indices)
+    backward = steps.transposed_steps(forward)
     transposed = _flat(values).swapaxes(1, 2)
     gradient = steps.product(kernels, cotangents, transposed, backward, blocks_of_inputs)
-    # No step leads to the inputs that no block reads: a kernel leaves there what was in memory.
-    is_read = jnp.zeros(blocks_of_inputs, bool).at[indices].set(True)
-    return jnp.where(jnp.repeat(is_read, values.shape[2]), gradient, 0)
+    # No step leads to inputs that no block reads, so a kernel leaves there what was in memory.
+    none_read = jnp.zeros(blocks_of_inputs, bool)
+    is_block_read = none_read.at[indices].set(True)
+    block_inputs = values.shape[2]
+    is_read = jnp.repeat(is_block_read, block_inputs)
+    return jnp.where(is_read, gradient, 0)
 
 
 def _flat(values: jax.Array) -> jax.Array:
     """`[groups, blocks, in, out]` as `[groups * blocks, in, out]`."""
-    return values.reshape(-1, *values.shape[2:])
+    _, _, *block = values.shape
+    return values.reshape(-1, *block)

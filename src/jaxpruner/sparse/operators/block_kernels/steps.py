@@ -1,9 +1,9 @@
 """The two products that the forward pass and the derivatives are made of, as a list of steps.
 
 A block-sparse matrix, its transpose, and several matrices side by side differ only in which block meets which tile of
-rows. That is data: step `s` multiplies the tile of rows `left[s]` by the block `right[s]`, and adds it to the tile of
-the result `target[s]`. The matrix of 6 inputs and 4 outputs in blocks of 2 x 2, one for each group, with
-`indices = [[1], [0]]` takes two steps forward, and the same two for the derivative of its inputs:
+rows. That is data: step `s` multiplies the tile of rows `left[s]` by the block `right[s]`, and adds the product to the
+tile of the result `target[s]`. Take the matrix of 6 inputs and 4 outputs in blocks of 2 x 2, one for each group, with
+`indices = [[1], [0]]`. It takes two steps forward, and the same two for the derivative of its inputs:
 
     forward      left 1 0   right 0 1   target 0 1
     transposed   left 1 0   right 1 0   target 0 1
@@ -40,7 +40,7 @@ class Kernels(Protocol):
         ...
 
     def product(self, rows: jax.Array, blocks: jax.Array, steps: Steps, targets: int) -> jax.Array:
-        """Returns `[n, targets * out]`; what no step leads to may hold anything.
+        """Returns `[n, targets * out]`; tiles that are the target of no step may hold anything.
 
         Args:
           rows: `[n, lefts * in]`.
@@ -53,9 +53,13 @@ class Kernels(Protocol):
     def blocks_gradient(
         self, rows: jax.Array, cotangents: jax.Array, steps: Steps, block: tuple[int, int]
     ) -> jax.Array:
-        """Returns `[steps, in, out]`: what rows `[n, lefts * in]` and cotangents `[n, targets * out]` say of a block.
+        """Returns `[steps, in, out]`: the derivative of the block of each step. `right` is not read.
 
-        Blocks are in the order of the steps; `right` is not read.
+        Args:
+          rows: `[n, lefts * in]`.
+          cotangents: `[n, targets * out]`.
+          steps: at least one.
+          block: `in` and `out`.
         """
         ...
 
@@ -63,15 +67,22 @@ class Kernels(Protocol):
 def forward_steps(indices: jax.Array) -> Steps:
     """The steps of a product with blocks at `indices` int32[groups, blocks]."""
     groups, blocks = indices.shape
-    target = jnp.repeat(jnp.arange(groups, dtype=jnp.int32), blocks)
-    right = jnp.arange(indices.size, dtype=jnp.int32)
-    return Steps(indices.reshape(-1).astype(jnp.int32), right, target)
+    numbers = jnp.arange(groups, dtype=jnp.int32)
+    return Steps(
+        left=indices.reshape(-1).astype(jnp.int32),
+        right=jnp.arange(indices.size, dtype=jnp.int32),
+        target=jnp.repeat(numbers, blocks),
+    )
 
 
 def transposed_steps(steps: Steps) -> Steps:
-    """The same blocks, as the transposed matrix meets them."""
+    """The steps of a product with the transposed matrix, which has the same blocks."""
     order = jnp.argsort(steps.left)
-    return Steps(steps.target[order], steps.right[order], steps.left[order])
+    return Steps(
+        left=steps.target[order],
+        right=steps.right[order],
+        target=steps.left[order],
+    )
 
 
 def product(
@@ -81,9 +92,9 @@ def product(
     steps: Steps,
     targets: int,
 ) -> jax.Array:
-    """`Kernels.product` for any number of rows, and under `vmap` one call of the kernel.
+    """`Kernels.product` for any number of rows; under `vmap` it is one call of the kernel.
 
-    The rule for `vmap` ends in another call of this function, so that it holds for a `vmap` of a `vmap`, too.
+    The rule for `vmap` calls this function again, so it also holds for a `vmap` of a `vmap`.
     """
 
     @custom_batching.custom_vmap
@@ -139,14 +150,14 @@ def _product_of_own_matrices(
     steps: Steps,
     targets: int,
 ) -> jax.Array:
-    """Each member meets a matrix of its own: all are one larger matrix, whose results stand side by side."""
+    """Each member meets its own matrix: the matrices make one larger matrix, with their results side by side."""
     lefts = rights = 0
     if members.rows:
         lefts = rows.shape[-1] // blocks.shape[-2]
         rows = _columns_side_by_side(rows)
     if members.blocks:
-        rights = blocks.shape[1]
-        blocks = blocks.reshape(-1, *blocks.shape[2:])
+        _, rights, *block = blocks.shape
+        blocks = blocks.reshape(-1, *block)
     counts = lefts, rights, targets
     of_all = _side_by_side(members.size, members.steps, steps, counts)
     result = product(kernels, rows, blocks, of_all, members.size * targets)
@@ -160,12 +171,13 @@ def blocks_gradient(
     steps: Steps,
     block: tuple[int, int],
 ) -> jax.Array:
-    """`Kernels.blocks_gradient` for any number of rows, and under `vmap` one call of the kernel."""
+    """`Kernels.blocks_gradient` for any number of rows; under `vmap` it is one call of the kernel."""
 
     @custom_batching.custom_vmap
     def run(rows: jax.Array, cotangents: jax.Array, steps: Steps) -> jax.Array:
-        padded = _padded_rows(kernels, rows), _padded_rows(kernels, cotangents)
-        return kernels.blocks_gradient(*padded, steps, block)
+        rows = _padded_rows(kernels, rows)
+        cotangents = _padded_rows(kernels, cotangents)
+        return kernels.blocks_gradient(rows, cotangents, steps, block)
 
     @run.def_vmap
     def run_batched(
@@ -195,11 +207,12 @@ def _side_by_side(size: int, is_batched: Any, steps: Steps, counts: tuple[int, i
     share them. With `counts = (3, 0, 2)` a step of the second member that was `left 1, right 5, target 0` becomes
     `left 3 + 1, right 5, target 2 + 0`.
     """
+    members = jnp.arange(size, dtype=jnp.int32)
 
     def number(steps: jax.Array, is_batched: bool, count: int) -> jax.Array:
         if not is_batched:
             steps = jnp.broadcast_to(steps, (size, *steps.shape))
-        offsets = count * jnp.arange(size, dtype=jnp.int32)
+        offsets = count * members
         numbered = steps + offsets[:, None]
         return numbered.reshape(-1)
 
@@ -209,18 +222,21 @@ def _side_by_side(size: int, is_batched: Any, steps: Steps, counts: tuple[int, i
 def _columns_side_by_side(rows: jax.Array) -> jax.Array:
     """`[size, n, columns]` as `[n, size * columns]`."""
     size, count, columns = rows.shape
-    return jnp.moveaxis(rows, 0, 1).reshape(count, size * columns)
+    by_row = jnp.moveaxis(rows, 0, 1)
+    return by_row.reshape(count, size * columns)
 
 
 def _columns_apart(rows: jax.Array, size: int) -> jax.Array:
+    """`[n, size * columns]` as `[size, n, columns]`."""
     count, columns = rows.shape
-    cut = rows.reshape(count, size, columns // size)
-    return jnp.moveaxis(cut, 1, 0)
+    by_row = rows.reshape(count, size, columns // size)
+    return jnp.moveaxis(by_row, 1, 0)
 
 
 def _padded_rows(kernels: Kernels, rows: jax.Array) -> jax.Array:
-    """Rows in whole tiles, at least one."""
-    tile = kernels.tile_of(len(rows))
-    tiles = max(-(-len(rows) // tile), 1)
-    lacking = tiles * tile - len(rows)
+    """Adds rows of zeros, so that there are whole tiles, and at least one."""
+    count = len(rows)
+    tile = kernels.tile_of(count)
+    tiles = max(-(-count // tile), 1)
+    lacking = tiles * tile - count
     return jnp.pad(rows, ((0, lacking), (0, 0)))

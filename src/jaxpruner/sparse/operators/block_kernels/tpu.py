@@ -1,7 +1,7 @@
-"""Kernels for TPUs. The numbers of tiles and blocks are there before a step begins, so its data are copied in time.
+"""Kernels for TPUs. A kernel gets the numbers of all tiles and blocks before it begins, and so copies data in time.
 
-Tiles of rows are tall, since each step has a fixed cost. Tiles whose width is a multiple of 128 are cut out of the rows
-as they lie. Narrower ones cannot be, so the rows are cut into such tiles beforehand.
+Tiles of rows are tall, since each step has a fixed cost. A tile whose width is a multiple of 128 is cut out of the rows
+in place. Narrower tiles cannot be cut so: the rows are cut into them beforehand.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class TpuKernels:
     Attributes:
       interpret: run the kernels on any device, for tests: `True`, or `pltpu.InterpretParams`.
       largest_tile: rows, a multiple of 16.
-      precision: of products of float32, in the derivatives, too.
+      precision: of products of float32, also in the derivatives.
     """
 
     interpret: Any = False
@@ -38,7 +38,7 @@ class TpuKernels:
 
     @classmethod
     def as_configured(cls) -> 'TpuKernels':
-        """The kernels of JAX's default precision; a kernel has the lowest and the highest."""
+        """The kernels for JAX's default precision: a kernel has only the lowest and the highest."""
         config: Any = jax.config  # its names are made as JAX is loaded
         if config.jax_default_matmul_precision in _ROUNDED:
             return cls()
@@ -47,12 +47,14 @@ class TpuKernels:
     def tile_of(self, rows: int) -> int:
         tiles = max(-(-rows // self.largest_tile), 1)
         height = max(-(-rows // tiles), 1)
-        return -(-height // _SUBLANES) * _SUBLANES
+        sublanes = -(-height // _SUBLANES)
+        return sublanes * _SUBLANES
 
     def product(self, rows: jax.Array, blocks: jax.Array, steps: Steps, targets: int) -> jax.Array:
         count = len(rows)
         tile = self.tile_of(count)
-        height, width = block = blocks.shape[1:]
+        _, height, width = blocks.shape
+        block = height, width
 
         def left(tile: Any, step: Any, steps: Steps) -> Any:
             return tile, steps.left[step]
@@ -72,13 +74,15 @@ class TpuKernels:
             out_shape=_tiled_shape(count, targets, width, rows.dtype),
             total=(tile, width),
         )
-        result = kernel(*steps, _to_tiles(rows, height), blocks)
+        tiles = _to_tiles(rows, height)
+        result = kernel(*steps, tiles, blocks)
         return _from_tiles(result)
 
     def blocks_gradient(
         self, rows: jax.Array, cotangents: jax.Array, steps: Steps, block: tuple[int, int]
     ) -> jax.Array:
-        number, count = len(steps.left), len(rows)
+        number = len(steps.left)
+        count = len(rows)
         tile = self.tile_of(count)
         height, width = block
 
@@ -100,7 +104,9 @@ class TpuKernels:
             out_shape=jax.ShapeDtypeStruct((number, *block), rows.dtype),
             total=block,
         )
-        return kernel(*steps, _to_tiles(rows, height), _to_tiles(cotangents, width))
+        of_rows = _to_tiles(rows, height)
+        of_cotangents = _to_tiles(cotangents, width)
+        return kernel(*steps, of_rows, of_cotangents)
 
     def _kernel(
         self,
@@ -120,15 +126,17 @@ class TpuKernels:
             out_specs=out_specs,
             scratch_shapes=[pltpu.VMEM(total, jnp.float32)],
         )
+        compiler_params = pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary'))
 
         def run(*refs: Any) -> None:
-            body(_Refs.of(refs), self.precision)
+            record = _Refs.of(refs)
+            body(record, self.precision)
 
         return pl.pallas_call(
             run,
             out_shape=out_shape,
             grid_spec=grid_spec,
-            compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
+            compiler_params=compiler_params,
             interpret=self.interpret,
         )
 
@@ -152,11 +160,29 @@ class _Refs(NamedTuple):
 
     @classmethod
     def of(cls, refs: Sequence[Any]) -> '_Refs':
-        """Makes it of references in the kernel's order."""
-        return cls(*_split_steps(refs))
+        """Makes it of references in the kernel's order: the steps stand first."""
+        number = len(Steps._fields)
+        steps = Steps(*refs[:number])
+        return cls(steps, *refs[number:])
+
+    def product(self, left_axis: int, precision: lax.Precision) -> jax.Array:
+        """Multiplies left and right, and adds up along an axis of left and the first of right, in float32."""
+        left = self.left[...]
+        right = self.right[...]
+        if left.dtype != jnp.float32:
+            precision = lax.Precision.DEFAULT
+        contracted = (left_axis,), (0,)
+        no_batch = (), ()
+        return lax.dot_general(
+            left,
+            right,
+            (contracted, no_batch),
+            precision=precision,
+            preferred_element_type=jnp.float32,
+        )
 
     def add(self, product: jax.Array, is_first: Any, is_last: Any) -> None:
-        """Adds a product to the sum, which is written when it is the last."""
+        """Adds a product to the sum, and writes the sum if the product is the last."""
 
         @pl.when(is_first)
         def _():
@@ -166,49 +192,32 @@ class _Refs(NamedTuple):
 
         @pl.when(is_last)
         def _():
-            self.result[...] = self.total[...].astype(self.result.dtype)
-
-
-def _split_steps(values: Sequence[Any]) -> tuple[Any, ...]:
-    """The steps as one record, and what stands behind them."""
-    number = len(Steps._fields)
-    return Steps(*values[:number]), *values[number:]
+            total = self.total[...]
+            self.result[...] = total.astype(self.result.dtype)
 
 
 def _multiply(refs: _Refs, precision: lax.Precision) -> None:
     """One step of `product`; the sum is written when the next step has another target."""
-    step, last = pl.program_id(1), pl.num_programs(1) - 1
+    step = pl.program_id(1)
+    last = pl.num_programs(1) - 1
     targets = refs.steps.target
     before = targets[jnp.maximum(step - 1, 0)]
     after = targets[jnp.minimum(step + 1, last)]
     is_first = (step == 0) | (before != targets[step])
     is_last = (step == last) | (after != targets[step])
-    product = _dot(refs.left[...], refs.right[...], 1, precision)
+    product = refs.product(1, precision)
     refs.add(product, is_first, is_last)
 
 
 def _differentiate(refs: _Refs, precision: lax.Precision) -> None:
     """One tile of rows of `blocks_gradient`."""
-    tile, last = pl.program_id(1), pl.num_programs(1) - 1
-    product = _dot(refs.left[...], refs.right[...], 0, precision)
+    tile = pl.program_id(1)
+    last = pl.num_programs(1) - 1
+    product = refs.product(0, precision)
     refs.add(product, tile == 0, tile == last)
 
 
-def _dot(left: jax.Array, right: jax.Array, left_axis: int, precision: lax.Precision) -> jax.Array:
-    if left.dtype != jnp.float32:
-        precision = lax.Precision.DEFAULT
-    contracted = (left_axis,), (0,)
-    no_batch = (), ()
-    return lax.dot_general(
-        left,
-        right,
-        (contracted, no_batch),
-        precision=precision,
-        preferred_element_type=jnp.float32,
-    )
-
-
-# Where the parts of arrays lie that one place of the grid needs. The grid of `product` goes over tiles of rows, and
+# An index says which parts of arrays one place of the grid needs. The grid of `product` goes over tiles of rows, and
 # within each over steps. With 2 tiles and steps `left 1 0, right 0 1, target 0 1` it is
 #
 #     place of the grid    rows (down, across)    blocks    result (down, across)
@@ -217,7 +226,8 @@ def _dot(left: jax.Array, right: jax.Array, left_axis: int, precision: lax.Preci
 #     tile 1, step 0       1, 1                   0         1, 0
 #     tile 1, step 1       1, 0                   1         1, 1
 #
-# An index gives a column of this table: for both numbers of a place, in the order of the grid, and the steps.
+# An index gives a column of this table. Its arguments are the two numbers of a place, in the order of the grid, and the
+# steps.
 _Index = Callable[[Any, Any, Steps], Any]
 
 
@@ -225,14 +235,15 @@ def _blocks(block: tuple[int, ...], index: _Index) -> pl.BlockSpec:
     """One of the blocks `[blocks, in, out]`; `index` gives its number."""
 
     def index_map(first: Any, second: Any, *steps: Any) -> Any:
-        return index(first, second, Steps(*steps)), 0, 0
+        number = index(first, second, Steps(*steps))
+        return number, 0, 0
 
     return pl.BlockSpec((None, *block), index_map)
 
 
 def _tiles(tile: int, width: int, index: _Index) -> pl.BlockSpec:
     """One tile of rows; `index` gives its number down and across."""
-    is_cut = width % _LANES != 0
+    is_cut = _is_cut_beforehand(width)
 
     def index_map(first: Any, second: Any, *steps: Any) -> Any:
         down, across = index(first, second, Steps(*steps))
@@ -242,19 +253,32 @@ def _tiles(tile: int, width: int, index: _Index) -> pl.BlockSpec:
     return pl.BlockSpec(shape, index_map)
 
 
+def _is_cut_beforehand(width: int) -> bool:
+    """Whether tiles are so narrow that the rows are cut into them before the kernel runs."""
+    return width % _LANES != 0
+
+
 def _tiled_shape(count: int, tiles: int, width: int, dtype: Any) -> jax.ShapeDtypeStruct:
-    shape = (count, tiles * width) if width % _LANES == 0 else (tiles, count, width)
+    """The shape of rows that `_from_tiles` takes."""
+    shape = count, tiles * width
+    if _is_cut_beforehand(width):
+        shape = tiles, count, width
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def _to_tiles(rows: jax.Array, width: int) -> jax.Array:
     """Rows as `_tiles` cuts them: `[n, columns]`, or `[tiles, n, width]`."""
-    if width % _LANES == 0:
+    if not _is_cut_beforehand(width):
         return rows
-    return jnp.moveaxis(rows.reshape(len(rows), -1, width), 1, 0)
+    count = len(rows)
+    by_row = rows.reshape(count, -1, width)
+    return jnp.moveaxis(by_row, 1, 0)
 
 
 def _from_tiles(tiles: jax.Array) -> jax.Array:
+    """Rows `[n, columns]` again."""
     if tiles.ndim == 2:
         return tiles
-    return jnp.moveaxis(tiles, 0, 1).reshape(tiles.shape[1], -1)
+    by_row = jnp.moveaxis(tiles, 0, 1)
+    count = len(by_row)
+    return by_row.reshape(count, -1)
