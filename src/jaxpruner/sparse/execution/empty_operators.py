@@ -14,7 +14,7 @@ from jax import lax
 
 from jaxpruner.sparse.operators import csr_kernel
 from jaxpruner.sparse.operators.blocks import BlockMatrix
-from jaxpruner.sparse.program.product_sites import Convolution
+from jaxpruner.sparse.program.convolutions import Convolution
 
 
 @jax.tree_util.register_static

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner.sparse.operators import csr_kernel
-from jaxpruner.sparse.program.product_sites import Convolution
+from jaxpruner.sparse.program.convolutions import Convolution
 
 
 @functools.partial(

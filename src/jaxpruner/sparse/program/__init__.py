@@ -1,7 +1,8 @@
 """The products of a traced model with its parameters, and the model with other products in their place.
 
-A dense layer multiplies rows of data by a matrix that it reads from a leaf: as it is, transposed, reshaped, cast, or
-one layer of a stack after the other. `find_products` says which leaves are read so, whatever the framework:
+A dense layer multiplies rows of data by a matrix that it reads from a leaf. It may read the leaf as it is, transposed,
+reshaped, cast, or as one layer of a stack after the other. `find_products` says which leaves are read so, in any
+framework:
 
 >>> import dataclasses, jax, jax.numpy as jnp
 >>> from jaxpruner.sparse.program.models import find_products
@@ -15,8 +16,8 @@ one layer of a stack after the other. `find_products` says which leaves are read
 >>> products.refused
 {'bias': 'no contraction reads it'}
 
-The model then runs with any object that has `multiply(rows)` in the place of a leaf. Its arrays have the axes of
-`layers` in front; inside the model it has those of one layer.
+The model then runs with any object that has `multiply(rows)` in the place of a leaf. The arrays of the object have the
+axes of `layers` in front. Inside the model it holds the arrays of one layer.
 
 >>> @jax.tree_util.register_dataclass
 ... @dataclasses.dataclass
@@ -33,8 +34,9 @@ True
 
 The files:
 
-    product_sites   one product of the program: rows are made of data, and the result of products
+    convolutions    convolutions, and the windows of their images
+    product_sites   one product of the program: data become rows, and products become its result
     matrix_leaves   leaf -> matrix, and why a leaf is none
-    running         the program is run, with operators sliced along the trips of scans
+    running         runs the program, with operators sliced along the trips of scans
     models          what other packages use: `find_products`, `Products`
 """

@@ -1,7 +1,7 @@
 """Leaves that are matrices to a model, and why the others are none.
 
 A leaf may be read in parts, such as queries, keys and values that are split before they are multiplied. Parts of one
-shape are layers like those of a stack; they stand behind the layers of loops, and in front of experts.
+shape are layers like those of a stack. Their axis stands behind the layers of loops, and in front of experts.
 """
 
 import dataclasses
@@ -45,8 +45,8 @@ class MatrixLeaf:
 
     Attributes:
       path: of the leaf.
-      layers: lengths of the axes along which there are matrices: trips of scans, equal parts that are multiplied apart,
-        experts. `()` if there is one matrix.
+      layers: lengths of the axes along which there are several matrices: trips of scans, equal parts that are
+        multiplied separately, and experts. `()` if there is one matrix.
       inputs: rows of a matrix.
       outputs: its columns.
       op: `'dot'`, `'1x1 conv'`, or `'conv'`, whose inputs are the elements of a window, channels innermost.
@@ -131,9 +131,8 @@ def matrix_leaf_of(
     Args:
       graph: of the model.
       path: of the leaf.
-      constant_masks: whether the model may multiply the leaf with a constant mask. Operators do not apply it again, so
-        that this is right where the matrices that `to_matrix` returns stay as they are, and wrong where they are
-        trained.
+      constant_masks: whether the model may multiply the leaf with a constant mask. `to_matrix` applies the mask, and
+        operators do not: that is right only for weights that are not trained.
 
     Raises:
       RefusedLeafError: the leaf is no matrix that data are multiplied by.
@@ -207,7 +206,7 @@ def _check_use(graph: UseGraph, use: Use) -> None:
 
 
 def _is_nested_outermost_first(loops: Sequence[ProgramPath]) -> bool:
-    """Whether loops, by their paths, are different ones in the order in which they are nested."""
+    """Whether loops, given by their paths, are all different and in the order in which they are nested."""
     return loops == sorted(loops, key=len) and len(set(loops)) == len(loops)
 
 

@@ -26,8 +26,8 @@ def find_products(
       apply_fn: `(params, *inputs) -> results`.
       params: the parameters, arrays or shapes.
       *sample: inputs, arrays or shapes.
-      constant_masks: whether a leaf may be one that the model multiplies with a constant mask. `to_matrix` applies the
-        mask, and operators do not: that is right only for weights that are not trained.
+      constant_masks: whether the model may multiply a leaf with a constant mask. `to_matrix` applies the mask, and
+        operators do not: that is right only for weights that are not trained.
 
     Raises:
       ValueError: there are no inputs, or two leaves have one name.
@@ -56,7 +56,8 @@ class Products:
     """The products of a model with its parameters.
 
     Attributes:
-      by_leaf: name -> leaf that is a matrix, in the order of the parameters. Each says at which sites it is multiplied.
+      by_leaf: name -> leaf that is a matrix, in the order of the parameters. Each knows the sites where it is
+        multiplied.
       refused: name -> why a leaf is no matrix.
       params: the shapes of the parameters.
     """
@@ -73,13 +74,11 @@ class Products:
         self.params = jax.tree.map(_shape, params)
         self._paths, self._shapes, self._treedef = tree_lib.flatten_with_paths(self.params)
         self._names = list(map(tree_lib.path_string, self._paths))
-        for name, count in collections.Counter(self._names).items():
-            if count > 1:
-                raise ValueError(
-                    f'{count} leaves are called {name!r}; give the containers other keys'
-                )
-        traced = self._trace(self._shapes, tuple(sample))
-        self._traced = {_signature(self._shapes, tuple(sample)): traced}
+        _check_different(self._names)
+        sample = tuple(sample)
+        traced = self._trace(self._shapes, sample)
+        key = _signature(self._shapes, sample)
+        self._traced = {key: traced}
         self.by_leaf: dict[str, MatrixLeaf] = {}
         for matrix_leaf in traced.matrix_leaves.values():
             self.by_leaf[matrix_leaf.name] = matrix_leaf
@@ -89,7 +88,8 @@ class Products:
 
     def by_name(self, params: tree_lib.PyTree) -> dict[str, Any]:
         """All leaves by name."""
-        return dict(zip(self._names, self._treedef.flatten_up_to(params), strict=True))
+        leaves = self._treedef.flatten_up_to(params)
+        return dict(zip(self._names, leaves, strict=True))
 
     def leaves(self, params: tree_lib.PyTree) -> dict[str, Any]:
         """The leaves that are matrices, by name."""
@@ -105,11 +105,14 @@ class Products:
         for name in operators:
             if name not in self.by_leaf:
                 raise ValueError(self._unknown(name))
-        return self.unflatten({**self.by_name(params), **operators})
+        leaves = self.by_name(params)
+        leaves.update(operators)
+        return self.unflatten(leaves)
 
     def unflatten(self, by_name: Mapping[str, Any]) -> tree_lib.PyTree:
         """The tree of the parameters with these leaves."""
-        return jax.tree.unflatten(self._treedef, [by_name[name] for name in self._names])
+        leaves = [by_name[name] for name in self._names]
+        return jax.tree.unflatten(self._treedef, leaves)
 
     def apply(self, weights: tree_lib.PyTree, *inputs: Any) -> Any:
         """Runs the model; call it inside `jax.jit`.
@@ -133,10 +136,12 @@ class Products:
         traced = self._trace_of(shapes, inputs)
         product_sites: list[ProductSite] = []
         for number in operators:
-            if number not in traced.matrix_leaves:
-                raise ValueError(self._unknown(self._names[number]))
-            product_sites += traced.matrix_leaves[number].product_sites
-        values = [*leaves, *jax.tree.leaves(inputs)]
+            matrix_leaf = traced.matrix_leaves.get(number)
+            if matrix_leaf is None:
+                name = self._names[number]
+                raise ValueError(self._unknown(name))
+            product_sites += matrix_leaf.product_sites
+        values = leaves + jax.tree.leaves(inputs)
         results = run_with_operators(traced.program, product_sites, values, operators)
         return jax.tree.unflatten(traced.results, results)
 
@@ -159,14 +164,28 @@ class Products:
         structures = []
 
         def flat(params: tree_lib.PyTree, *inputs: Any) -> list[Any]:
-            results, structure = jax.tree.flatten(self._apply_fn(params, *inputs))
+            results = self._apply_fn(params, *inputs)
+            leaves, structure = jax.tree.flatten(results)
             structures.append(structure)
-            return results
+            return leaves
 
         params = jax.tree.unflatten(self._treedef, shapes)
-        graph = param_uses(flat, params, *jax.tree.map(_shape, inputs))
+        input_shapes = jax.tree.map(_shape, inputs)
+        graph = param_uses(flat, params, *input_shapes)
         matrix_leaves, refused = _matrix_leaves_of(graph, self._paths, self._constant_masks)
-        return _Traced(graph.program, matrix_leaves, refused, structures[-1])
+        return _Traced(
+            program=graph.program,
+            matrix_leaves=matrix_leaves,
+            refused=refused,
+            results=structures[-1],
+        )
+
+
+def _check_different(names: Sequence[str]) -> None:
+    """Refuses a name that two leaves have."""
+    for name, count in collections.Counter(names).items():
+        if count > 1:
+            raise ValueError(f'{count} leaves are called {name!r}; give the containers other keys')
 
 
 def _matrix_leaves_of(
@@ -190,5 +209,10 @@ def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _signature(shapes: Sequence[Any], inputs: tuple[Any, ...]) -> Hashable:
-    leaves, treedef = jax.tree.flatten((list(shapes), tuple(jax.tree.map(_shape, inputs))))
-    return treedef, tuple([(leaf.shape, leaf.dtype, leaf.weak_type) for leaf in leaves])
+    """What a trace depends on: the trees of parameters and inputs, with shapes and dtypes."""
+    input_shapes = jax.tree.map(_shape, inputs)
+    leaves, treedef = jax.tree.flatten((list(shapes), input_shapes))
+    avals = []
+    for leaf in leaves:
+        avals.append((leaf.shape, leaf.dtype, leaf.weak_type))
+    return treedef, tuple(avals)

@@ -1,8 +1,8 @@
 """Runs a traced model with operators in the place of some of its parameters.
 
 Such a parameter goes through the program as a placeholder, an empty tree. Equations that only move its elements return
-the placeholder. Where it meets data, its operator multiplies. Operators are slices of themselves inside of scans: their
-arrays are scanned over beside what the program scans, so that derivatives by them are put together trip by trip.
+the placeholder. Where it meets data, its operator multiplies. A scan also scans over the arrays of operators, so each
+trip has the slices of its layer, and the derivatives of the arrays are put together trip by trip.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ Operators = Mapping[int, Any]
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Placeholder:
-    """A value that is made of a leaf, by its number, for which there is an operator."""
+    """A value that is made of a leaf with an operator; the leaf is known by its number."""
 
     leaf: int
 
@@ -44,7 +44,7 @@ class Replacements:
     """The product sites of a program at which operators multiply.
 
     Attributes:
-      opened: paths of the equations that have to be taken apart.
+      opened: paths of the equations whose inner programs hold a site.
     """
 
     def __init__(self, product_sites: Sequence[ProductSite]):
@@ -55,9 +55,11 @@ class Replacements:
             site = product_site.use.site
             self._product_sites[site.path] = product_site
             for length in range(1, len(site.path), 2):
-                self.opened.add(site.path[:length])
+                outer_path = site.path[:length]
+                self.opened.add(outer_path)
             for entry in site.view.stack:
-                self._sliced.setdefault(entry.loop, set()).add(site.view.leaf)
+                leaves = self._sliced.setdefault(entry.loop, set())
+                leaves.add(site.view.leaf)
 
     def at(self, path: ProgramPath) -> ProductSite | None:
         """The product site that is an equation."""
@@ -86,18 +88,19 @@ class ProductRun(Evaluator[Any, Position]):
     def visit_equation(self, equation: Any, operands: Values, position: Position) -> Values:
         product_site = self.replacements.at(position.path)
         if product_site is not None:
-            operator = self.operators[product_site.use.site.view.leaf]
+            leaf = product_site.use.site.view.leaf
             data = operands[1 - product_site.operand]
-            return [product_site.multiply(data, operator)]
+            result = product_site.multiply(data, self.operators[leaf])
+            return [result]
         is_opened = position.path in self.replacements.opened
-        if is_opened or any(isinstance(operand, Placeholder) for operand in operands):
+        if is_opened or _placeholders(operands):
             return super().visit_equation(equation, operands, position)
         return bind(equation, operands)
 
     def visit_plain(self, equation: Any, operands: Values, position: Position) -> Values:
         # It moves a parameter's elements, or the results have no part in those of the model.
-        leaf = next(operand for operand in operands if isinstance(operand, Placeholder))
-        return [leaf] * len(equation.outvars)
+        placeholder, *_ = _placeholders(operands)
+        return [placeholder] * len(equation.outvars)
 
     def visit_call(self, call: Call, operands: Values, position: Position) -> Values:
         equation = call.equation
@@ -110,13 +113,14 @@ class ProductRun(Evaluator[Any, Position]):
         return run_call(equation, run, operands)
 
     def _bind_ruled(self, equation: Any, operands: Values) -> Values:
-        """A call with a derivative rule. Products inside of it are refused, so that it only moves the parameter."""
+        """A call with a derivative rule. Leaves that it multiplies are refused, so it only moves the parameter."""
         if not any(isinstance(operand, jax.Array) for operand in operands):
             return self.visit_plain(equation, operands, Position())
         whole = []
         for variable, operand in zip(equation.invars, operands, strict=True):
-            is_missing = isinstance(operand, Placeholder)
-            whole.append(jnp.zeros_like(variable.aval) if is_missing else operand)
+            if isinstance(operand, Placeholder):
+                operand = jnp.zeros_like(variable.aval)
+            whole.append(operand)
         return bind(equation, whole)
 
     def visit_scan(self, scan: Scan, operands: Values, position: Position) -> Values:
@@ -128,7 +132,8 @@ class ProductRun(Evaluator[Any, Position]):
 
         def body(carried: Values, elements: Any) -> tuple[Values, Values]:
             elements, layers = elements
-            inner = ProductRun(self.replacements, {**self.operators, **layers})
+            operators = {**self.operators, **layers}
+            inner = ProductRun(self.replacements, operators)
             inputs = [*constants, *carried, *elements]
             results = inner.visit_program(scan.body, inputs, position.at(0))
             return scan.split_results(results)
@@ -154,7 +159,8 @@ class ProductRun(Evaluator[Any, Position]):
             return again
 
         def body(carried: Values) -> Values:
-            return self.visit_program(loop.body, body_constants + carried, position.at(1))
+            inputs = body_constants + carried
+            return self.visit_program(loop.body, inputs, position.at(1))
 
         return lax.while_loop(condition, body, carried)
 
@@ -167,6 +173,10 @@ class ProductRun(Evaluator[Any, Position]):
 
         branches = [branch(number) for number in range(len(cond.branches))]
         return lax.switch(index, branches, *values)
+
+
+def _placeholders(operands: Values) -> list[Placeholder]:
+    return [operand for operand in operands if isinstance(operand, Placeholder)]
 
 
 def run_with_operators(
