@@ -1,4 +1,4 @@
-"""What every format offers, and what is known of a leaf before it is packed."""
+"""What every format offers, and what is known about a leaf before it is packed."""
 
 import math
 from collections.abc import Mapping
@@ -24,6 +24,16 @@ class ArraySpec(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+def stored_shape_spec(mask: np.ndarray) -> ArraySpec:
+    """The array that stores the shape of a leaf with this mask."""
+    return ArraySpec((mask.ndim,), np.dtype('int64'))
+
+
+def stored_shape(array: np.ndarray) -> np.ndarray:
+    """The shape of a leaf, as an array to store."""
+    return np.array(array.shape, np.int64)
+
+
 class KeptPattern(NamedTuple):
     """Which weights of a leaf are kept."""
 
@@ -35,7 +45,8 @@ class KeptPattern(NamedTuple):
     @classmethod
     def of(cls, mask: np.ndarray, is_given: bool = False) -> 'KeptPattern':
         """Counts the kept weights of a mask of booleans."""
-        return cls(mask, int(np.count_nonzero(mask)), is_given)
+        kept = int(np.count_nonzero(mask))
+        return cls(mask, kept, is_given)
 
 
 class Plan(NamedTuple):
@@ -53,7 +64,11 @@ class Plan(NamedTuple):
     @property
     def weight_bytes(self) -> int:
         """The bytes that grow with the number of weights."""
-        return sum(spec.bytes for key, spec in self.arrays.items() if key not in SMALL_KEYS)
+        total = 0
+        for key, spec in self.arrays.items():
+            if key not in SMALL_KEYS:
+                total += spec.bytes
+        return total
 
 
 class StorageFormat(Protocol):
@@ -67,7 +82,7 @@ class StorageFormat(Protocol):
         """Plans the smallest arrays; `None` if the pattern does not fit, or they take more than `most_bytes`."""
         ...
 
-    def pack(self, array: np.ndarray, mask: np.ndarray, plan: Plan) -> dict[str, np.ndarray]:
+    def pack(self, array: np.ndarray, mask: np.ndarray, plan: Plan) -> StoredArrays:
         """Returns the planned arrays."""
         ...
 
@@ -76,9 +91,9 @@ class StorageFormat(Protocol):
         ...
 
     def check(self, arrays: StoredArrays) -> None:
-        """Raises `ValueError` if the arrays were not made by `pack`; needs no more memory than they do."""
+        """Raises `ValueError` if `pack` could not have made the arrays; needs no more memory than they do."""
         ...
 
     def unpack(self, arrays: StoredArrays) -> np.ndarray:
-        """Returns the leaf of arrays that were checked."""
+        """Returns the leaf; the arrays were checked before."""
         ...

@@ -1,8 +1,9 @@
 """Blocks: those blocks of the last two axes that have weights, and where they stand.
 
-Blocks are counted down the first column of blocks, then down the second. If each column has the same number of blocks,
-as block sparse training makes them, it is a group: `values[group, block, in, out]` and `indices[group, block]`, the row
-of blocks. Otherwise all blocks are one group, and `indices` counts through all columns.
+Blocks are counted down the first column of blocks, then down the second. If all columns store the same number of
+blocks, as after block-sparse training, each column is a group: `values[group, block, in, out]`, and
+`indices[group, block]` is the row of blocks. Otherwise all blocks are one group, and `indices` counts through all
+columns.
 """
 
 import math
@@ -12,7 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpruner.sparse.formats import array_checks
-from jaxpruner.sparse.formats.base import ArraySpec, KeptPattern, Plan, StoredArrays
+from jaxpruner.sparse.formats.base import (
+    ArraySpec,
+    KeptPattern,
+    Plan,
+    StoredArrays,
+    stored_shape,
+    stored_shape_spec,
+)
 
 _LONGEST_SIDE = 512
 _FEWEST_WEIGHTS = 8  # of a block: smaller ones are scattered weights, for which there is CSR
@@ -27,45 +35,49 @@ class BlockStorage:
     keys = frozenset({'values', 'indices', 'shape'})
 
     def plan(self, pattern: KeptPattern, dtype: np.dtype, most_bytes: int) -> Plan | None:
-        """Plans the smallest of blocks whose sides are powers of two, and of those into which the mask falls."""
+        """Plans the smallest blocks: their sides are powers of two, or those of the blocks that the mask is made of."""
         mask = pattern.mask
         if mask.ndim < 2 or not mask.size or not pattern.kept:
             return None
-        best, best_bytes = None, most_bytes
-        matrices = mask.reshape(-1, *mask.shape[-2:])
+        *_, inputs, outputs = mask.shape
+        matrices = mask.reshape(-1, inputs, outputs)
         most_values = most_bytes // dtype.itemsize
+        best, best_bytes = None, most_bytes
         for candidate in _candidates(matrices, most_values):
             if pattern.is_given and candidate.values != pattern.kept:
                 continue
-            plan = _plan_for(mask.shape, dtype, candidate)
+            plan = _plan_for(mask, dtype, candidate)
             if plan.weight_bytes <= best_bytes:
                 best, best_bytes = plan, plan.weight_bytes
         return best
 
-    def pack(self, array: np.ndarray, mask: np.ndarray, plan: Plan) -> dict[str, np.ndarray]:
+    def pack(self, array: np.ndarray, mask: np.ndarray, plan: Plan) -> StoredArrays:
         """Returns the arrays."""
-        values_spec, indices_spec = plan.arrays['values'], plan.arrays['indices']
+        values_spec = plan.arrays['values']
+        indices_spec = plan.arrays['indices']
         *_, height, width = values_spec.shape
-        is_kept = _in_blocks(mask, (height, width)).any((-2, -1))
-        values = _in_blocks(array, (height, width))[is_kept]
+        is_kept = np.any(_in_blocks(mask, height, width), axis=(-2, -1))
+        blocks = _in_blocks(array, height, width)
+        values = blocks[is_kept]
         groups, _ = indices_spec.shape
         blocks_in_group = is_kept.size // groups
         indices = np.flatnonzero(is_kept) % blocks_in_group
+        indices = indices.astype(indices_spec.dtype)
         return {
             'values': values.reshape(values_spec.shape),
-            'indices': indices.astype(indices_spec.dtype).reshape(indices_spec.shape),
-            'shape': np.array(array.shape, np.int64),
+            'indices': indices.reshape(indices_spec.shape),
+            'shape': stored_shape(array),
         }
 
     def shape(self, arrays: StoredArrays) -> tuple[int, ...]:
-        """Returns the shape that is spelt out."""
+        """Returns the shape that is stored."""
         shape = array_checks.shape_from(arrays['shape'])
         values = arrays['values']
         if values.ndim != 4 or 0 in values.shape[2:]:
             raise ValueError(
                 f'values has shape {values.shape}; it must have 4 axes: groups, blocks, in, out'
             )
-        height, width = values.shape[2:]
+        _, _, height, width = values.shape
         if len(shape) < 2 or 0 in shape or shape[-2] % height or shape[-1] % width:
             raise ValueError(f'its shape is {shape}, which blocks {height}×{width} do not divide')
         return shape
@@ -73,45 +85,47 @@ class BlockStorage:
     def check(self, arrays: StoredArrays) -> None:
         """Refuses blocks outside of the leaf, or twice in it."""
         shape = self.shape(arrays)
-        values, indices = arrays['values'], arrays['indices']
+        values = arrays['values']
+        indices = arrays['indices']
         array_checks.check_array('indices', indices, axes=2)
-        groups = len(values)
-        if indices.shape != values.shape[:2]:
+        groups, blocks, height, width = values.shape
+        if indices.shape != (groups, blocks):
             raise ValueError(
-                f'indices has shape {indices.shape}, and by the values {values.shape[:2]}'
+                f'indices has shape {indices.shape}, and by the values {(groups, blocks)}'
             )
-        count = math.prod(shape) // math.prod(values.shape[2:])
+        count = math.prod(shape) // (height * width)
         if not groups or count % groups:
             raise ValueError(f'values has {groups} groups, which do not divide {count} blocks')
         array_checks.check_below('indices', indices, count // groups)
-        if (indices[:, 1:] <= indices[:, :-1]).any():
-            raise ValueError('indices of a group do not ascend; they must ascend, each once')
+        array_checks.check_ascending('indices', indices)
 
     def unpack(self, arrays: StoredArrays) -> np.ndarray:
         """Returns the leaf."""
         shape = self.shape(arrays)
-        values, indices = arrays['values'], arrays['indices']
+        values = arrays['values']
         groups, _, height, width = values.shape
         leaf = np.zeros(shape, values.dtype)
-        places = _in_blocks(leaf, (height, width))
-        grid = places.shape[:-2]
+        places = _in_blocks(leaf, height, width)
+        *grid, _, _ = places.shape
         blocks_in_group = math.prod(grid) // groups
         first_of_group = blocks_in_group * np.arange(groups)
-        positions = (first_of_group[:, None] + indices).reshape(-1)
+        positions = first_of_group[:, None] + arrays['indices']
+        positions = positions.reshape(-1)
         blocks = values.reshape(-1, height, width)
         step = max(_CHUNK // (height * width), 1)
         for start in range(0, len(positions), step):
             chunk = slice(start, start + step)
-            place = np.unravel_index(positions[chunk], grid)
+            place = np.unravel_index(positions[chunk], tuple(grid))
             places[place] = blocks[chunk]
         return leaf
 
 
-def _in_blocks(array: np.ndarray, block: tuple[int, ...]) -> np.ndarray:
+def _in_blocks(array: np.ndarray, height: int, width: int) -> np.ndarray:
     """Returns a view [leading, columns of blocks, rows of blocks, in, out]."""
-    height, width = block
     *_, inputs, outputs = array.shape
-    grid = array.reshape(-1, inputs // height, height, outputs // width, width)
+    rows = inputs // height
+    columns = outputs // width
+    grid = array.reshape(-1, rows, height, columns, width)
     return grid.transpose(0, 3, 1, 2, 4)
 
 
@@ -131,19 +145,39 @@ class _Candidate(NamedTuple):
     @property
     def values(self) -> int:
         """How many numbers these blocks store."""
-        return int(np.count_nonzero(self.kept)) * self.height * self.width
+        blocks = int(np.count_nonzero(self.kept))
+        return blocks * self.height * self.width
+
+    def doubled_height(self) -> '_Candidate | None':
+        """Blocks of two neighbours, one above the other; `None` if the number of rows is odd, or they are too tall."""
+        _, rows, _ = self.kept.shape
+        if rows % 2 or self.height >= _LONGEST_SIDE:
+            return None
+        upper = self.kept[:, 0::2]
+        lower = self.kept[:, 1::2]
+        return _Candidate(2 * self.height, self.width, upper | lower)
+
+    def doubled_width(self) -> '_Candidate | None':
+        """Blocks of two neighbours, side by side; `None` if the number of columns is odd, or they are too wide."""
+        *_, columns = self.kept.shape
+        if columns % 2 or self.width >= _LONGEST_SIDE:
+            return None
+        # Two booleans are read as one number of 16 bits.
+        pairs = np.ascontiguousarray(self.kept).view(np.uint16)
+        return _Candidate(self.height, 2 * self.width, pairs != 0)
 
 
-def _plan_for(shape: tuple[int, ...], dtype: np.dtype, candidate: _Candidate) -> Plan:
+def _plan_for(mask: np.ndarray, dtype: np.dtype, candidate: _Candidate) -> Plan:
     per_column = np.count_nonzero(candidate.kept, axis=1)
-    is_uniform = bool((per_column == per_column.flat[0]).all())
+    is_uniform = np.all(per_column == per_column.flat[0])
     groups = per_column.size if is_uniform else 1
     count = int(per_column.sum()) // groups
     index_dtype = _index_dtype(candidate.kept.size // groups)
+    values_shape = groups, count, candidate.height, candidate.width
     arrays = {
-        'values': ArraySpec((groups, count, candidate.height, candidate.width), dtype),
+        'values': ArraySpec(values_shape, dtype),
         'indices': ArraySpec((groups, count), index_dtype),
-        'shape': ArraySpec((len(shape),), np.dtype('int64')),
+        'shape': stored_shape_spec(mask),
     }
     return Plan(BlockStorage.name, arrays)
 
@@ -156,48 +190,33 @@ def _index_dtype(bound: int) -> np.dtype:
 
 
 def _candidates(mask: np.ndarray, most_values: int) -> list[_Candidate]:
-    """Lists blocks that store no more values than that: sides of powers of two, and the exact block."""
+    """Lists blocks that store at most some number of values: sides of powers of two, and the exact block."""
     found: list[_Candidate] = []
     tall = _Candidate(1, 1, mask)
-    while True:
+    while tall is not None:
         found += _wider(tall, most_values)
-        if tall.values > most_values or not _can_double(tall.height, tall.kept.shape[1]):
-            break
-        upper, lower = tall.kept[:, 0::2], tall.kept[:, 1::2]
-        tall = _Candidate(2 * tall.height, 1, upper | lower)
+        # Taller blocks store no fewer values.
+        tall = tall.doubled_height() if tall.values <= most_values else None
     exact = _exact_block(mask)
-    if exact is not None:
+    shapes = [(each.height, each.width) for each in found]
+    if exact is not None and exact not in shapes:
         height, width = exact
-        shapes = [(each.height, each.width) for each in found]
-        if exact not in shapes:
-            corners = np.ascontiguousarray(mask[:, ::height, ::width])
-            found.append(_Candidate(height, width, corners))
+        corners = np.ascontiguousarray(mask[:, ::height, ::width])
+        found.append(_Candidate(height, width, corners))
     return found
 
 
 def _wider(tall: _Candidate, most_values: int) -> Iterator[_Candidate]:
     """Blocks of one height that are large enough, as long as they store few values: wider ones store no fewer."""
     wide = tall
-    while wide.values <= most_values:
+    while wide is not None and wide.values <= most_values:
         if wide.height * wide.width >= _FEWEST_WEIGHTS:
             yield wide
-        if not _can_double(wide.width, wide.kept.shape[2]):
-            return
-        wide = _Candidate(wide.height, 2 * wide.width, _paired_columns(wide.kept))
-
-
-def _can_double(side: int, number: int) -> bool:
-    """Whether `number` blocks of length `side` can be joined in pairs."""
-    return number % 2 == 0 and side < _LONGEST_SIDE
-
-
-def _paired_columns(mask: np.ndarray) -> np.ndarray:
-    """Whether either of two neighbouring columns is set; two booleans are read as one number of 16 bits."""
-    return np.ascontiguousarray(mask).view(np.uint16) != 0
+        wide = wide.doubled_width()
 
 
 def _exact_block(mask: np.ndarray) -> tuple[int, int] | None:
-    """Returns the largest block that is all kept or all removed everywhere, if it is no small one."""
+    """Returns the largest block that is all kept or all removed everywhere; `None` if that is small."""
     _, height, width = mask.shape
     row_step, column_step = height, width
     rows = mask.reshape(-1, width)
@@ -205,10 +224,16 @@ def _exact_block(mask: np.ndarray) -> tuple[int, int] | None:
     for start in range(0, len(rows), rows_at_once):
         first = max(start - 1, 0)
         part = rows[first : start + rows_at_once]
-        changes = np.flatnonzero((part[1:] != part[:-1]).any(1)) + first + 1
-        row_step = int(np.gcd.reduce(changes % height, initial=row_step))
-        changes = np.flatnonzero((part[:, 1:] != part[:, :-1]).any(0)) + 1
-        column_step = int(np.gcd.reduce(changes, initial=column_step))
+        row_changes = _changes(part) + first
+        row_step = int(np.gcd.reduce(row_changes % height, initial=row_step))
+        column_changes = _changes(part.T)
+        column_step = int(np.gcd.reduce(column_changes, initial=column_step))
         if row_step * column_step < _FEWEST_WEIGHTS:
             return None
     return row_step, column_step
+
+
+def _changes(rows: np.ndarray) -> np.ndarray:
+    """The numbers of the rows that differ from the row before."""
+    differs = np.any(rows[1:] != rows[:-1], axis=1)
+    return np.flatnonzero(differs) + 1

@@ -15,11 +15,13 @@ class DenseStorage:
     def plan(self, pattern: KeptPattern, dtype: np.dtype, most_bytes: int) -> Plan | None:
         """Plans the leaf itself, unless a given mask would be lost."""
         del most_bytes
-        if pattern.is_given and pattern.kept < pattern.mask.size:
+        mask = pattern.mask
+        if pattern.is_given and pattern.kept < mask.size:
             return None
-        return Plan(self.name, {'values': ArraySpec(pattern.mask.shape, dtype)})
+        values = ArraySpec(mask.shape, dtype)
+        return Plan(self.name, {'values': values})
 
-    def pack(self, array: np.ndarray, mask: np.ndarray, plan: Plan) -> dict[str, np.ndarray]:
+    def pack(self, array: np.ndarray, mask: np.ndarray, plan: Plan) -> StoredArrays:
         """Returns the leaf."""
         del mask, plan
         return {'values': array}

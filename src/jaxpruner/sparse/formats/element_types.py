@@ -1,7 +1,7 @@
-"""Element types: their names, their bits, and as what they stand in a file.
+"""Element types: their names, their bits, and the types that files hold in their place.
 
-Files hold whole numbers, booleans and the floats of 16 to 64 bits. What readers of the format lack (float8, int4,
-complex) is stored as unsigned whole numbers of the same bits.
+Files hold whole numbers, booleans and the floats of 16 to 64 bits. Types that readers of the format lack (float8, int4,
+complex) are stored as unsigned whole numbers of the same bits.
 """
 
 import ml_dtypes
@@ -16,9 +16,9 @@ _ML_NAMES = """
 """.split()
 
 DTYPES = {name: np.dtype(name) for name in _NUMPY_NAMES}
-DTYPES |= {
-    name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_NAMES if hasattr(ml_dtypes, name)
-}
+for _name in _ML_NAMES:
+    if hasattr(ml_dtypes, _name):  # older releases have fewer
+        DTYPES[_name] = np.dtype(getattr(ml_dtypes, _name))
 _STORED_AS_THEY_ARE = frozenset([*_NUMPY_NAMES, 'bfloat16']) - {'complex64', 'complex128'}
 _WIDEST_NUMBER = 8  # bytes
 
@@ -35,10 +35,16 @@ def dtype_named(name: object) -> np.dtype:
 
 
 def stored_dtype(dtype: np.dtype) -> np.dtype:
-    """Returns what stands in a file for an element type."""
+    """Returns the type that a file holds in place of an element type."""
     if dtype.name in _STORED_AS_THEY_ARE:
         return dtype
-    return np.dtype(f'uint{8 * min(dtype.itemsize, _WIDEST_NUMBER)}')
+    return _whole_number_dtype(dtype)
+
+
+def _whole_number_dtype(dtype: np.dtype) -> np.dtype:
+    """The unsigned whole numbers of the same bits; one element may take several."""
+    width = min(dtype.itemsize, _WIDEST_NUMBER)
+    return np.dtype(f'uint{8 * width}')
 
 
 def stored_shape(shape: tuple[int, ...], dtype: np.dtype) -> tuple[int, ...]:
@@ -48,24 +54,28 @@ def stored_shape(shape: tuple[int, ...], dtype: np.dtype) -> tuple[int, ...]:
 
 
 def to_stored(array: np.ndarray) -> np.ndarray:
-    """Returns an array as it stands in a file."""
+    """Returns an array as a file holds it."""
     array = np.asarray(array, order='C')
-    numbers = array[..., None].view(stored_dtype(array.dtype))
-    return numbers.reshape(stored_shape(array.shape, array.dtype))
+    numbers = array[..., None]
+    numbers = numbers.view(stored_dtype(array.dtype))
+    shape = stored_shape(array.shape, array.dtype)
+    return numbers.reshape(shape)
 
 
 def from_stored(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Returns the array of which `to_stored` made these numbers."""
     if stored_dtype(dtype).itemsize == dtype.itemsize:
         numbers = numbers[..., None]
-    return numbers.view(dtype)[..., 0]
+    elements = numbers.view(dtype)
+    return elements[..., 0]
 
 
 def is_not_plus_zero(array: np.ndarray) -> np.ndarray:
     """Whether each element has a bit that is set: -0.0 and NaN have."""
     array = np.asarray(array, order='C')
-    width = min(array.dtype.itemsize, _WIDEST_NUMBER)
-    bits = array[..., None].view(f'uint{8 * width}')
-    if bits.shape[-1] == 1:
+    bits = array[..., None]
+    bits = bits.view(_whole_number_dtype(array.dtype))
+    *_, numbers = bits.shape
+    if numbers == 1:
         return bits[..., 0] != 0
-    return (bits != 0).any(-1)
+    return np.any(bits != 0, axis=-1)

@@ -1,6 +1,6 @@
-"""Gathers weights by a mask, and their positions: in chunks that stay in the processor's cache.
+"""Gathers weights by a mask, and their positions, in chunks that stay in the processor's cache.
 
-A mask that indexes a large array takes NumPy several times as long.
+NumPy takes several times as long to index a large array with a mask.
 """
 
 from collections.abc import Iterator
@@ -11,13 +11,14 @@ CHUNK = 1 << 17  # weights, a multiple of all lengths of groups and of the bits 
 
 
 def positions_in_chunks(mask: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields for each chunk of a flat mask its first index, and the positions in the chunk that are set.
+    """Yields the first index of each chunk of a flat mask, and the positions in the chunk that are set.
 
     >>> [(start, positions.tolist()) for start, positions in positions_in_chunks(np.array([True, False, True]))]
     [(0, [0, 2])]
     """
     for start in range(0, len(mask), CHUNK):
-        yield start, np.flatnonzero(mask[start : start + CHUNK])
+        chunk = mask[start : start + CHUNK]
+        yield start, np.flatnonzero(chunk)
 
 
 def kept_values(array: np.ndarray, mask: np.ndarray, kept: int) -> np.ndarray:
@@ -27,10 +28,12 @@ def kept_values(array: np.ndarray, mask: np.ndarray, kept: int) -> np.ndarray:
     array([3., 6.])
     """
     flat = array.reshape(-1)
+    flat_mask = mask.reshape(-1)
     values = np.empty(kept, array.dtype)
     first = 0
-    for start, positions in positions_in_chunks(mask.reshape(-1)):
+    for start, positions in positions_in_chunks(flat_mask):
+        chunk = flat[start : start + CHUNK]
         last = first + len(positions)
-        values[first:last] = flat[start : start + CHUNK][positions]
+        values[first:last] = chunk[positions]
         first = last
     return values

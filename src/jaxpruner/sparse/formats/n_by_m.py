@@ -1,13 +1,13 @@
-"""N:M: of each M weights along an axis N values, and where in the M they stand.
+"""N:M: of each M weights along an axis, N values and where in the M they stand.
 
     weights     0 a b 0 | 0 0 0 c      along the axis, 2:4
-    compressed    a b   |   0 c        a group of fewer weights stores zeros, too: the first that it has
+    compressed    a b   |   0 c        a group of fewer weights also stores its first zeros
     indices       1 2   |   0 3        at two bits each
 
-2:4 takes as many bytes as one bit a weight, and hardware can execute it.
+2:4 takes as many bytes as the format of one bit a weight, and hardware can execute it.
 
-A leaf [..., length, trailing ...] is seen as [groups, M, trailing], and stored as [groups, trailing, N], so that
-neighbouring groups are neighbours in both: the work is done in chunks of groups.
+A leaf [..., length, trailing ...] is seen as [groups, M, trailing], and stored as [groups, trailing, N]. Neighbouring
+groups are neighbours in both, so the work is done in chunks of groups.
 """
 
 import math
@@ -51,19 +51,20 @@ class NByMStorage:
                     plans.append(plan)
         return min(plans, key=lambda plan: plan.weight_bytes, default=None)
 
-    def pack(self, array: np.ndarray, mask: np.ndarray, plan: Plan) -> dict[str, np.ndarray]:
+    def pack(self, array: np.ndarray, mask: np.ndarray, plan: Plan) -> StoredArrays:
         """Returns the arrays."""
         n, m, axis = plan.settings
         values = np.empty(plan.arrays['compressed'].shape, array.dtype)
         indices = np.empty(values.size, np.uint8)
         flat_values = values.reshape(-1)
-        weights, kept = _in_groups(array, axis, m), _in_groups(mask, axis, m)
+        weights = _in_groups(array, axis, m)
+        kept = _in_groups(mask, axis, m)
         first = 0
         for chunk in _chunks(weights.shape):
-            stored = _filled(kept[chunk], n).transpose(0, 2, 1)
-            positions = np.flatnonzero(np.ascontiguousarray(stored))
+            is_stored = _filled(kept[chunk], n)
+            positions = np.flatnonzero(_in_stored_order(is_stored))
+            flat_weights = _in_stored_order(weights[chunk])
             last = first + len(positions)
-            flat_weights = weights[chunk].transpose(0, 2, 1).reshape(-1)
             flat_values[first:last] = flat_weights[positions]
             indices[first:last] = positions & (m - 1)  # M is a power of two here
             first = last
@@ -74,34 +75,31 @@ class NByMStorage:
         }
 
     def shape(self, arrays: StoredArrays) -> tuple[int, ...]:
-        """Returns the shape that N, M and the stored values have together."""
+        """Returns the shape of the leaf, by N, M and the stored values."""
         n, m, axis = _settings(arrays)
-        *stored_shape, stored_n = arrays['compressed'].shape or (0,)
-        if axis >= len(stored_shape) or stored_n != n:
+        values = arrays['compressed']
+        *shape, stored_n = values.shape or (0,)
+        if axis >= len(shape) or stored_n != n:
             raise ValueError(
-                f'compressed has shape {arrays["compressed"].shape}, which is none for {n}:{m} along axis {axis}'
+                f'compressed has shape {values.shape}, which is none for {n}:{m} along axis {axis}'
             )
-        stored_shape[axis] *= m
-        array_checks.check_shape(stored_shape)
-        return tuple(stored_shape)
+        shape[axis] *= m
+        array_checks.check_shape(shape)
+        return tuple(shape)
 
     def check(self, arrays: StoredArrays) -> None:
-        """Refuses positions at or above M, and such as stand twice in a group."""
+        """Refuses positions at or above M, and those that stand twice in a group."""
         self.shape(arrays)
         n, m, _ = _settings(arrays)
-        packed, count = arrays['indices'], arrays['compressed'].size
-        array_checks.check_array('indices', packed, axes=1)
-        if packed.dtype != np.uint8:
-            raise ValueError(f'indices has dtype {packed.dtype}; it must have uint8')
+        packed = arrays['indices']
+        count = arrays['compressed'].size
         width = bits_below(m)
-        array_checks.check_length('indices', packed, packed_length(count, width))
-        array_checks.check_padding('indices', packed, count * width)
-        indices = unpack_numbers(packed, width, count).reshape(-1, n)
-        array_checks.check_below('indices', indices, m)
-        if (indices[:, 1:] <= indices[:, :-1]).any():
-            raise ValueError(
-                'indices of a group do not ascend; they must ascend, each once in a group'
-            )
+        array_checks.check_array('indices', packed, axes=1)
+        array_checks.check_bits('indices', packed, count * width)
+        indices = unpack_numbers(packed, width, count)
+        by_group = indices.reshape(-1, n)
+        array_checks.check_below('indices', by_group, m)
+        array_checks.check_ascending('indices', by_group)
 
     def unpack(self, arrays: StoredArrays) -> np.ndarray:
         """Returns the leaf."""
@@ -110,14 +108,17 @@ class NByMStorage:
         leaf = np.empty(self.shape(arrays), values.dtype)
         groups = _in_groups(leaf, axis, m)
         indices = unpack_numbers(arrays['indices'], bits_below(m), values.size)
-        stored_shape = (len(groups), groups.shape[2], n)
-        indices, values = indices.reshape(stored_shape), values.reshape(stored_shape)
+        number, _, trailing = groups.shape
+        indices = indices.reshape(number, trailing, n)
+        values = values.reshape(number, trailing, n)
         for chunk in _chunks(groups.shape):
-            number, trailing, _ = values[chunk].shape
-            spread = np.zeros((number, trailing, m), values.dtype)
-            firsts = np.arange(0, spread.size, m).reshape(number, trailing, 1)
+            in_chunk = len(values[chunk])
+            spread = np.zeros((in_chunk, trailing, m), values.dtype)
+            firsts = np.arange(0, spread.size, m)
+            firsts = firsts.reshape(in_chunk, trailing, 1)
             places = firsts + indices[chunk]
-            spread.reshape(-1)[places] = values[chunk]
+            flat = spread.reshape(-1)
+            flat[places] = values[chunk]
             groups[chunk] = spread.transpose(0, 2, 1)
         return leaf
 
@@ -125,61 +126,76 @@ class NByMStorage:
 def _plan_along(
     pattern: KeptPattern, dtype: np.dtype, axis: int, m: int, most_bytes: int
 ) -> Plan | None:
-    stored_shape = list(pattern.mask.shape)
+    mask = pattern.mask
+    stored_shape = list(mask.shape)
     stored_shape[axis] //= m
+    number_of_groups = mask.size // m
     width = bits_below(m)
 
     def plan_for(n: int) -> Plan:
-        count = pattern.mask.size // m * n
+        bytes_of_indices = packed_length(number_of_groups * n, width)
         arrays = {
             'compressed': ArraySpec((*stored_shape, n), dtype),
-            'indices': ArraySpec((packed_length(count, width),), np.dtype('uint8')),
+            'indices': ArraySpec((bytes_of_indices,), np.dtype('uint8')),
             'pattern': ArraySpec((3,), np.dtype('int64')),
         }
         return Plan(NByMStorage.name, arrays, (n, m, axis))
 
     n = 1
-    groups = _in_groups(pattern.mask, axis, m)
-    # The first chunk shows nearly always that a group is too full.
+    groups = _in_groups(mask, axis, m)
+    # The first chunk nearly always shows if groups are too full.
     for chunk in _chunks(groups.shape):
-        n = max(n, int(_counts(groups[chunk]).max(initial=0)))
+        counts = _counts(groups[chunk])
+        n = max(n, int(counts.max(initial=0)))
         if n == m or plan_for(n).weight_bytes > most_bytes:
             return None
-    is_exact = n * (pattern.mask.size // m) == pattern.kept
+    is_exact = n * number_of_groups == pattern.kept
     return plan_for(n) if is_exact or not pattern.is_given else None
 
 
 def _in_groups(array: np.ndarray, axis: int, m: int) -> np.ndarray:
     """Returns a view [groups, M, trailing] of an array in flat order."""
     trailing = math.prod(array.shape[axis + 1 :])
-    return array.reshape(-1, m, trailing) if array.size else np.empty((0, m, trailing), array.dtype)
+    if not array.size:  # NumPy cannot infer the number of groups
+        return np.empty((0, m, trailing), array.dtype)
+    return array.reshape(-1, m, trailing)
+
+
+def _in_stored_order(groups: np.ndarray) -> np.ndarray:
+    """Flattens groups [groups, M, trailing] in the order [groups, trailing, M]."""
+    return groups.transpose(0, 2, 1).reshape(-1)
 
 
 def _chunks(shape: tuple[int, ...]) -> Iterator[slice]:
     """Yields runs of groups that stay in the processor's cache."""
     groups, m, trailing = shape
-    step = max(CHUNK // max(m * trailing, 1), 1)
+    size = max(m * trailing, 1)
+    step = max(CHUNK // size, 1)
     for start in range(0, groups, step):
         yield slice(start, start + step)
 
 
 def _counts(groups: np.ndarray) -> np.ndarray:
     """Counts what is set in each group; NumPy sums along so short an axis slowly."""
-    counts = np.zeros((len(groups), groups.shape[2]), np.uint8)
-    for position in range(groups.shape[1]):
+    number, m, trailing = groups.shape
+    counts = np.zeros((number, trailing), np.uint8)
+    for position in range(m):
         counts += groups[:, position]
     return counts
 
 
 def _filled(groups: np.ndarray, n: int) -> np.ndarray:
     """Returns the mask of what is stored: the kept weights, and the first others of groups that have fewer than N."""
-    lacking = n - _counts(groups).astype(np.int16)
+    counts = _counts(groups)
+    lacking = n - counts.astype(np.int16)
     if not lacking.any():
         return groups
     stored = groups.copy()
-    for position in range(groups.shape[1]):
-        fills = ~stored[:, position] & (lacking > 0)
-        stored[:, position] |= fills
+    _, m, _ = groups.shape
+    for position in range(m):
+        is_stored = stored[:, position]
+        fills = ~is_stored & (lacking > 0)
+        is_stored |= fills
         lacking -= fills
     return stored
 

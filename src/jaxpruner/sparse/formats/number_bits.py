@@ -30,14 +30,16 @@ def pack_numbers(numbers: np.ndarray, width: int) -> np.ndarray:
     if _BITS % width == 0:
         _pack_in_bytes(numbers, width, packed)
         return packed
+    unused = _BITS - width
+    first = 0
     for start in range(0, len(numbers), _CHUNK):
         chunk = numbers[start : start + _CHUNK]
-        column = chunk.astype(np.uint8)[:, None]
-        bits = np.unpackbits(column, axis=1)
-        packed_chunk = np.packbits(bits[:, _BITS - width :])
-        first = start * width // _BITS
+        chunk = chunk.astype(np.uint8)
+        bits = np.unpackbits(chunk[:, None], axis=1)
+        packed_chunk = np.packbits(bits[:, unused:])
         last = first + len(packed_chunk)
         packed[first:last] = packed_chunk
+        first = last
     return packed
 
 
@@ -51,25 +53,30 @@ def unpack_numbers(packed: np.ndarray, width: int, count: int) -> np.ndarray:
     if _BITS % width == 0:
         _unpack_from_bytes(packed, width, numbers)
         return numbers
+    unused = _BITS - width
+    first = 0
     for start in range(0, count, _CHUNK):
         chunk = numbers[start : start + _CHUNK]
-        first = start * width // _BITS
-        last = first + packed_length(len(chunk), width)
-        bits = np.unpackbits(packed[first:last], count=len(chunk) * width)
-        padded = np.zeros((len(chunk), _BITS), np.uint8)
-        padded[:, _BITS - width :] = bits.reshape(-1, width)
+        length = len(chunk)
+        last = first + packed_length(length, width)
+        bits = np.unpackbits(packed[first:last], count=length * width)
+        padded = np.zeros((length, _BITS), np.uint8)
+        padded[:, unused:] = bits.reshape(-1, width)
         chunk[:] = np.packbits(padded)
+        first = last
     return numbers
 
 
 def _pack_in_bytes(numbers: np.ndarray, width: int, packed: np.ndarray) -> None:
-    """Packs numbers of which none is cut by the end of a byte."""
+    """Packs numbers of a width that divides a byte, so that no number lies in two bytes."""
     packed[:] = 0
     per_byte = _BITS // width
     for place in range(per_byte):
-        part = numbers[place::per_byte].astype(np.uint8, copy=False)
+        part = numbers[place::per_byte]
+        part = part.astype(np.uint8, copy=False)
         shift = _BITS - width * (place + 1)
-        packed[: len(part)] |= part << shift
+        filled = packed[: len(part)]
+        filled |= part << shift
 
 
 def _unpack_from_bytes(packed: np.ndarray, width: int, numbers: np.ndarray) -> None:
@@ -78,5 +85,5 @@ def _unpack_from_bytes(packed: np.ndarray, width: int, numbers: np.ndarray) -> N
     for place in range(per_byte):
         part = numbers[place::per_byte]
         shift = _BITS - width * (place + 1)
-        shifted = packed[: len(part)] >> shift
-        part[:] = shifted & largest
+        filled = packed[: len(part)]
+        part[:] = (filled >> shift) & largest

@@ -18,7 +18,8 @@ FORMATS: Mapping[str, StorageFormat] = {
     entry.name: entry
     for entry in (DenseStorage(), NByMStorage(), BlockStorage(), CsrStorage(), BitmaskStorage())
 }
-# Formats that look for a structure in the mask: planned last, so that they look no further than the others need.
+# Formats that look for a structure in the mask. They are planned last: then they can stop as soon as they are larger
+# than another format.
 _SEARCHED = (NByMStorage.name, BlockStorage.name)
 # Bytes that an array takes beside its numbers: its entry in a file's header, or its object.
 _BYTES_OF_AN_ENTRY = 128
@@ -50,13 +51,14 @@ def plans_of(
         plans[name] = plan
         if plan is not None and not all_sizes:
             most_bytes = min(most_bytes, plan.weight_bytes)
+    most_bytes = int(_NEARLY * most_bytes)
     for name in _SEARCHED:
-        plans[name] = FORMATS[name].plan(pattern, dtype, int(_NEARLY * most_bytes))
+        plans[name] = FORMATS[name].plan(pattern, dtype, most_bytes)
     return {name: plans[name] for name in FORMATS}
 
 
 def smallest(plans: Mapping[str, Plan | None], dense_bytes: int) -> Plan:
-    """Returns the plan of the fewest bytes, or nearly so; where dense is no larger, entries counted, it is dense."""
+    """Returns the first plan of nearly the fewest bytes; dense if that is no larger, entries counted."""
     fitting: list[Plan] = []
     for plan in plans.values():
         if plan is not None and not array_checks.is_too_large(dense_bytes, plan.bytes):
@@ -71,7 +73,8 @@ def smallest(plans: Mapping[str, Plan | None], dense_bytes: int) -> Plan:
 
 def best_plan(pattern: KeptPattern, dtype: np.dtype) -> Plan:
     """Returns how a leaf is stored."""
-    return smallest(plans_of(pattern, dtype), dense_bytes(pattern, dtype))
+    plans = plans_of(pattern, dtype)
+    return smallest(plans, dense_bytes(pattern, dtype))
 
 
 def dense_bytes(pattern: KeptPattern, dtype: np.dtype) -> int:
@@ -84,7 +87,7 @@ def _bytes_with_entries(plan: Plan) -> int:
 
 
 def check(name: str, arrays: StoredArrays) -> None:
-    """Refuses arrays that the format did not make, and a leaf far larger than they are."""
+    """Refuses arrays that the format did not make, and those that claim a leaf far larger than they are."""
     entry = FORMATS[name]
     shape = entry.shape(arrays)
     array_checks.check_shape(shape)
@@ -100,7 +103,8 @@ def check(name: str, arrays: StoredArrays) -> None:
 
 
 def stored_mask(name: str, arrays: StoredArrays) -> np.ndarray:
-    """Returns the mask of what is stored, as booleans; the arrays were checked."""
+    """Returns the mask of what is stored, as booleans; the arrays were checked before."""
     entry = FORMATS[name]
-    ones = np.ones(arrays[entry.values_key].shape, bool)
+    values = arrays[entry.values_key]
+    ones = np.ones(values.shape, bool)
     return entry.unpack({**arrays, entry.values_key: ones})
