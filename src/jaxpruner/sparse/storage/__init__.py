@@ -4,8 +4,8 @@ From the bottom up:
 
 leaves        the leaves of a tree or of a checkpoint, one at a time, with their masks
 packing       a tree packed in memory, and unpacked
-digests       by which damage is noticed
-manifest      what a packed file says of its leaves, and what is refused
+digests       numbers that show damage
+manifest      what a packed file says about its leaves, and what is refused
 packed_file   a packed file, read leaf by leaf
 saving        a tree saved as such a file
 loading       such a file loaded

@@ -1,4 +1,4 @@
-"""What the leaves of a checkpoint would take in each format; the checkpoint may be packed already."""
+"""The bytes that each leaf of a checkpoint would take in each format; the checkpoint may be packed already."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from jaxpruner.sparse.storage.packed_file import PackedFile
 
 
 def open_packed_or_dense(path: Path) -> Checkpoint:
-    """Opens a packed file as what it was made of, and any other checkpoint as it is."""
+    """Opens a checkpoint; the leaves of a packed file are those that it was made of."""
     checkpoint = open_checkpoint(path)
-    return (
-        PackedFile(checkpoint.path) if manifest.MANIFEST_KEY in checkpoint.metadata else checkpoint
-    )
+    if manifest.MANIFEST_KEY in checkpoint.metadata:
+        return PackedFile(checkpoint.path)
+    return checkpoint
 
 
 def format_bytes(checkpoint: Checkpoint, name: str) -> tuple[dict[str, int | None], str]:
@@ -28,13 +28,16 @@ def format_bytes(checkpoint: Checkpoint, name: str) -> tuple[dict[str, int | Non
     leaf = checkpoint.leaves[name]
     mask = np.empty(leaf.shape, bool)
     for part in parts_of(leaf.shape):
-        part.of(mask)[...] = element_types.is_not_plus_zero(checkpoint.read(name, part))
+        is_nonzero = element_types.is_not_plus_zero(checkpoint.read(name, part))
+        part.of(mask)[...] = is_nonzero
     pattern = KeptPattern.of(mask)
     plans = table.plans_of(pattern, leaf.dtype, all_sizes=True)
     best = table.smallest(plans, leaf.bytes)
     sizes: dict[str, int | None] = {}
     for format_name, plan in plans.items():
         sizes[format_name] = None
-        if plan is not None and (plan.weight_bytes < leaf.bytes or format_name == 'dense'):
+        if plan is None:
+            continue
+        if plan.weight_bytes < leaf.bytes or format_name == 'dense':
             sizes[format_name] = plan.weight_bytes
     return sizes, best.format_name

@@ -1,4 +1,4 @@
-"""Digests of what a file stores, by which damage to it is noticed when it is read."""
+"""Digests of what a file stores. When the file is read, they show whether it is damaged."""
 
 import json
 import zlib
@@ -24,7 +24,7 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def digest_of_table(table: Any) -> str:
-    """The CRC-32 of a table of JSON, in whatever order and spacing it was written: eight hexadecimal digits.
+    """The CRC-32 of a table of JSON, whatever its order and spacing: eight hexadecimal digits.
 
     >>> digest_of_table({'a': 1, 'b': []}) == digest_of_table({'b': [], 'a': 1})
     True

@@ -4,7 +4,11 @@ from types import ModuleType
 
 
 def checkpoints_for(name: str) -> ModuleType:
-    """The package of checkpoints, for the function of that name; says what to install where libraries are missing."""
+    """The package of checkpoints, for the function of this name.
+
+    Raises:
+      ImportError: a library is missing; the message says what to install.
+    """
     try:
         from jaxpruner import checkpoints  # loads libraries that the core does without
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Converts to and from the matrices of `jax.experimental.sparse`, which the rest of this library does not use."""
+"""Converts to and from the matrices of `jax.experimental.sparse`, which this library does not compute with."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +36,11 @@ def to_bcsr(weights: Any, *, mask: Any = None) -> 'jax_sparse.BCSR':
     from jax.experimental import sparse as jax_sparse
 
     arrays = _csr_arrays(weights, mask)
+    shape = tuple(arrays['shape'].tolist())
     data = host_arrays.on_device('the matrix', arrays['compressed'])
     indices = host_arrays.on_device('the matrix: column_indices', arrays['column_indices'])
     offsets = host_arrays.on_device('the matrix: row_offsets', arrays['row_offsets'])
-    return jax_sparse.BCSR((data, indices, offsets), shape=tuple(arrays['shape'].tolist()))
+    return jax_sparse.BCSR((data, indices, offsets), shape=shape)
 
 
 def to_bcoo(weights: Any, *, mask: Any = None) -> 'jax_sparse.BCOO':
@@ -64,14 +65,14 @@ def to_bcoo(weights: Any, *, mask: Any = None) -> 'jax_sparse.BCOO':
 
     arrays = _csr_arrays(weights, mask)
     shape = tuple(arrays['shape'].tolist())
-    rows = np.repeat(np.arange(shape[0]), np.diff(arrays['row_offsets']))
     columns = arrays['column_indices']
-    indices = np.stack([rows.astype(columns.dtype), columns], axis=1)
+    rows = _rows_of(arrays['row_offsets'])
+    rows = rows.astype(columns.dtype)
+    indices = np.stack([rows, columns], axis=1)
+    data = host_arrays.on_device('the matrix', arrays['compressed'])
+    indices = host_arrays.on_device('the matrix: indices', indices)
     return jax_sparse.BCOO(
-        (
-            host_arrays.on_device('the matrix', arrays['compressed']),
-            host_arrays.on_device('the matrix: indices', indices),
-        ),
+        (data, indices),
         shape=shape,
         indices_sorted=True,
         unique_indices=True,
@@ -106,22 +107,29 @@ def from_bcsr(matrix: 'jax_sparse.BCSR') -> dict[str, np.ndarray]:
         raise ValueError(
             f'matrix has {matrix.n_batch} batch axes and {matrix.n_dense} dense ones; convert one matrix at a time'
         )
-    offsets, columns = np.asarray(matrix.indptr), np.asarray(matrix.indices)
-    values = np.asarray(matrix.data)[: len(columns)]
-    rows = np.repeat(np.arange(matrix.shape[0]), np.diff(offsets))
-    values, columns = values[: len(rows)], columns[: len(rows)]
+    rows = _rows_of(np.asarray(matrix.indptr))
+    stored = len(rows)
+    columns = np.asarray(matrix.indices)[:stored]
+    values = np.asarray(matrix.data)[:stored]
     is_inside = columns < matrix.shape[1]  # padding stands behind the last column
-    rows, columns, values = rows[is_inside], columns[is_inside], values[is_inside]
+    places = rows[is_inside], columns[is_inside]
     mask = np.zeros(matrix.shape, bool)
-    mask[rows, columns] = True
+    mask[places] = True
     pattern = KeptPattern.of(mask)
-    if pattern.kept != len(rows):
+    repeated = np.count_nonzero(is_inside) - pattern.kept
+    if repeated:
         raise ValueError(
-            f'matrix has {len(rows) - pattern.kept} elements more than once; add them up first, with sum_duplicates'
+            f'matrix has {repeated} elements more than once; add them up first, with sum_duplicates'
         )
     dense = np.zeros(matrix.shape, values.dtype)
-    dense[rows, columns] = values
+    dense[places] = values[is_inside]
     return _pack_as_csr(dense, pattern)
+
+
+def _rows_of(offsets: np.ndarray) -> np.ndarray:
+    """The row of each stored element."""
+    counts = np.diff(offsets)
+    return np.repeat(np.arange(len(counts)), counts)
 
 
 def _csr_arrays(weights: Any, mask: Any) -> dict[str, np.ndarray]:
@@ -136,11 +144,14 @@ def _csr_arrays(weights: Any, mask: Any) -> dict[str, np.ndarray]:
     values = source.values()
     arrays = _pack_as_csr(values, source.pattern(values))
     index_dtype = np.int32 if source.shape[1] < 2**31 else np.int64
-    return {**arrays, 'column_indices': arrays['column_indices'].astype(index_dtype)}
+    columns = arrays['column_indices']
+    arrays['column_indices'] = columns.astype(index_dtype)
+    return arrays
 
 
 def _pack_as_csr(values: np.ndarray, pattern: KeptPattern) -> dict[str, np.ndarray]:
     csr = table.FORMATS['csr']
     plan = csr.plan(pattern, values.dtype, 2**63)
     assert plan is not None  # CSR fits every matrix
-    return csr.pack(values, pattern.mask, plan)
+    arrays = csr.pack(values, pattern.mask, plan)
+    return dict(arrays)

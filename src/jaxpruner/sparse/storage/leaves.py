@@ -133,7 +133,7 @@ def arranged_like(
     shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]],
     read: Callable[[str], Any],
 ) -> tree_lib.PyTree:
-    """Returns leaves in another tree's structure, placed on its devices one by one.
+    """Returns leaves in the structure of another tree, placed on its devices one by one.
 
     Args:
       like: a pytree of arrays or shapes.
@@ -148,7 +148,10 @@ def arranged_like(
     _check_names(names, list(shapes))
     for name, entry in zip(names, entries, strict=True):
         _check_entry(name, entry, *shapes[name])
-    leaves = [_placed(name, read(name), entry) for name, entry in zip(names, entries, strict=True)]
+    leaves = []
+    for name, entry in zip(names, entries, strict=True):
+        # No name holds the array, so it leaves the host before the next one is read.
+        leaves.append(_placed(name, read(name), entry))
     return treedef.unflatten(leaves)
 
 

@@ -29,7 +29,7 @@ def load(
       progress: whether a bar is shown if stderr is a terminal.
 
     Returns:
-      Without `like`, nested dictionaries of NumPy's arrays by the names of the leaves.
+      Without `like`, nested dictionaries of NumPy arrays by the names of the leaves.
 
     Raises:
       ValueError: it is no packed file, or damaged, or of a newer version; or it does not fit `like`.
@@ -47,7 +47,9 @@ def load(
     file = open_packed(path)
     with _reading(file, progress) as read:
         if like is not None:
-            specs = {name: (leaf.shape, leaf.dtype) for name, leaf in file.leaves.items()}
+            specs = {}
+            for name, leaf in file.leaves.items():
+                specs[name] = leaf.shape, leaf.dtype
             try:
                 return arranged_like(like, specs, read)
             except ValueError as error:
@@ -59,7 +61,7 @@ def load(
 
 
 def load_packed(path: os.PathLike[str] | str, *, progress: bool = True) -> Any:
-    """Loads a tree that `save` wrote as `pack` would return it: packed.
+    """Loads a tree that `save` wrote, packed as `pack` would return it.
 
     Args:
       path: the file.
@@ -86,7 +88,8 @@ def load_packed(path: os.PathLike[str] | str, *, progress: bool = True) -> Any:
     with _reading(file, progress, is_packed=True) as read:
         for name, leaf_path in file.paths.items():
             arrays = read(name)
-            leaves[leaf_path] = arrays['values'] if file.formats[name] == 'dense' else arrays
+            is_dense = file.formats[name] == 'dense'
+            leaves[leaf_path] = arrays['values'] if is_dense else arrays
     return nested(leaves)
 
 
@@ -97,8 +100,8 @@ def open_packed(path: os.PathLike[str] | str) -> 'PackedFile':
       path: the file.
 
     Returns:
-      An open file with `leaves`, `formats`, `read(name)`, `read_packed(name)` and `stored_mask(name)`. It is a
-      `jaxpruner.checkpoints.Checkpoint`, too.
+      An open file with `leaves`, `formats`, `read(name)`, `read_packed(name)` and `stored_mask(name)`. It is also a
+      `jaxpruner.checkpoints.Checkpoint`.
 
     Raises:
       ValueError: it is no packed file, or damaged, or of a newer version.
@@ -137,5 +140,7 @@ def _reading(file: 'PackedFile', is_shown: bool, is_packed: bool = False) -> Ite
 
 
 def _named(path: Path, error: ValueError) -> str:
-    """The words of an error, which name the file once."""
-    return str(error) if str(error).startswith(f'{path}: ') else f'{path}: {error}'
+    """The message of an error, which names the file once."""
+    message = str(error)
+    start = f'{path}: '
+    return message if message.startswith(start) else start + message

@@ -4,7 +4,7 @@
      "leaves": {"mlp.kernel": {"path": ["mlp", "kernel"], "format": "csr", "dtype": "float8_e5m2",
                                "shape": [784, 300], "crc32": "d5065190"}}}
 
-The outer digest is that of all leaves' entries and of the user's metadata, the inner one that of a leaf's bytes.
+The outer digest covers the entries of all leaves and the user's metadata; the inner one covers the bytes of a leaf.
 
 A dense leaf is the tensor of its name; any other has a tensor for each array, such as `mlp.kernel.compressed`.
 """
@@ -30,7 +30,7 @@ _DIGEST = re.compile('[0-9a-f]{8}')
 
 
 class Entry(NamedTuple):
-    """What a manifest says of a leaf."""
+    """What a manifest says about a leaf."""
 
     name: str
     path: tree_lib.Path
@@ -56,7 +56,7 @@ class Entry(NamedTuple):
 
 
 def digest_with_metadata(leaves: Mapping[str, Any], metadata: Mapping[str, str]) -> str:
-    """The digest of what the file's header says of leaves, and of the user's metadata beside it."""
+    """The digest of the entries of leaves and of the user's metadata."""
     return digest_of_table({'leaves': leaves, 'metadata': dict(metadata)})
 
 
@@ -90,17 +90,12 @@ def from_text(
         raise ValueError(f'its manifest is no JSON: {error}') from error
     if not isinstance(manifest, dict):
         raise ValueError('its manifest is no table')
-    version = manifest.get('version')
-    if type(version) is not int or version < 1:
-        raise ValueError(f'its manifest has the version {version!r}, which is none')
-    if version > VERSION:
-        raise ValueError(
-            f'its manifest has version {version}, and this release reads up to {VERSION}; install a newer jaxpruner'
-        )
+    _check_version(manifest.get('version'))
     leaves = manifest.get('leaves')
     if not isinstance(leaves, dict):
         raise ValueError('its manifest has no table of leaves')
-    given, found = manifest.get('crc32'), digest_with_metadata(leaves, metadata)
+    given = manifest.get('crc32')
+    found = digest_with_metadata(leaves, metadata)
     if given != found:
         raise ValueError(
             f'its manifest or its metadata are damaged: their crc32 is {found}, and by the manifest {given!r}'
@@ -116,18 +111,30 @@ def from_text(
     return entries
 
 
+def _check_version(version: Any) -> None:
+    if type(version) is not int or version < 1:
+        raise ValueError(f'its manifest has the version {version!r}, which is none')
+    if version > VERSION:
+        raise ValueError(
+            f'its manifest has version {version}, and this release reads up to {VERSION}; install a newer jaxpruner'
+        )
+
+
 def _entry(name: str, fields: Any) -> Entry:
+    """Reads the entry of a leaf."""
     if not isinstance(fields, dict) or set(fields) != _FIELDS:
         raise ValueError(f'its entry must have the fields {", ".join(sorted(_FIELDS))}')
-    path, format_name, shape = fields['path'], fields['format'], fields['shape']
+    path = fields['path']
     is_path = isinstance(path, list) and all(isinstance(part, str) for part in path)
     if not is_path or not path or '.'.join(path) != name:
         raise ValueError(f'its path {path!r} does not lead to its name')
+    format_name = fields['format']
     if not isinstance(format_name, str) or format_name not in table.FORMATS:
         raise ValueError(
             f'its format {format_name!r} is unknown; known are {", ".join(table.FORMATS)}'
         )
     dtype = element_types.dtype_named(fields['dtype'])
+    shape = fields['shape']
     array_checks.check_shape(shape)
     digest = fields['crc32']
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
@@ -136,7 +143,7 @@ def _entry(name: str, fields: Any) -> Entry:
 
 
 def _check_tensors(entries: Iterable[Entry], tensors: Mapping[str, ArraySpec]) -> None:
-    """Refuses files that lack a tensor, have one too many, or one of another type."""
+    """Refuses files in which a tensor is missing, is not in the manifest, or has another type."""
     owners: dict[str, str] = {}
     for entry in entries:
         for key, tensor in entry.tensors.items():

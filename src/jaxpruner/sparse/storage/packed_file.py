@@ -1,4 +1,4 @@
-"""A packed file, read leaf by leaf; it is a checkpoint as any other."""
+"""A packed file, read leaf by leaf; it is a checkpoint like any other."""
 
 import functools
 from collections.abc import Mapping
@@ -45,19 +45,22 @@ class PackedFile:
             entries = manifest.from_text(text, specs, metadata)
         except ValueError as error:
             raise ValueError(f'{self.path}: {error}; {_WRITE_AGAIN}') from error
-        self._entries = {entry.name: entry for entry in entries}
+        leaves: dict[str, Leaf] = {}
+        self.leaves: Mapping[str, Leaf] = leaves
         self.metadata: Mapping[str, str] = metadata
-        self.leaves: Mapping[str, Leaf] = {
-            entry.name: Leaf(entry.shape, entry.dtype) for entry in entries
-        }
-        self.paths: Mapping[str, tree_lib.Path] = {entry.name: entry.path for entry in entries}
-        self.formats: Mapping[str, str] = {entry.name: entry.format_name for entry in entries}
-        stored_bytes = {}
+        self.paths: dict[str, tree_lib.Path] = {}
+        self.formats: dict[str, str] = {}
+        self.stored_bytes: dict[str, int] = {}
+        self._entries: dict[str, manifest.Entry] = {}
         for entry in entries:
-            sizes = [self._file.leaves[tensor].bytes for tensor in entry.tensors.values()]
-            stored_bytes[entry.name] = sum(sizes)
-        self.stored_bytes: Mapping[str, int] = stored_bytes
-        self._leaf_of_parts = functools.lru_cache(maxsize=1)(self._unpacked)
+            name = entry.name
+            self._entries[name] = entry
+            leaves[name] = Leaf(entry.shape, entry.dtype)
+            self.paths[name] = entry.path
+            self.formats[name] = entry.format_name
+            self.stored_bytes[name] = self._bytes_of(entry)
+        hold_one_leaf = functools.lru_cache(maxsize=1)
+        self._leaf_of_parts = hold_one_leaf(self._unpacked)
 
     def read(self, name: str, part: Part | None = None) -> np.ndarray:
         """Reads and unpacks a leaf, or a part of it.
@@ -72,7 +75,8 @@ class PackedFile:
         """
         if part is None:
             return self._unpacked(name)
-        return part.of(self._leaf_of_parts(name)).copy()
+        leaf = self._leaf_of_parts(name)
+        return part.of(leaf).copy()
 
     def read_packed(self, name: str) -> StoredArrays:
         """Reads the arrays of a leaf as they are stored, checked.
@@ -107,7 +111,7 @@ class PackedFile:
         """Reads which weights of a leaf are stored: uint8, 1 where one is; `None` if the leaf is dense.
 
         This is the mask that `save` was given. Without one it has all weights that were not +0, and perhaps more: N:M
-        stores a few zeros, too, and blocks store all that is in them.
+        may also store a few zeros, and blocks store all zeros inside of them.
 
         Raises:
           KeyError: there is no such leaf.
@@ -115,11 +119,21 @@ class PackedFile:
         """
         if self._entry(name).format_name == 'dense':
             return None
-        return table.stored_mask(self.formats[name], self.read_packed(name)).astype(np.uint8)
+        arrays = self.read_packed(name)
+        mask = table.stored_mask(self.formats[name], arrays)
+        return mask.astype(np.uint8)
 
     def _unpacked(self, name: str) -> np.ndarray:
         arrays = self.read_packed(name)
-        return table.FORMATS[self.formats[name]].unpack(arrays)
+        entry = table.FORMATS[self.formats[name]]
+        return entry.unpack(arrays)
+
+    def _bytes_of(self, entry: manifest.Entry) -> int:
+        """The bytes that a leaf takes in the file."""
+        total = 0
+        for tensor in entry.tensors.values():
+            total += self._file.leaves[tensor].bytes
+        return total
 
     def _entry(self, name: str) -> manifest.Entry:
         if name not in self._entries:

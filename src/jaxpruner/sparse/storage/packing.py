@@ -22,17 +22,17 @@ def pack(tree: tree_lib.PyTree, *, masks: Any = None) -> Any:
     - CSR: `compressed` [kept], `row_offsets` [rows + 1], `column_indices` [kept], `shape`
     - one bit a weight: `compressed` [kept], `bitmask` uint8 [size / 8], `shape`
 
-    So a packed tree is a pytree of arrays, which checkpoints, travels between devices and shards as any other. Among
-    formats within 1 % of the fewest bytes one that can be executed is chosen: 2:4 before one bit a weight. Everything
-    is copied bit by bit: NaN, -0.0 and masked weights that are zero are there again after `unpack`.
+    So a packed tree is a pytree of arrays. It can be saved in checkpoints, moved between devices and sharded like any
+    other. Among formats within 1 % of the fewest bytes, one that can be executed is chosen: 2:4 before one bit a
+    weight. Everything is copied bit by bit: `unpack` returns NaN, -0.0 and kept weights that are zero as they were.
 
     Args:
-      tree: any pytree of arrays. Arrays of devices are fetched one by one.
+      tree: any pytree of arrays. Arrays on devices are fetched one by one.
       masks: what is kept: a tree of masks, packed or not, `None` where the values decide; or an optimizer state with
-        one `SparseState`. Without, all but the bit pattern of +0 is kept.
+        one `SparseState`. Without masks, all but the bit pattern of +0 is kept.
 
     Returns:
-      Nested dictionaries of NumPy's arrays, by the names of the leaves; of a single array its packed arrays.
+      Nested dictionaries of NumPy arrays, by the names of the leaves; for a single array its packed arrays.
 
     Raises:
       TypeError: a leaf is no array whose values this process has.
@@ -47,20 +47,22 @@ def pack(tree: tree_lib.PyTree, *, masks: Any = None) -> Any:
     leaves: dict[tree_lib.Path, Any] = {}
     for source in sources:
         leaves[source.path] = _packed(source)
-    is_array = len(sources) == 1 and _is_array(tree)
-    return leaves[sources[0].path] if is_array else nested(leaves)
+    if len(sources) == 1 and _is_array(tree):
+        (leaf,) = leaves.values()
+        return leaf
+    return nested(leaves)
 
 
 def unpack(packed: Any, like: tree_lib.PyTree = None) -> Any:
     """Returns the tree of which `pack` made this one, bit by bit.
 
     Args:
-      packed: what `pack` returned, or a checkpoint of it restored.
+      packed: what `pack` returned, perhaps restored from a checkpoint.
       like: a tree of arrays or shapes, whose structure the result has. If an entry has a sharding, its leaf is placed
         so.
 
     Returns:
-      Without `like`, nested dictionaries of NumPy's arrays; of a single packed leaf the array.
+      Without `like`, nested dictionaries of NumPy arrays; for a single packed leaf the array.
 
     Raises:
       ValueError: arrays do not belong together, or the tree does not fit `like`.
@@ -73,15 +75,15 @@ def unpack(packed: Any, like: tree_lib.PyTree = None) -> Any:
     if _is_packed(packed):
         return _unpacked('the leaf', packed)
     paths, nodes, _ = tree_lib.flatten_with_paths(packed, is_leaf=_is_packed)
-    names = ['.'.join(path) for path in paths]
     if like is not None:
+        names = map('.'.join, paths)
         by_name = dict(zip(names, nodes, strict=True))
-        specs = {name: _spec(name, node) for name, node in by_name.items()}
-        return arranged_like(like, specs, lambda name: _unpacked(name, by_name[name]))
+        return _unpacked_like(by_name, like)
     if _is_array(packed):
         return np.asarray(packed)
     leaves = {}
-    for path, name, node in zip(paths, names, nodes, strict=True):
+    for path, node in zip(paths, nodes, strict=True):
+        name = '.'.join(path)
         leaves[path] = _unpacked(name, node)
     return nested(leaves)
 
@@ -93,8 +95,8 @@ def stored_masks(packed: Any) -> Any:
       packed: what `pack` or `load_packed` returned.
 
     Returns:
-      Nested dictionaries of uint8 masks, 1 where a weight is stored, `None` where a leaf is dense. N:M without a given
-      mask stores a few zeros, too; blocks store all that is in them.
+      Nested dictionaries of uint8 masks, 1 where a weight is stored, `None` where a leaf is dense. If no mask was
+      given, N:M may also store a few zeros, and blocks store all zeros inside of them.
 
     Raises:
       ValueError: arrays do not belong together.
@@ -108,9 +110,12 @@ def stored_masks(packed: Any) -> Any:
     if _is_packed(packed):
         return _stored_mask('the leaf', packed)
     paths, nodes, _ = tree_lib.flatten_with_paths(packed, is_leaf=_is_packed)
-    masks = {}
+    masks: dict[tree_lib.Path, Any] = {}
     for path, node in zip(paths, nodes, strict=True):
-        masks[path] = _stored_mask('.'.join(path), node) if _is_packed(node) else None
+        masks[path] = None
+        if _is_packed(node):
+            name = '.'.join(path)
+            masks[path] = _stored_mask(name, node)
     return nested(masks)
 
 
@@ -120,7 +125,8 @@ def _packed(source: SourceLeaf) -> Any:
     plan = table.best_plan(pattern, source.dtype)
     if plan.format_name == 'dense':
         return values
-    return table.FORMATS[plan.format_name].pack(values, pattern.mask, plan)
+    entry = table.FORMATS[plan.format_name]
+    return entry.pack(values, pattern.mask, plan)
 
 
 def _is_array(tree: Any) -> bool:
@@ -128,7 +134,7 @@ def _is_array(tree: Any) -> bool:
 
 
 def _format_of(node: Mapping[str, Any]) -> StorageFormat | None:
-    """The format whose arrays these are by their names; a dense leaf is an array itself."""
+    """The format whose arrays have these names; a dense leaf is an array itself."""
     keys = frozenset(node)
     for entry in table.FORMATS.values():
         if entry.name != 'dense' and entry.keys == keys:
@@ -161,8 +167,9 @@ def _check_unpacked(tree: Any) -> None:
 
 
 def _checked(name: str, node: Any) -> tuple[str, StoredArrays]:
+    """The format of a node, and its arrays."""
     format_name = _packed_format(node).name
-    arrays = {key: np.asarray(value) for key, value in node.items()}
+    arrays = _stored_arrays(node)
     try:
         table.check(format_name, arrays)
     except ValueError as error:
@@ -170,11 +177,27 @@ def _checked(name: str, node: Any) -> tuple[str, StoredArrays]:
     return format_name, arrays
 
 
+def _stored_arrays(node: Mapping[str, Any]) -> StoredArrays:
+    return {key: np.asarray(value) for key, value in node.items()}
+
+
 def _unpacked(name: str, node: Any) -> np.ndarray:
     if not _is_packed(node):
         return np.asarray(node)
     format_name, arrays = _checked(name, node)
     return table.FORMATS[format_name].unpack(arrays)
+
+
+def _unpacked_like(nodes: Mapping[str, Any], like: tree_lib.PyTree) -> tree_lib.PyTree:
+    """The unpacked leaves, in another tree's structure."""
+    specs = {}
+    for name, node in nodes.items():
+        specs[name] = _spec(name, node)
+
+    def read(name: str) -> np.ndarray:
+        return _unpacked(name, nodes[name])
+
+    return arranged_like(like, specs, read)
 
 
 def _stored_mask(name: str, node: Any) -> np.ndarray:
@@ -187,8 +210,9 @@ def _spec(name: str, node: Any) -> tuple[tuple[int, ...], np.dtype]:
     if not _is_packed(node):
         return tuple(node.shape), np.dtype(node.dtype)
     entry = _packed_format(node)
-    arrays = {key: np.asarray(value) for key, value in node.items()}
+    arrays = _stored_arrays(node)
     try:
-        return entry.shape(arrays), arrays[entry.values_key].dtype
+        shape = entry.shape(arrays)
     except ValueError as error:
         raise ValueError(f'{name}: {error}; pack the tree again') from error
+    return shape, arrays[entry.values_key].dtype

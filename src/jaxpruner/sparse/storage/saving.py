@@ -34,8 +34,8 @@ def save(
     """Saves a tree as one safetensors file, each leaf in the format of the fewest bytes.
 
     The formats are those of `pack`. A manifest in the file's header names the format, dtype and shape of each leaf. It
-    has digests of each leaf's bytes, and of itself with the metadata, by which damage is noticed. The file appears when
-    it is whole. Leaves are fetched and packed one at a time. Needs the extra `jaxpruner[checkpoint]`.
+    has a digest of each leaf's bytes, and one of itself with the metadata: they show damage. The file appears when it
+    is whole. Leaves are fetched and packed one at a time. Needs the extra `jaxpruner[checkpoint]`.
 
     Element types that readers of the format lack (float8, int4, complex) are stored as unsigned whole numbers.
 
@@ -43,8 +43,8 @@ def save(
       path: the file; its folder exists.
       tree: any pytree of arrays, such as parameters or an optimizer state; or a `jaxpruner.checkpoints.Checkpoint`.
       masks: what is kept: a tree of masks, packed or not, `None` where the values decide; or an optimizer state with
-        one `SparseState`. Without, all but the bit pattern of +0 is kept. Beside a checkpoint, another one with masks
-        under the names of its leaves.
+        one `SparseState`. Without masks, all but the bit pattern of +0 is kept. If the tree is a checkpoint, the masks
+        are another one, under the names of its leaves.
       metadata: strings by name, kept in the file's header.
       overwrite: whether a file that is there is replaced.
       progress: whether a bar is shown if stderr is a terminal.
@@ -67,8 +67,10 @@ def save(
     checkpoints = checkpoints_for('save')
     from jaxpruner.checkpoints.pruning import check_target
 
-    _check_metadata(metadata or {})
-    check_target(Path(path), overwrite, Path(path).is_dir())
+    path = Path(path)
+    metadata = metadata or {}
+    _check_metadata(metadata)
+    check_target(path, overwrite, path.is_dir())
     if isinstance(tree, checkpoints.Checkpoint):
         sources = _leaves_of_checkpoint(tree, masks)
     else:
@@ -78,7 +80,7 @@ def save(
         for source in sources:
             on_leaf(source)
             planned.append(_PlannedLeaf.of(source))
-        _write(Path(path), planned, metadata or {}, overwrite, on_leaf)
+        _write(path, planned, metadata, overwrite, on_leaf)
 
 
 def _check_metadata(metadata: Mapping[Any, Any]) -> None:
@@ -154,7 +156,7 @@ def _write(
     overwrite: bool,
     on_leaf: Any,
 ) -> None:
-    """Writes the file; its manifest once more in the end, when all digests are known."""
+    """Writes the file, and its manifest once more in the end, when all digests are known."""
     from jaxpruner.checkpoints import SafetensorsWriter
 
     tensors = _tensors_of(leaves)
@@ -164,7 +166,8 @@ def _write(
         for number, leaf in enumerate(leaves):
             on_leaf(leaf.source)
             arrays = leaf.packed()
-            entries[number] = leaf.entry._replace(digest=digest_of(arrays))
+            digest = digest_of(arrays)
+            entries[number] = leaf.entry._replace(digest=digest)
             for key, array in arrays.items():
                 writer.write(leaf.entry.tensor_name(key), array)
         texts[manifest.MANIFEST_KEY] = manifest.to_text(entries, metadata)
@@ -202,17 +205,19 @@ def _packed(source: SourceLeaf, plan: Plan) -> Mapping[str, np.ndarray]:
     if plan.format_name == 'dense':
         return {'values': values}
     mask = source.pattern(values).mask
-    return table.FORMATS[plan.format_name].pack(values, mask, plan)
+    entry = table.FORMATS[plan.format_name]
+    return entry.pack(values, mask, plan)
 
 
 def _stored_spec(spec: ArraySpec) -> ArraySpec:
     shape = element_types.stored_shape(spec.shape, spec.dtype)
-    return ArraySpec(shape, element_types.stored_dtype(spec.dtype))
+    dtype = element_types.stored_dtype(spec.dtype)
+    return ArraySpec(shape, dtype)
 
 
 @contextlib.contextmanager
 def _leaf_progress(sources: Sequence[SourceLeaf], is_shown: bool, rounds: int) -> Iterator[Any]:
-    """Shows which leaf is being read; yields a function to call with it before."""
+    """Shows which leaf is being read; yields a function to call before a leaf is read."""
     total = rounds * sum(source.bytes for source in sources)
     with progress_bar(total, is_shown, in_bytes=True) as show:
         bytes_behind = 0
