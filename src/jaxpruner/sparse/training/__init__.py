@@ -1,7 +1,7 @@
 """Models that are trained on compact weights: blocks, or single weights in CSR.
 
-Only stored weights have values and moments. Zeros inside blocks are multiplied, and CSR forms each matrix's dense
-gradient in the backward pass.
+Only stored weights have values and moments. The zeros inside of blocks are still multiplied. With CSR, the backward
+pass still computes the dense gradient of each matrix.
 
 The files, from the bottom up:
 
@@ -19,7 +19,7 @@ The files, from the bottom up:
     models           the model in blocks
     making           all of it in one call
 
-unstructured_positions, unstructured_models, unstructured: the same for single weights in the place of blocks.
+unstructured_positions, unstructured_models and unstructured do the same for single weights.
 """
 
 from jaxpruner.sparse.training.making import block_sparse as block_sparse

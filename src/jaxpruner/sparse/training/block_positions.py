@@ -10,35 +10,38 @@ from jaxpruner.sparse.training.layouts import Layout
 
 
 def balanced(layout: Layout, rng: np.random.Generator) -> np.ndarray:
-    """Random blocks int32 `[*layers, groups, blocks]`; all blocks of inputs lead to n or n + 1 groups.
+    """Random blocks int32 `[*layers, groups, blocks]`; each block of inputs leads to n or n + 1 groups.
 
-    Here n is the number of stored blocks divided by that of candidates, rounded down. Inputs that no group reads would
-    be lost to the model, which costs more than blocks in the wrong places do.
+    Here n is the number of stored blocks divided by that of candidates, rounded down. A model cannot see inputs that no
+    group reads, which costs more than blocks in the wrong places.
 
     >>> layout = Layout((), inputs=6, outputs=4, block=(1, 2), blocks=3)
     >>> np.sort(balanced(layout, np.random.default_rng(0)), axis=None)
     array([0, 1, 2, 3, 4, 5], dtype=int32)
     """
     positions = np.empty(layout.positions_shape, np.int32)
-    for layer in positions.reshape(-1, layout.groups, layout.blocks):
-        readers = np.zeros(layout.candidates)  # groups that read each block of inputs
+    layers = positions.reshape(-1, layout.groups, layout.blocks)
+    for layer in layers:
+        readers = np.zeros(layout.candidates)  # how many groups read each block of inputs
         for group in layer:
-            # Those with the fewest readers; which of them, chance decides.
+            # The blocks with the fewest readers come first; chance decides among equal ones.
             chance = rng.random(layout.candidates)
             order = np.argsort(readers + chance)
-            group[:] = np.sort(order[: layout.blocks])
+            chosen = order[: layout.blocks]
+            group[:] = np.sort(chosen)
             readers[group] += 1
     return positions
 
 
 def largest(norms: jax.Array, blocks: int) -> jax.Array:
-    """The blocks with the largest norms of each group, in their order: int32 `[*layers, groups, blocks]`.
+    """The blocks with the largest norms of each group, ascending: int32 `[*layers, groups, blocks]`.
 
     >>> largest(jnp.array([[3.0, 1.0, 2.0]]), 2)
     Array([[0, 2]], dtype=int32)
     """
     _, positions = jax.lax.top_k(norms, blocks)
-    return jnp.sort(positions.astype(jnp.int32), axis=-1)
+    positions = positions.astype(jnp.int32)
+    return jnp.sort(positions, axis=-1)
 
 
 class Replacement(NamedTuple):
@@ -53,10 +56,10 @@ def replace(
 ) -> Replacement:
     """Drops a share of the stored blocks of each matrix, and grows as many others in the same groups.
 
-    In each matrix, `floor(fraction * stored)` blocks are dropped, of the `stored` ones those with the smallest
-    magnitudes. At least one is dropped, unless the fraction is 0. A group may lose several blocks, and another none.
-    Each group keeps its largest block, unless the fraction is 1: a group that loses all of its blocks forgets what it
-    has learned. A dropped block may be grown again at once. It then keeps its place, as a kept block does.
+    In each matrix, `floor(fraction * stored)` of the `stored` blocks are dropped: those with the smallest magnitudes.
+    At least one is dropped, unless the fraction is 0. One group may lose several blocks, and another none. Each group
+    keeps its largest block, unless the fraction is 1: a group that loses all of its blocks forgets what it has learned.
+    A dropped block may be grown again at once. It then keeps its place, as a kept block does.
 
     Args:
       positions: int32 `[*layers, groups, blocks]`.
@@ -77,56 +80,67 @@ def replace(
 
 def _is_dropped(magnitudes: jax.Array, fraction: jax.Array) -> jax.Array:
     """Which stored blocks of a matrix are dropped: bool`[groups, blocks]`, as the magnitudes are."""
-    count = _number_to_drop(magnitudes.shape, fraction)
-    largest = jnp.argmax(magnitudes, axis=-1, keepdims=True)
-    is_largest = jnp.arange(magnitudes.shape[-1]) == largest
+    groups, blocks = magnitudes.shape
+    count = _number_to_drop(groups, blocks, fraction)
+    largest = jnp.argmax(magnitudes, axis=1, keepdims=True)
+    is_largest = jnp.arange(blocks) == largest
     # The largest block of each group is dropped after all others.
     ranks = _ranks(magnitudes.ravel(), last=is_largest.ravel())
-    return (ranks < count).reshape(magnitudes.shape)
+    is_dropped = ranks < count
+    return is_dropped.reshape(groups, blocks)
 
 
-def _number_to_drop(shape: tuple[int, ...], fraction: jax.Array) -> jax.Array:
-    """How many stored blocks `[groups, blocks]` of a matrix are dropped."""
-    groups, blocks = shape
+def _number_to_drop(groups: int, blocks: int, fraction: jax.Array) -> jax.Array:
+    """How many of the stored blocks of a matrix are dropped; each group stores `blocks`."""
     stored = groups * blocks
     fraction = fraction.astype(jnp.float32)
-    # 0.3 of 10 is 3, whatever rounding makes of it.
+    # 0.3 of 10 must be 3, however the product is rounded.
     count = jnp.floor(fraction * stored + 1e-4)
+    count = count.astype(jnp.int32)
     least = jnp.where(fraction > 0, 1, 0)
     most = jnp.where(fraction < 1, stored - groups, stored)
-    count = jnp.maximum(count.astype(jnp.int32), least)
+    count = jnp.maximum(count, least)
     return jnp.minimum(count, most)
 
 
 def _replace_in_group(
     positions: jax.Array, is_dropped: jax.Array, scores: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """One group. A dropped block that is grown again stays in its place; the other places get new blocks.
+    """Replaces blocks of one group. A dropped block that is grown again keeps its place; other places get new blocks.
 
     positions    0 2 3
-    is_dropped   . x x      2 dropped, so 2 are grown
-    scores       9 2 1 0    0 is kept; of the others 1 and 2 score highest, and are grown
-    is_new       . . x      2 stays, since it is grown again; 1 takes the place of 3
+    is_dropped   . x x      two blocks are dropped, so two are grown
+    scores       9 2 1 0    block 0 is kept; of the others 1 and 2 score highest, and are grown
+    is_new       . . x      block 2 stays, since it is grown again; block 1 takes the place of 3
     result       0 2 1
     """
-    count = jnp.sum(is_dropped)
     none = jnp.zeros(scores.shape, bool)
     was_stored = none.at[positions].set(True)
     is_kept = none.at[positions].set(~is_dropped)
-    # NaN ranks last, and a kept block behind it.
-    merits = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
-    ranks = _ranks(-merits, last=is_kept)
+    # NaN ranks behind all other scores, and kept blocks behind NaN.
+    is_nan = jnp.isnan(scores)
+    scores = jnp.where(is_nan, -jnp.inf, scores)
+    ranks = _ranks(-scores, last=is_kept)
+    count = jnp.sum(is_dropped)
     is_grown = (ranks < count) & ~is_kept
-    is_new = is_dropped & ~is_grown[positions]
-    # The numbers of the new blocks, ascending; what stands behind them is not read.
+    is_grown_again = is_grown[positions]
+    is_new = is_dropped & ~is_grown_again
+    # The numbers of the new blocks stand first, ascending; the others are not read.
     new_blocks = jnp.argsort(~is_grown | was_stored, stable=True)
     which_new = jnp.cumsum(is_new) - 1
-    grown = new_blocks[which_new].astype(positions.dtype)
-    return jnp.where(is_new, grown, positions), is_new
+    grown = new_blocks[which_new]
+    grown = grown.astype(positions.dtype)
+    new_positions = jnp.where(is_new, grown, positions)
+    return new_positions, is_new
 
 
 def _ranks(values: jax.Array, last: jax.Array) -> jax.Array:
-    """The rank of each value, 0 for the smallest; ties in their order. What `last` flags comes behind all others."""
+    """The rank of each value, 0 for the smallest; the first of equal values ranks first.
+
+    Values that `last` flags rank behind all others.
+    """
     order = jnp.lexsort((values, last))
-    ascending = jnp.arange(len(order), dtype=jnp.int32)
-    return jnp.zeros_like(ascending).at[order].set(ascending)
+    count = len(order)
+    ascending = jnp.arange(count, dtype=jnp.int32)
+    ranks = jnp.zeros(count, jnp.int32)
+    return ranks.at[order].set(ascending)

@@ -22,7 +22,7 @@ from jaxpruner.sparse.training.plans import BlockPlan
 from jaxpruner.sparse.training.unstructured_positions import KeptWeights
 
 Topology = Mapping[str, Any]  # by name of the leaf: whole numbers that say where its weights are
-# The arrays of one leaf in a topology, by name; 'positions' is always there.
+# The arrays of one leaf in a topology, by name; 'positions' is always among them.
 LeafTopology = Mapping[str, Any]
 Gradients = Mapping[str, jax.Array]  # by name of the leaf
 
@@ -37,7 +37,7 @@ class TrainingState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CompactModel(abc.ABC):
-    """A model of which some leaves are stored compactly. It holds no arrays; weights and topology go through it.
+    """A model in which some leaves are stored compactly. It holds no arrays; weights and topology go through it.
 
     Attributes:
       products: the matrices of the model.
@@ -91,8 +91,8 @@ class CompactModel(abc.ABC):
           What the model returns for `unpack(weights, topology)`.
 
         Raises:
-          ValueError: weights or topology have other shapes than this model's. Values are not looked at, since they are
-            not known inside `jax.jit`: a topology of other settings may have the same shapes. `pack` looks at them.
+          ValueError: weights or topology have other shapes than this model's. Values are not checked, since `jax.jit`
+            does not know them: a topology of other settings may have the same shapes. `pack` checks them.
         """
         self._check_weights_shapes(weights)
         self._check_topology_shapes(topology)
@@ -101,7 +101,8 @@ class CompactModel(abc.ABC):
             probe_of_leaf = None if probe is None else probe[name]
             leaf_topology = self._topology_arrays(topology[name])
             operators[name] = self._operator(name, stored, leaf_topology, probe_of_leaf)
-        return self.products.apply(self.products.put(weights, operators), *inputs)
+        with_operators = self.products.put(weights, operators)
+        return self.products.apply(with_operators, *inputs)
 
     def probe(self) -> dict[str, jax.Array]:
         """Zeros, float32 by name of the leaf, for all blocks or weights that could be kept: RigL grows by them.
@@ -124,8 +125,8 @@ class CompactModel(abc.ABC):
     def unpack(self, weights: Any, topology: Topology) -> Any:
         """The dense parameters, in the tree and dtypes of `pack`'s; zeros where nothing is kept.
 
-        With a term of low rank the product of its matrices is added, so that nothing of them is zero; `masks` says
-        where the blocks are.
+        With a term of low rank the product of its two matrices is added, so no weight stays zero; `masks` says where
+        the blocks are.
         """
         self._check_weights_shapes(weights)
         self._check_topology_shapes(topology)
@@ -140,14 +141,15 @@ class CompactModel(abc.ABC):
         self._check_topology_shapes(topology)
         masks = {}
         for name in self.stored_leaves:
-            masks[name] = self._mask(name, self._topology_arrays(topology[name]))
+            leaf_topology = self._topology_arrays(topology[name])
+            masks[name] = self._mask(name, leaf_topology)
         return self._tree_with_none(masks)
 
     def wrap_optax(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
-        """The optimizer, which refuses at `init` what does not take the step of the masked dense model.
+        """The optimizer, which checks at `init` that it takes the step of the masked dense model.
 
         Raises:
-          ValueError: at `init`, for optimizers that look at shapes, such as muon and adafactor; also for those whose
+          ValueError: at `init`, for optimizers that depend on shapes, such as muon and adafactor; also for those whose
             moments cannot follow when weights are replaced.
         """
         optimizer = optax.with_extra_args_support(tx)
@@ -193,7 +195,9 @@ class CompactModel(abc.ABC):
         def given_gradients() -> Any:
             return gradients(weights, topology) if callable(gradients) else gradients
 
-        shapes = {name: leaf.candidates_shape for name, leaf in self.stored_leaves.items()}
+        shapes = {}
+        for name, leaf in self.stored_leaves.items():
+            shapes[name] = leaf.candidates_shape
         inputs = GrowthInputs(
             shapes=shapes,
             rng_seed=self.moves.rng_seed,
@@ -206,7 +210,7 @@ class CompactModel(abc.ABC):
     def _check_pack(
         self, params: Any, topology: Topology | None, select: str, ways: Sequence[str]
     ) -> None:
-        """Refuses what does not fit the model, and an unknown way to choose positions."""
+        """Refuses arguments of `pack` that do not fit the model, and an unknown way to select."""
         shapes = self.products.by_name(self.products.params)
         leaves = self.products.by_name(params)
         fit_checks.check_params(leaves, shapes)
@@ -219,11 +223,14 @@ class CompactModel(abc.ABC):
             return
         self._check_topology_shapes(topology)
         for name in self.stored_leaves:
-            self._check_positions(name, self._topology_arrays(topology[name]))
+            leaf_topology = self._topology_arrays(topology[name])
+            self._check_positions(name, leaf_topology)
 
     def _check_topology_shapes(self, topology: Topology) -> None:
         for name, leaf in self.stored_leaves.items():
-            arrays = self._topology_arrays(topology[name]) if name in topology else {}
+            arrays = {}
+            if name in topology:
+                arrays = self._topology_arrays(topology[name])
             fit_checks.check_shapes('topology', name, arrays, leaf.topology_shapes)
 
     def _check_weights_shapes(self, weights: Any) -> None:
@@ -238,7 +245,7 @@ class CompactModel(abc.ABC):
 
     @abc.abstractmethod
     def _check_positions(self, name: str, leaf_topology: LeafTopology) -> None:
-        """Refuses positions that are out of range, or there twice."""
+        """Refuses positions that are out of range or repeated."""
 
     def _check_optimizer(self, tx: optax.GradientTransformation, weights: Any) -> None:
         """Refuses an optimizer that would not take the step of the masked dense model; computes nothing."""
@@ -262,8 +269,10 @@ class CompactModel(abc.ABC):
         return {name: by_name[name] for name in self.stored_leaves}
 
     def _tree_with_none(self, entries: Mapping[str, Any]) -> Any:
-        """A tree like the parameters of these entries, `None` for the other leaves."""
-        return self.products.unflatten({**dict.fromkeys(self.plan.leaves), **entries})
+        """A tree like the parameters, with these entries, and `None` for the other leaves."""
+        by_name: dict[str, Any] = dict.fromkeys(self.plan.leaves)
+        by_name.update(entries)
+        return self.products.unflatten(by_name)
 
 
 def _shape(array: Any) -> jax.ShapeDtypeStruct:

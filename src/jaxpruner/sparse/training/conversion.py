@@ -1,4 +1,4 @@
-"""Converts between the leaf of a dense model and what is stored of it."""
+"""Converts between a leaf of the dense model and its stored blocks."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -20,14 +20,15 @@ def block_norms(values: jax.Array) -> jax.Array:
     """The norms of stored blocks, float`[*layers, groups, blocks]`."""
     dtype = jnp.promote_types(values.dtype, jnp.float32)
     values = values.astype(dtype)
-    squares = jnp.sum(values * values, axis=(-2, -1))
-    return jnp.sqrt(squares)
+    squares = values * values
+    sums = jnp.sum(squares, axis=(-2, -1))
+    return jnp.sqrt(sums)
 
 
 def mean_magnitudes(values: jax.Array, positions: jax.Array, layout: Layout) -> jax.Array:
     """The root of the mean square of the weights of each stored block, float`[*layers, groups, blocks]`.
 
-    Padding does not count, so that blocks at the edge compare with whole ones.
+    Padding does not count, so blocks at the edge compare fairly with whole ones.
     """
     sizes = jnp.broadcast_to(layout.block_sizes(), layout.candidates_shape)
     stored_sizes = jnp.take_along_axis(sizes, positions, axis=-1)
@@ -50,14 +51,15 @@ class BlockLeaf:
         """The positions of the blocks with the largest norms, the same number in each group."""
         layout = self.layout
         numbers = jnp.arange(layout.candidates)
-        every = jnp.broadcast_to(numbers, (layout.groups, layout.candidates))
+        every_block = jnp.broadcast_to(numbers, (layout.groups, layout.candidates))
 
         def choose(matrix: jax.Array) -> jax.Array:
-            blocks = block_layout.gather_blocks(matrix, every, layout.block)
-            return block_positions.largest(block_norms(blocks), layout.blocks)
+            blocks = block_layout.gather_blocks(matrix, every_block, layout.block)
+            norms = block_norms(blocks)
+            return block_positions.largest(norms, layout.blocks)
 
         matrices = self.matrix_leaf.to_matrix(leaf)
-        return self._over_layers(choose)(matrices)
+        return self._map_layers(choose, matrices)
 
     def store(self, leaf: jax.Array, positions: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
         """The blocks of a leaf, and a term of low rank that is zero: `'down'` is random, `'up'` is zero."""
@@ -67,35 +69,31 @@ class BlockLeaf:
             return block_layout.gather_blocks(matrix, positions, layout.block)
 
         matrices = self.matrix_leaf.to_matrix(leaf)
-        stored = {'values': self._over_layers(gather)(matrices, positions)}
-        if layout.rank:
-            down_shape = *layout.layers, layout.inputs, layout.rank
-            up_shape = *layout.layers, layout.rank, layout.outputs
-            # It maps inputs as a dense layer does at its start.
-            down = jax.random.normal(key, down_shape) / np.sqrt(layout.inputs)
-            stored['down'] = down.astype(matrices.dtype)
-            stored['up'] = jnp.zeros(up_shape, matrices.dtype)
-        return stored
+        values = self._map_layers(gather, matrices, positions)
+        if not layout.rank:
+            return {'values': values}
+        down_shape = *layout.layers, layout.inputs, layout.rank
+        up_shape = *layout.layers, layout.rank, layout.outputs
+        # It maps inputs as a dense layer does at its start.
+        down = jax.random.normal(key, down_shape)
+        down = down / np.sqrt(layout.inputs)
+        return {
+            'values': values,
+            'down': down.astype(matrices.dtype),
+            'up': jnp.zeros(up_shape, matrices.dtype),
+        }
 
     def restore(self, stored: Stored, positions: jax.Array) -> jax.Array:
-        """The leaf that a model with these blocks stands for."""
-
-        def scatter(stored: Stored, positions: jax.Array) -> jax.Array:
-            matrix = self._scatter(stored['values'], positions)
-            return matrix + stored['down'] @ stored['up'] if self.layout.rank else matrix
-
-        matrices = self._over_layers(scatter)(stored, positions)
+        """The dense leaf that these blocks, and the term of low rank, stand for."""
+        matrices = self._map_layers(self._scatter, stored['values'], positions)
+        if self.layout.rank:
+            matrices = matrices + stored['down'] @ stored['up']
         return self.matrix_leaf.from_matrix(matrices)
 
     def mask(self, positions: jax.Array) -> jax.Array:
         """The mask of the blocks, uint8 in the leaf's shape."""
-        layout = self.layout
-        ones = jnp.ones((layout.groups, layout.blocks, *layout.block), jnp.uint8)
-
-        def scatter(positions: jax.Array) -> jax.Array:
-            return self._scatter(ones, positions)
-
-        matrices = self._over_layers(scatter)(positions)
+        ones = jnp.ones(self.layout.values_shape, jnp.uint8)
+        matrices = self._map_layers(self._scatter, ones, positions)
         return self.matrix_leaf.from_matrix(matrices)
 
     def _scatter(self, values: jax.Array, positions: jax.Array) -> jax.Array:
@@ -103,8 +101,8 @@ class BlockLeaf:
         layout = self.layout
         return block_layout.scatter_blocks(values, positions, layout.inputs, layout.outputs)
 
-    def _over_layers(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function of one matrix, for each of a stack."""
+    def _map_layers(self, function: Callable[..., Any], *arrays: jax.Array) -> Any:
+        """Applies a function of one matrix to each of a stack."""
         for _ in self.layout.layers:
             function = jax.vmap(function)
-        return function
+        return function(*arrays)

@@ -1,6 +1,6 @@
-"""Whether parameters, compact weights and positions fit a model.
+"""Checks whether parameters, compact weights and positions fit a model.
 
-Shapes are known always, and values only outside of transformations: positions that are traced are not looked at.
+Shapes are always known, and values only outside of transformations: traced positions are not checked.
 """
 
 from collections.abc import Mapping
@@ -36,10 +36,10 @@ def check_params(params: Mapping[str, Any], expected: Mapping[str, Any]) -> None
 
 
 def check_not_divided(name: str, leaf: Any) -> None:
-    """Refuses a dense leaf whose type says that an explicit axis of a mesh divides it: JAX does not reshape those.
+    """Refuses a dense leaf that is divided by an explicit axis of a mesh: JAX does not reshape such an array.
 
     Raises:
-      ValueError: it is divided so.
+      ValueError: it is divided by one.
     """
     if not explicit_meshes.has_explicit_axes(leaf):
         return
@@ -76,7 +76,7 @@ def check_shapes(
 
 
 def check_gradient(argument: str, name: str, gradient: Any, expected: tuple[int, ...]) -> None:
-    """Refuses what is no gradient with respect to the probe of a leaf.
+    """Refuses an array that is no gradient with respect to the probe of a leaf.
 
     Args:
       argument: the argument of the caller, for the message.
@@ -96,7 +96,7 @@ def check_gradient(argument: str, name: str, gradient: Any, expected: tuple[int,
 
 
 def check_positions(name: str, positions: Any, bound: int, must_ascend: bool) -> None:
-    """Refuses positions out of range, and those that are there twice.
+    """Refuses positions that are out of range or repeated.
 
     Traced positions pass, and so do those that lie in other processes.
 
@@ -118,13 +118,16 @@ def check_positions(name: str, positions: Any, bound: int, must_ascend: bool) ->
         raise ValueError(f'{start} whole numbers for positions, got {found.dtype}; {_AS_PACKED}')
     if not found.size:
         return
-    least, greatest = int(found.min()), int(found.max())
+    least = int(found.min())
+    greatest = int(found.max())
     if least < 0 or greatest >= bound:
         wrong = least if least < 0 else greatest
         raise ValueError(f'{start} positions from 0 to {bound - 1}, got {wrong}; {_AS_PACKED}')
     in_order = found if must_ascend else np.sort(found, axis=-1)
-    is_out_of_order = in_order[..., 1:] <= in_order[..., :-1]
-    if is_out_of_order.any():
-        wrong = in_order[..., 1:][is_out_of_order][0]
+    before = in_order[..., :-1]
+    after = in_order[..., 1:]
+    out_of_order = after[after <= before]
+    if out_of_order.size:
+        wrong = out_of_order[0]
         rule = 'ascending positions' if must_ascend else 'each position once in a group'
         raise ValueError(f'{start} {rule}, and {wrong} breaks that; {_AS_PACKED}')

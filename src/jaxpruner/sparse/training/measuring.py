@@ -3,7 +3,7 @@
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,18 @@ from jaxpruner.sparse.training.layouts import Layout, NoLayoutError, has_surplus
 
 # Wide blocks are fast, narrow ones reach more inputs.
 CANDIDATES: tuple[BlockShape, ...] = (
-    *((1, 128), (4, 128), (8, 128), (16, 128), (8, 256), (16, 256), (8, 512)),
-    *((4, 32), (8, 64), (16, 64), (64, 64), (128, 128)),
+    (1, 128),
+    (4, 128),
+    (8, 128),
+    (16, 128),
+    (8, 256),
+    (16, 256),
+    (8, 512),
+    (4, 32),
+    (8, 64),
+    (16, 64),
+    (64, 64),
+    (128, 128),
 )
 _REPEATS = 5
 
@@ -33,14 +43,14 @@ class BlockTimings:
     """
 
     def __init__(self, show: Callable[..., None] = lambda *_: None, with_kernels: bool = True):
-        self.seconds: dict[tuple, dict[Layout, float]] = {}
+        self.seconds: dict[Hashable, dict[Layout, float]] = {}
         self._show = show
         self._with_kernels = with_kernels
 
     def fastest(self, matrix_leaf: MatrixLeaf, sparsity: float, rank: int) -> Layout:
-        """The fastest layout of those that keep about the asked number of weights, and reach all inputs.
+        """The fastest of the layouts that keep about as many weights as were asked for, and reach all inputs.
 
-        Falls back to layouts with the right number of weights, then to any.
+        If there is none, it is the fastest of those with the right number of weights, or else of all.
 
         Raises:
           NoLayoutError: all candidates are larger than the matrix, or the rank is too large for the sparsity.
@@ -50,7 +60,8 @@ class BlockTimings:
         dtype = matrix_leaf.computed_dtype
         key = (shape, rows, str(dtype), sparsity, rank)
         if key not in self.seconds:
-            self._show(matrix_leaf.name, len(self.seconds))
+            measured = len(self.seconds)
+            self._show(matrix_leaf.name, measured)
             layouts = _layouts(shape, sparsity, rank)
             if self._with_kernels:
                 layouts += _in_kernels(layouts, dtype)
@@ -66,9 +77,11 @@ def _layouts(shape: tuple[int, int], sparsity: float, rank: int) -> list[Layout]
     problem = NoLayoutError('there is no candidate')
     for block in CANDIDATES:
         try:
-            layouts.append(layout_for((), shape, block, sparsity, rank))
+            layout = layout_for((), shape, block, sparsity, rank)
         except NoLayoutError as error:
             problem = error
+        else:
+            layouts.append(layout)
     if not layouts:
         raise problem
     exact = [layout for layout in layouts if not has_surplus(layout, sparsity)]
@@ -77,25 +90,33 @@ def _layouts(shape: tuple[int, int], sparsity: float, rank: int) -> list[Layout]
 
 
 def _in_kernels(layouts: list[Layout], dtype: jnp.dtype) -> list[Layout]:
-    """The layouts that kernels suit, now with a kernel."""
-    found = []
+    """Copies, with a kernel, of the layouts for which there is one."""
+    with_kernel = []
     for layout in layouts:
         stored = layout.groups * layout.blocks
-        if why_no_kernel(dtype, layout.block, stored=stored) is None:
-            found.append(dataclasses.replace(layout, in_kernel=True))
-    return found
+        missing = why_no_kernel(dtype, layout.block, stored=stored)
+        if missing is None:
+            with_kernel.append(dataclasses.replace(layout, in_kernel=True))
+    return with_kernel
 
 
 def _timed(layouts: list[Layout], rows: int, dtype: jnp.dtype) -> dict[Layout, float]:
     """The median time of each layout over rounds in which each takes its turn."""
-    calls = {layout: _call(layout, rows, dtype) for layout in layouts}
-    times: dict[Layout, list[float]] = {layout: [] for layout in calls}
-    for call in calls.values():
+    calls: dict[Layout, Callable[[], object]] = {}
+    times: dict[Layout, list[float]] = {}
+    for layout in layouts:
+        call = _call(layout, rows, dtype)
         _seconds(call)  # compiles it
+        calls[layout] = call
+        times[layout] = []
     for _ in range(_REPEATS):
         for layout, call in calls.items():
-            times[layout].append(_seconds(call))
-    return {layout: statistics.median(seconds) for layout, seconds in times.items()}
+            seconds = _seconds(call)
+            times[layout].append(seconds)
+    medians = {}
+    for layout, seconds in times.items():
+        medians[layout] = statistics.median(seconds)
+    return medians
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -107,10 +128,13 @@ def _seconds(call: Callable[[], object]) -> float:
 def _call(layout: Layout, rows: int, dtype: jnp.dtype) -> Callable[[], object]:
     """A call of a product in this layout, and of its derivatives."""
     rng = np.random.default_rng(0)
-    positions = jnp.asarray(block_positions.balanced(layout, rng))
-    values = jnp.ones((layout.groups, layout.blocks, *layout.block), dtype)
-    inputs = jnp.ones((rows, layout.inputs), dtype)
-    cotangents = jnp.ones((rows, layout.outputs), dtype)
+    positions = block_positions.balanced(layout, rng)
+    operands = (
+        jnp.ones((rows, layout.inputs), dtype),
+        jnp.ones(layout.values_shape, dtype),
+        jnp.asarray(positions),
+        jnp.ones((rows, layout.outputs), dtype),
+    )
     multiply = multiply_in_kernel if layout.in_kernel else blocks.multiply
 
     @jax.jit
@@ -120,7 +144,8 @@ def _call(layout: Layout, rows: int, dtype: jnp.dtype) -> Callable[[], object]:
         def product(inputs: jax.Array, values: jax.Array) -> jax.Array:
             return multiply(inputs, values, positions, outputs=layout.outputs)
 
-        result, back = jax.vjp(product, inputs, values)
-        return result, back(cotangents.astype(result.dtype))
+        result, differentiate = jax.vjp(product, inputs, values)
+        cotangents = cotangents.astype(result.dtype)
+        return result, differentiate(cotangents)
 
-    return lambda: run(inputs, values, positions, cotangents)
+    return lambda: run(*operands)

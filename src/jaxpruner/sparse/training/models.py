@@ -1,4 +1,4 @@
-"""A model whose matrices are trained as blocks: values that any optimizer trains, and whole numbers that say where."""
+"""A model whose matrices are trained in blocks: values that an optimizer trains, and whole numbers that say where."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -76,9 +76,9 @@ class BlockSparse(CompactModel):
         Args:
           params: the dense parameters.
           topology: where blocks are, as from an earlier call.
-          select: where they are otherwise. `'balanced'` draws them such that all inputs lead to about the same
-            number of groups; `'magnitude'` takes the blocks of each group with the largest norms, for a model that is
-            trained already.
+          select: which blocks are stored if there is no topology. `'balanced'` draws them such that all inputs lead to
+            about the same number of groups. `'magnitude'` takes the blocks of each group with the largest norms, for a
+            trained model.
 
         Returns:
           Weights and topology. The term of low rank starts at zero: `'down'` is random, and `'up'` zero.
@@ -90,8 +90,11 @@ class BlockSparse(CompactModel):
         self._check_pack(params, topology, select, ('balanced', 'magnitude'))
         if topology is None and select == 'balanced':
             topology = balanced_positions(self.layouts, self.moves)
-        pack = self._pack if tree_lib.has_traced((params, topology)) else jax.jit(self._pack)
-        return self._placed(*pack(params, topology))
+        pack = self._pack
+        if not tree_lib.has_traced((params, topology)):
+            pack = jax.jit(pack)
+        weights, topology = pack(params, topology)
+        return self._placed(weights, topology)
 
     def update(
         self,
@@ -117,8 +120,8 @@ class BlockSparse(CompactModel):
           opt_state: of `tx`.
           tx: the optimizer.
           step: its number, an int32 scalar or a Python int.
-          block_norms: for RigL what the backward pass returns for `probe()`, by name: the norms of the gradient's
-            blocks. Or a function of weights and topology that computes it; it is run only if it is needed.
+          block_norms: for RigL, what the backward pass returns for `probe()`, by name: the norms of the gradient's
+            blocks. Or a function of weights and topology that computes it, which runs only if it is needed.
           due: whether to drop and grow now, whatever the schedule says.
 
         Returns:
@@ -144,22 +147,26 @@ class BlockSparse(CompactModel):
         )
 
     def _restored(self, name: str, stored: Stored, leaf_topology: LeafTopology) -> jax.Array:
-        return self._block_leaf(name).restore(stored, leaf_topology['positions'])
+        block_leaf = self._block_leaf(name)
+        return block_leaf.restore(stored, leaf_topology['positions'])
 
     def _mask(self, name: str, leaf_topology: LeafTopology) -> jax.Array:
-        return self._block_leaf(name).mask(leaf_topology['positions'])
+        block_leaf = self._block_leaf(name)
+        return block_leaf.mask(leaf_topology['positions'])
 
     def _moved(self, state: TrainingState, scores: Gradients, tx: Any, step: Any) -> TrainingState:
         fraction = self.moves.drop_fraction(step)
         new_topology, flags, moved = {}, {}, {}
         for name, stored in self._stored(state.weights).items():
-            values, layout = stored['values'], self.layouts[name]
+            values = stored['values']
             positions = state.topology[name]
-            magnitudes = conversion.mean_magnitudes(values, positions, layout)
+            magnitudes = conversion.mean_magnitudes(values, positions, self.layouts[name])
             replacement = block_positions.replace(positions, magnitudes, scores[name], fraction)
             new_topology[name] = replacement.positions
-            is_new = jnp.broadcast_to(replacement.is_new[..., None, None], values.shape)
+            is_new_block = replacement.is_new[..., None, None]
+            is_new = jnp.broadcast_to(is_new_block, values.shape)
             moved[name] = {**stored, 'values': jnp.where(is_new, 0, values)}
+            # The term of low rank keeps its moments.
             flags[name] = {**dict.fromkeys(stored), 'values': is_new}
         flags = self._tree_with_none(flags)
         opt_state = optimizer_state.zero_moments(tx, state.opt_state, flags, state.weights)
@@ -171,8 +178,8 @@ class BlockSparse(CompactModel):
         return {'positions': entry}
 
     def _check_positions(self, name: str, leaf_topology: LeafTopology) -> None:
-        positions, bound = leaf_topology['positions'], self.layouts[name].candidates
-        fit_checks.check_positions(name, positions, bound, must_ascend=False)
+        bound = self.layouts[name].candidates
+        fit_checks.check_positions(name, leaf_topology['positions'], bound, must_ascend=False)
 
     def _pack(self, params: Any, topology: Topology | None) -> tuple[Any, Topology]:
         leaves = self.products.by_name(params)
@@ -180,7 +187,8 @@ class BlockSparse(CompactModel):
         keys = seeds.split_key(seed_key, len(self.layouts))
         packed, stored = {}, {}
         for name, key in zip(self.layouts, keys, strict=True):
-            leaf, block_leaf = leaves[name], self._block_leaf(name)
+            leaf = leaves[name]
+            block_leaf = self._block_leaf(name)
             if topology is None:
                 positions = block_leaf.largest_blocks(leaf)
             else:
@@ -199,11 +207,11 @@ class BlockSparse(CompactModel):
         stored, placed = {}, {}
         for name, leaf in self._stored(weights).items():
             layout = self.layouts[name]
-            values = self.placement.place_groups(leaf['values'], layout)
-            stored[name] = {**leaf, 'values': values}
+            # The term of low rank is on each device.
+            arrays = self.placement.replicate({key: leaf[key] for key in leaf if key != 'values'})
+            arrays['values'] = self.placement.place_groups(leaf['values'], layout)
+            stored[name] = arrays
             placed[name] = self.placement.place_groups(topology[name], layout)
-            for key in leaf.keys() - {'values'}:
-                stored[name][key] = self.placement.replicate(leaf[key])
         return self.products.put(weights, stored), placed
 
 
@@ -211,5 +219,6 @@ def balanced_positions(layouts: Mapping[str, Layout], moves: MoveSettings) -> di
     """The positions at which training starts."""
     topology = {}
     for number, (name, layout) in enumerate(layouts.items()):
-        topology[name] = block_positions.balanced(layout, moves.host_rng(number))
+        rng = moves.host_rng(number)
+        topology[name] = block_positions.balanced(layout, rng)
     return topology

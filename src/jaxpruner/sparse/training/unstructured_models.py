@@ -1,4 +1,4 @@
-"""A model of whose matrices single weights are kept and trained: values, and whole numbers that say where."""
+"""A model in which single weights of matrices are kept and trained: values, and whole numbers that say where."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -26,10 +26,10 @@ from jaxpruner.sparse.training.unstructured_positions import KeptWeights
 class UnstructuredSparse(CompactModel):
     """A model in CSR, as `unstructured_sparse` makes it. It holds no arrays; weights and topology go through it.
 
-    Weights are the tree of the parameters, with a dictionary in the place of a leaf of which single weights are kept:
-    `'compressed'`, `[*layers, kept]`, row by row. The topology has by name of the leaf int32 arrays: `'positions'` in
-    the flattened matrix, `'row_offsets'`, and what the transposed matrix needs, `'transposed_order'` and
-    `'transposed_row_offsets'`. That is 8 bytes a kept weight.
+    Weights are the tree of the parameters. In the place of a leaf of which single weights are kept stands a dictionary:
+    `'compressed'`, `[*layers, kept]`, row by row. The topology has int32 arrays for each of these leaves, by name:
+    `'positions'` in the flattened matrix, `'row_offsets'`, and what the transposed matrix needs, `'transposed_order'`
+    and `'transposed_row_offsets'`. That is 8 bytes a kept weight.
 
     Attributes:
       products: the matrices of the model.
@@ -63,7 +63,8 @@ class UnstructuredSparse(CompactModel):
         Args:
           params: the dense parameters.
           topology: where weights are kept, as from an earlier call.
-          select: where they are otherwise: at `'random'`, or the largest (`'magnitude'`), for a trained model.
+          select: which weights are kept if there is no topology: `'random'` ones, or for a trained model the largest
+            (`'magnitude'`).
 
         Returns:
           Weights and topology.
@@ -76,17 +77,19 @@ class UnstructuredSparse(CompactModel):
         stored, packed = {}, {}
         parameters = self.products.leaves(params)
         for number, (name, leaf) in enumerate(self.leaves.items()):
-            matrices = self.products.by_leaf[name].to_matrix(parameters[name])
+            matrix_leaf = self.products.by_leaf[name]
+            matrices = matrix_leaf.to_matrix(parameters[name])
             if topology is not None:
-                # The other arrays follow from the positions.
-                positions = jnp.asarray(topology[name]['positions'])
-                packed[name] = leaf.arrays_of(positions)
+                positions = topology[name]['positions']
             elif select == 'magnitude':
-                packed[name] = leaf.arrays_of(unstructured_positions.largest(leaf, matrices))
+                positions = unstructured_positions.largest(leaf, matrices)
             else:
                 rng = self.moves.host_rng(number)
-                packed[name] = leaf.arrays_of(jnp.asarray(unstructured_positions.drawn(leaf, rng)))
-            compressed = unstructured_positions.gathered(leaf, matrices, packed[name]['positions'])
+                positions = unstructured_positions.drawn(leaf, rng)
+            # The other arrays follow from the positions.
+            arrays = leaf.arrays_of(jnp.asarray(positions))
+            compressed = unstructured_positions.gathered(leaf, matrices, arrays['positions'])
+            packed[name] = arrays
             stored[name] = {'compressed': compressed}
         return self.products.put(params, stored), packed
 
@@ -111,8 +114,8 @@ class UnstructuredSparse(CompactModel):
           opt_state: of `tx`.
           tx: the optimizer.
           step: its number, an int32 scalar or a Python int.
-          dense_grads: for RigL what the backward pass returns for `probe()`, by name: gradients of the dense leaves. Or
-            a function of weights and topology that computes it; it is run only if it is needed.
+          dense_grads: for RigL, what the backward pass returns for `probe()`, by name: gradients of the dense leaves.
+            Or a function of weights and topology that computes it, which runs only if it is needed.
           due: whether to drop and grow now, whatever the schedule says.
 
         Returns:
@@ -135,18 +138,21 @@ class UnstructuredSparse(CompactModel):
 
     def _mask(self, name: str, leaf_topology: LeafTopology) -> jax.Array:
         positions = leaf_topology['positions']
-        return self._dense(name, jnp.ones(positions.shape, jnp.uint8), positions)
+        ones = jnp.ones(positions.shape, jnp.uint8)
+        return self._dense(name, ones, positions)
 
     def _dense(self, name: str, compressed: jax.Array, positions: jax.Array) -> jax.Array:
         """The leaf with these weights, and zeros elsewhere."""
-        matrices = unstructured_positions.scattered(self.leaves[name], compressed, positions)
+        leaf = self.leaves[name]
+        matrices = unstructured_positions.scattered(leaf, compressed, positions)
         return self.products.by_leaf[name].from_matrix(matrices)
 
     def _moved(self, state: TrainingState, scores: Gradients, tx: Any, step: Any) -> TrainingState:
         fraction = self.moves.drop_fraction(step)
         new_topology, moved, places_by_name = {}, {}, {}
         for name, stored in self._stored(state.weights).items():
-            leaf, compressed = self.leaves[name], stored['compressed']
+            leaf = self.leaves[name]
+            compressed = stored['compressed']
             positions = state.topology[name]['positions']
             new_positions, places = unstructured_positions.replaced(
                 leaf, compressed, positions, scores[name], fraction
@@ -154,9 +160,11 @@ class UnstructuredSparse(CompactModel):
             new_topology[name] = leaf.arrays_of(new_positions)
             moved[name] = {'compressed': kept_positions.moved(compressed, places)}
             places_by_name[name] = {'compressed': places}
-        nothing = jax.tree.map(lambda _: jnp.zeros((), jnp.int32), self.products.params)
-        places_by_name = self.products.put(nothing, places_by_name)
-        opt_state = kept_positions.move_moments(tx, state.opt_state, places_by_name)
+        # The moments of dense leaves do not move, so their places are not read.
+        unread = jnp.zeros((), jnp.int32)
+        no_places = jax.tree.map(lambda _: unread, self.products.params)
+        all_places = self.products.put(no_places, places_by_name)
+        opt_state = kept_positions.move_moments(tx, state.opt_state, all_places)
         weights = self.products.put(state.weights, moved)
         return TrainingState(weights, new_topology, opt_state)
 

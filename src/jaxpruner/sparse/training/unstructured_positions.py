@@ -1,4 +1,4 @@
-"""Where the kept weights of matrices stand: at first, and after some were dropped and others grown."""
+"""Which weights are kept: at first, and after some were dropped and others grown."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from jaxpruner.mask_calculator import replacement
 from jaxpruner.sparse.operators.csr import CsrPattern, csr_pattern
 from jaxpruner.sparsity_types.base import Groups
 
-# The arrays of a pattern, by name: plain containers are what checkpoints and libraries take.
+# The arrays of a pattern, by name. They are a plain dictionary, which checkpoints and other libraries accept.
 PatternArrays = dict[str, jax.Array]
 
 
@@ -63,22 +63,33 @@ class KeptWeights:
     @property
     def words(self) -> str:
         """How a plan describes it."""
-        each = f'each of {math.prod(self.layers)} ' if self.layers else ''
+        each = f'each of {self.matrices} ' if self.layers else ''
         return f'unstructured, {self.kept:,} weights of {each}{self.inputs}×{self.outputs}'
 
-    def over_layers(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function of one matrix, for each of a stack."""
+    @property
+    def matrices(self) -> int:
+        """The number of matrices."""
+        return math.prod(self.layers)
+
+    @property
+    def matrix_size(self) -> int:
+        """Weights of a dense matrix."""
+        return self.inputs * self.outputs
+
+    def map_layers(self, function: Callable[..., Any], *arrays: jax.Array) -> Any:
+        """Applies a function of one matrix to each of a stack."""
         for _ in self.layers:
             function = jax.vmap(function)
-        return function
+        return function(*arrays)
 
     def arrays_of(self, positions: jax.Array) -> PatternArrays:
         """The pattern of positions int32[*layers, kept], ascending."""
 
         def of_matrix(positions: jax.Array) -> PatternArrays:
-            return csr_pattern(positions, self.inputs, self.outputs)._asdict()
+            pattern = csr_pattern(positions, self.inputs, self.outputs)
+            return pattern._asdict()
 
-        return self.over_layers(of_matrix)(positions)
+        return self.map_layers(of_matrix, positions)
 
 
 def pattern_of(arrays: Mapping[str, Any]) -> CsrPattern:
@@ -92,40 +103,44 @@ def drawn(leaf: KeptWeights, rng: np.random.Generator) -> np.ndarray:
     >>> drawn(KeptWeights((), 2, 3, kept=6), np.random.default_rng(0)).tolist()
     [0, 1, 2, 3, 4, 5]
     """
-    size = leaf.inputs * leaf.outputs
-    positions = np.empty((math.prod(leaf.layers), leaf.kept), np.int32)
+    positions = np.empty((leaf.matrices, leaf.kept), np.int32)
     for layer in positions:
-        layer[:] = np.sort(rng.choice(size, leaf.kept, replace=False, shuffle=False))
-    return positions.reshape(*leaf.layers, leaf.kept)
+        chosen = rng.choice(leaf.matrix_size, leaf.kept, replace=False, shuffle=False)
+        layer[:] = np.sort(chosen)
+    return positions.reshape(leaf.positions_shape)
 
 
 def largest(leaf: KeptWeights, matrices: jax.Array) -> jax.Array:
     """The positions of the largest weights: int32[*layers, kept]."""
 
     def of_matrix(matrix: jax.Array) -> jax.Array:
-        return jnp.sort(jax.lax.top_k(jnp.abs(matrix.reshape(-1)), leaf.kept)[1])
+        magnitudes = jnp.abs(matrix.reshape(-1))
+        _, positions = jax.lax.top_k(magnitudes, leaf.kept)
+        return jnp.sort(positions)
 
-    return leaf.over_layers(of_matrix)(matrices)
+    return leaf.map_layers(of_matrix, matrices)
 
 
 def scattered(leaf: KeptWeights, compressed: jax.Array, positions: jax.Array) -> jax.Array:
     """The matrices [*layers, inputs, outputs] with these weights, and zeros elsewhere."""
 
     def of_matrix(compressed: jax.Array, positions: jax.Array) -> jax.Array:
-        zeros = jnp.zeros(leaf.inputs * leaf.outputs, compressed.dtype)
-        whole = zeros.at[positions].set(compressed, unique_indices=True, indices_are_sorted=True)
-        return whole.reshape(leaf.inputs, leaf.outputs)
+        zeros = jnp.zeros(leaf.matrix_size, compressed.dtype)
+        kept = zeros.at[positions]
+        flat = kept.set(compressed, unique_indices=True, indices_are_sorted=True)
+        return flat.reshape(leaf.inputs, leaf.outputs)
 
-    return leaf.over_layers(of_matrix)(compressed, positions)
+    return leaf.map_layers(of_matrix, compressed, positions)
 
 
 def gathered(leaf: KeptWeights, matrices: jax.Array, positions: jax.Array) -> jax.Array:
     """The kept weights [*layers, kept] of matrices."""
 
     def of_matrix(matrix: jax.Array, positions: jax.Array) -> jax.Array:
-        return matrix.reshape(-1)[positions]
+        flat = matrix.reshape(-1)
+        return flat[positions]
 
-    return leaf.over_layers(of_matrix)(matrices, positions)
+    return leaf.map_layers(of_matrix, matrices, positions)
 
 
 def replaced(
@@ -135,23 +150,23 @@ def replaced(
     grow_scores: jax.Array,
     fraction: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """Drops the smallest weights of each matrix and grows as many others, as RigL and SET of masks do.
+    """Drops the smallest weights of each matrix and grows as many others, as RigL and SET do with masks.
 
     Args:
-      leaf: how many there are.
+      leaf: how many weights are kept.
       compressed: float[*layers, kept].
       positions: int32[*layers, kept].
       grow_scores: [*layers, inputs, outputs]; of weights that are not kept, those with the largest are grown.
       fraction: the share of the kept weights that is dropped, and grown elsewhere.
 
     Returns:
-      New positions, and for each kept weight its place among all that the leaf kept before (their number, if it has
-      none).
+      New positions, and the place of each weight among all that the leaf kept before. The place of a grown weight is
+      their number, behind the last.
     """
     ones = jnp.ones_like(compressed, jnp.uint8)
     masks = scattered(leaf, ones, positions)
     drop_scores = scattered(leaf, jnp.abs(compressed), positions)
-    stacked = (math.prod(leaf.layers), leaf.inputs * leaf.outputs)
+    stacked = leaf.matrices, leaf.matrix_size
     masked = replacement.MaskedLeaf(
         masks.reshape(stacked),
         drop_scores.reshape(stacked),
@@ -161,9 +176,15 @@ def replaced(
     (new_masks,) = replacement.drop_and_grow([masked], fraction)
 
     def find(mask: jax.Array) -> jax.Array:
-        return kept_positions.positions_of(mask.reshape(-1) != 0, leaf.kept)
+        is_kept = mask.reshape(-1) != 0
+        return kept_positions.positions_of(is_kept, leaf.kept)
 
-    new = leaf.over_layers(find)(new_masks.reshape(masks.shape))
-    places = leaf.over_layers(kept_positions.places_before)(positions, new)
-    first = leaf.kept * jnp.arange(math.prod(leaf.layers)).reshape(*leaf.layers, 1)
-    return new, jnp.where(places < leaf.kept, first + places, positions.size)
+    new_masks = new_masks.reshape(masks.shape)
+    new_positions = leaf.map_layers(find, new_masks)
+    places = leaf.map_layers(kept_positions.places_before, positions, new_positions)
+    was_kept = places < leaf.kept
+    # Places in a matrix become places in the leaf.
+    first_of_matrix = leaf.kept * jnp.arange(leaf.matrices)
+    first_of_matrix = first_of_matrix.reshape(*leaf.layers, 1)
+    places = jnp.where(was_kept, first_of_matrix + places, positions.size)
+    return new_positions, places
