@@ -6,7 +6,8 @@ pass still computes the dense gradient of each matrix.
 The files, from the bottom up:
 
     layouts          how a matrix is stored in blocks, and how many weights that are
-    choosing         which leaves, and why others stay dense
+    only_setting     the setting `only`: which leaves are meant
+    choosing         which leaves are trained in blocks, in which blocks, and why others stay dense
     measuring        the fastest block for a product
     block_positions  which blocks are stored: at first, and after some were dropped and others grown
     conversion       between the leaf of a dense model and what is stored of it

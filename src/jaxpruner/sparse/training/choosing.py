@@ -1,4 +1,4 @@
-"""Which leaves are trained in blocks, in which blocks, and why the others stay dense."""
+"""Which leaves are trained in blocks, in which blocks, and why the other leaves stay dense."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +10,9 @@ from jaxpruner.sparse.operators.block_layout import BlockShape
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 from jaxpruner.sparse.program.models import Products
 from jaxpruner.sparse.training.layouts import Layout, NoLayoutError, has_surplus, layout_for
+from jaxpruner.sparse.training.only_setting import Names, OnlySetting, first_reasons
 
 MEASURE = 'measure'
-Names = str | Sequence[str | tree_lib.Path]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,14 +20,14 @@ class BlockSettings:
     """What was asked for.
 
     Attributes:
-      sparsity: the sparsity of each leaf, or by name; the first name that matches a leaf counts.
-      block: inputs and outputs of a block, or `'measure'`; perhaps by name, too.
-      only: the leaves that are meant, or all of them.
-      low_rank: the rank of the term beside the blocks; perhaps by name, too.
+      sparsity: the sparsity of all leaves, or by name; the first name that matches a leaf counts.
+      block: inputs and outputs of a block, or `'measure'`; for all leaves, or by name.
+      only: the leaves that are meant; `None` for all of them.
+      low_rank: the rank of the term beside the blocks; for all leaves, or by name.
 
     Raises:
-      ValueError: a sparsity outside [0, 1), a block or a rank that is none.
-      TypeError: these are no numbers.
+      ValueError: a sparsity outside [0, 1), a side of a block below 1, or a rank below 0.
+      TypeError: one of these is no number.
     """
 
     sparsity: float | Mapping[Any, float | None]
@@ -38,11 +38,7 @@ class BlockSettings:
     def __post_init__(self):
         for name, sparsity in by_name(self.sparsity, 'sparsity').items():
             if sparsity is not None:
-                sparsity_distributions.check_sparsity(sparsity, name)
-                if sparsity == 1:
-                    raise ValueError(
-                        f'{name} must be below 1, since each group of outputs keeps a block, got 1'
-                    )
+                _check_sparsity(sparsity, name)
         for name, block in by_name(self.block, 'block').items():
             _check_block(block, name)
         for name, rank in by_name(self.low_rank, 'low_rank').items():
@@ -75,17 +71,25 @@ class LeafSettings:
 
 
 def by_name(setting: Any, name: str) -> dict[str, Any]:
-    """The values of a setting by what messages call them."""
+    """The values of a setting, under the names that messages give them."""
     if not isinstance(setting, Mapping):
         return {name: setting}
     return {f'{name}[{key!r}]': value for key, value in setting.items()}
+
+
+def _check_sparsity(sparsity: Any, name: str) -> None:
+    sparsity_distributions.check_sparsity(sparsity, name)
+    if sparsity == 1:
+        raise ValueError(
+            f'{name} must be below 1, since each group of outputs keeps a block, got 1'
+        )
 
 
 def _check_block(block: Any, name: str) -> None:
     if block == MEASURE:
         return
     is_pair = isinstance(block, tuple | list) and len(block) == 2
-    if not is_pair or not all(isinstance(n, int) and not isinstance(n, bool) for n in block):
+    if not is_pair or not all(map(_is_whole_number, block)):
         raise TypeError(
             f"{name} must be inputs and outputs, such as (8, 128), or 'measure', got {block!r}"
         )
@@ -94,10 +98,14 @@ def _check_block(block: Any, name: str) -> None:
 
 
 def _check_rank(rank: Any, name: str) -> None:
-    if isinstance(rank, bool) or not isinstance(rank, int):
+    if not _is_whole_number(rank):
         raise TypeError(f'{name} must be a whole number, got {rank!r}')
     if rank < 0:
         raise ValueError(f'{name} must not be negative, got {rank}; 0 means none')
+
+
+def _is_whole_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +114,7 @@ class Choice:
 
     Attributes:
       layouts: the layouts of leaves that are trained in blocks.
-      reasons: why the others stay dense.
+      reasons: why the other leaves stay dense.
       surplus: those of `layouts` that keep many more weights than were asked for.
     """
 
@@ -120,63 +128,45 @@ def choose_layouts(
     settings: BlockSettings,
     measured: Callable[[MatrixLeaf, float, int], Layout],
 ) -> Choice:
-    """Decides for each leaf of a model.
+    """Decides for each leaf of a model whether it is trained in blocks, and in which.
 
     Args:
       products: the products of the model.
       settings: what was asked for.
-      measured: the fastest layout for a leaf, a sparsity and a rank.
+      measured: gives the fastest layout for a leaf, a sparsity and a rank.
 
     Raises:
       ValueError: a name means no leaf, or one that cannot be trained in blocks; or no leaf is left.
     """
-    reasons = dict(products.refused)
+    only = OnlySetting.of(settings.only, products)
     paths = [matrix_leaf.path for matrix_leaf in products.by_leaf.values()]
-    refused_paths = [tuple(name.split('/')) for name in reasons]
-    only = None if settings.only is None else tree_lib.as_names(settings.only)
-    tree_lib.check_names(only or (), paths + refused_paths, 'only')
-    check_not_refused(only or (), paths, reasons)
     settings_of = settings.by_path(paths)
+    reasons = dict(products.refused)
     layouts = {}
+    surplus = []
     for name, matrix_leaf in products.by_leaf.items():
+        leaf_settings = settings_of[matrix_leaf.path]
         try:
-            layouts[name] = _layout(matrix_leaf, only, settings_of[matrix_leaf.path], measured)
+            layout = _layout(matrix_leaf, only, leaf_settings, measured)
         except NoLayoutError as error:
-            if is_named_in_full(only, matrix_leaf.path):
+            if only.names_in_full(matrix_leaf.path):
                 raise ValueError(f'only: {name!r} cannot be trained in blocks: {error}') from error
             reasons[name] = str(error)
-    if not layouts:
-        why = '; '.join(f'{name}: {reason}' for name, reason in list(reasons.items())[:8])
-        raise ValueError(f'no leaf of the model can be trained in blocks. {why}')
-    surplus = []
-    for name, layout in layouts.items():
-        sparsity = settings_of[products.by_leaf[name].path].sparsity
+            continue
+        layouts[name] = layout
+        sparsity = leaf_settings.sparsity
         if sparsity is not None and has_surplus(layout, sparsity):
             surplus.append(name)
+    if not layouts:
+        why = first_reasons(reasons)
+        raise ValueError(f'no leaf of the model can be trained in blocks. {why}')
     return Choice(layouts, reasons, tuple(surplus))
-
-
-def check_not_refused(
-    names: Names, paths: Sequence[tree_lib.Path], reasons: Mapping[str, str]
-) -> None:
-    """Refuses names that mean no matrix.
-
-    Raises:
-      ValueError: a name means only leaves that are none.
-    """
-    for name in names:
-        if any(tree_lib.matches(name, path) for path in paths):
-            continue
-        refused = [other for other in reasons if tree_lib.matches(name, tuple(other.split('/')))]
-        raise ValueError(
-            f'only: {name!r} cannot be trained on compact weights: {refused[0]}: {reasons[refused[0]]}'
-        )
 
 
 def lookup(
     setting: Any, paths: Sequence[tree_lib.Path], name: str
 ) -> Callable[[tree_lib.Path], Any]:
-    """What a setting, perhaps one by name, says of a leaf; `None` where it says nothing."""
+    """A function from the path of a leaf to its value in a setting; `None` if no name of the setting matches it."""
     if not isinstance(setting, Mapping):
         return lambda path: setting
     matches = tree_lib.first_matches(setting, paths, name)
@@ -187,37 +177,24 @@ def lookup(
     return by_path.__getitem__
 
 
-def is_named_in_full(only: Any, path: tree_lib.Path) -> bool:
-    """Whether `only` has the name of this leaf itself, and no glob that matches it."""
-    return only is not None and (path in only or tree_lib.path_string(path) in only)
-
-
 def _layout(
     matrix_leaf: MatrixLeaf,
-    only: Any,
+    only: OnlySetting,
     settings: LeafSettings,
     measured: Callable[[MatrixLeaf, float, int], Layout],
 ) -> Layout:
     """The layout of a leaf.
 
     Raises:
-      NoLayoutError: it stays dense, and why.
+      NoLayoutError: the leaf stays dense; the message says why.
     """
-    path = matrix_leaf.path
-    if only is not None and not tree_lib.matches_any(only, path):
-        raise NoLayoutError('no name in only matches it')
-    if not settings.sparsity:
-        raise NoLayoutError('its sparsity is 0' if settings.sparsity == 0 else 'it has no sparsity')
+    sparsity = only.checked_sparsity(matrix_leaf, settings.sparsity)
     if settings.block is None:
         raise NoLayoutError('no name in block matches it')
-    if matrix_leaf.op == 'conv' and not is_named_in_full(only, path):
-        raise NoLayoutError(
-            'it is a convolution, whose windows would be gathered into rows; name it in only, in full'
-        )
+    only.check_convolution(matrix_leaf)
     if isinstance(settings.block, str):
-        return measured(matrix_leaf, settings.sparsity, settings.low_rank)
+        return measured(matrix_leaf, sparsity, settings.low_rank)
     height, width = settings.block
+    block = height, width
     shape = matrix_leaf.inputs, matrix_leaf.outputs
-    return layout_for(
-        matrix_leaf.layers, shape, (height, width), settings.sparsity, settings.low_rank
-    )
+    return layout_for(matrix_leaf.layers, shape, block, sparsity, settings.low_rank)

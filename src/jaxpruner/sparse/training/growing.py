@@ -1,8 +1,9 @@
-"""How algorithms of compact training choose what is grown: one entry of `GROW_SCORES` for each.
+"""How algorithms of compact training choose what is grown: each has an entry of `GROW_SCORES`.
 
 All of them drop the blocks or weights of the smallest magnitudes. They differ in the scores by which others are grown.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -23,8 +24,8 @@ class GrowthInputs(NamedTuple):
       shapes: of the scores, by name of the leaf: a number for each block or weight that could be stored.
       rng_seed: of the model.
       step: the number of the step.
-      gradients: returns what the caller of `update` gave as gradients; `None` if that is nothing.
-      argument: the name of that argument, for messages.
+      gradients: returns the gradients that the caller of `update` gave; `None` if there are none.
+      argument: what `update` calls the gradients, for messages.
     """
 
     shapes: Shapes
@@ -39,11 +40,8 @@ def random_scores(inputs: GrowthInputs) -> dict[str, jax.Array]:
     key = seeds.prng_key(inputs.rng_seed, inputs.step)
     keys = seeds.split_key(key, len(inputs.shapes))
     scores = {}
-    for (name, shape), key in zip(inputs.shapes.items(), keys, strict=True):
-
-        def draw(key: jax.Array, shape: tuple[int, ...] = shape) -> jax.Array:
-            return jax.random.uniform(key, shape)
-
+    for name, key in zip(inputs.shapes, keys, strict=True):
+        draw = functools.partial(jax.random.uniform, shape=inputs.shapes[name])
         scores[name] = control.draw_in_loop(draw, key)
     return scores
 

@@ -1,4 +1,4 @@
-"""How the matrices of a leaf are stored in blocks: how many, of what shape, and how many weights that are."""
+"""How the matrices of a leaf are stored in blocks: how many blocks, of which shape, with how many weights."""
 
 import dataclasses
 import math
@@ -8,12 +8,13 @@ import numpy as np
 
 from jaxpruner.sparse.operators.block_layout import BlockShape
 
-# A group keeps whole blocks, and at least one: more than this factor times the weights asked for are too many.
+# A group keeps whole blocks, and at least one. A leaf has a surplus if it keeps more than this factor times the weights
+# that were asked for.
 _MOST_KEPT = 1.5
 
 
 class NoLayoutError(ValueError):
-    """A matrix cannot be stored in blocks as was asked; the text is the reason, without the name of the leaf."""
+    """A matrix cannot be stored as was asked; the text is the reason, without the name of the leaf."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +22,13 @@ class Layout:
     """The blocks of a leaf.
 
     Attributes:
-      layers: lengths of the axes along which there are matrices; () for one.
+      layers: lengths of the axes along which there are several matrices; () for one matrix.
       inputs: rows of a matrix.
       outputs: its columns.
       block: inputs and outputs of a block.
       blocks: how many blocks each group of outputs stores.
       rank: the rank of the term of low rank, 0 for none.
-      in_kernel: a kernel for accelerators multiplies the blocks.
+      in_kernel: whether a kernel for accelerators multiplies the blocks.
     """
 
     layers: tuple[int, ...]
@@ -90,13 +91,16 @@ class Layout:
     @property
     def input_coverage(self) -> float:
         """The largest share of the inputs that blocks can reach; 1 with a term of low rank, which reaches all."""
-        return 1.0 if self.rank else min(1.0, self.groups * self.blocks / self.candidates)
+        if self.rank:
+            return 1.0
+        stored = self.groups * self.blocks
+        return min(1.0, stored / self.candidates)
 
     @property
     def kept_share(self) -> float:
         """The share of the weights that is kept, if no block is padded."""
-        low_rank = self.rank * (self.inputs + self.outputs) / (self.inputs * self.outputs)
-        return self.blocks / self.candidates + low_rank
+        shape = self.inputs, self.outputs
+        return self.blocks / self.candidates + _low_rank_share(shape, self.rank)
 
     def block_sizes(self) -> np.ndarray:
         """Weights of each block that are not padding: int[groups, candidates]."""
@@ -105,14 +109,22 @@ class Layout:
         return np.outer(outputs, inputs)
 
     def kept(self, positions: np.ndarray) -> int:
-        """Weights in these blocks `[*layers, groups, blocks]`, and in the term of low rank; no padding."""
-        sizes = np.broadcast_to(self.block_sizes(), (*self.layers, self.groups, self.candidates))
-        return int(np.take_along_axis(sizes, positions, -1).sum()) + self.low_rank_size
+        """Weights in these blocks `[*layers, groups, blocks]`, and in the term of low rank, without padding."""
+        sizes = np.broadcast_to(self.block_sizes(), self.candidates_shape)
+        stored_sizes = np.take_along_axis(sizes, positions, -1)
+        return int(stored_sizes.sum()) + self.low_rank_size
 
 
 def _lengths(size: int, length: int) -> np.ndarray:
     """The lengths of the parts of an axis; the last may be shorter."""
-    return np.minimum(size - np.arange(0, size, length), length)
+    starts = np.arange(0, size, length)
+    return np.minimum(size - starts, length)
+
+
+def _low_rank_share(shape: tuple[int, int], rank: int) -> float:
+    """The weights of a term of low rank, as a share of those of the matrix."""
+    inputs, outputs = shape
+    return rank * (inputs + outputs) / (inputs * outputs)
 
 
 def has_surplus(layout: Layout, sparsity: float) -> bool:
@@ -123,7 +135,7 @@ def has_surplus(layout: Layout, sparsity: float) -> bool:
 def layout_for(
     layers: Sequence[int], shape: tuple[int, int], block: BlockShape, sparsity: float, rank: int = 0
 ) -> Layout:
-    """The layout whose weights come nearest to a sparsity; those of the term of low rank are counted.
+    """The layout that comes nearest to a sparsity; the weights of the term of low rank count, too.
 
     Raises:
       NoLayoutError: the block is larger than the matrix, or the term of low rank alone has too many weights.
@@ -137,12 +149,14 @@ def layout_for(
             f'a matrix of {inputs} inputs and {outputs} outputs is smaller than a block of {block[0]} x {block[1]}'
         )
     layout = Layout(tuple(layers), inputs, outputs, block, blocks=1, rank=rank)
-    share = 1 - sparsity - rank * (inputs + outputs) / (inputs * outputs)
+    share = 1 - sparsity - _low_rank_share(shape, rank)
     if rank and share <= 0:
-        most = math.ceil((1 - sparsity) * inputs * outputs / (inputs + outputs)) - 1
+        weights_to_keep = (1 - sparsity) * inputs * outputs
+        most = math.ceil(weights_to_keep / (inputs + outputs)) - 1
         raise NoLayoutError(
             f'a term of rank {rank} has more weights than sparsity {sparsity} leaves of {inputs} x {outputs}; '
             f'the rank can be at most {most}'
         )
-    blocks = min(max(1, round(share * layout.candidates)), layout.candidates)
+    blocks = round(share * layout.candidates)
+    blocks = max(1, min(blocks, layout.candidates))
     return dataclasses.replace(layout, blocks=blocks)

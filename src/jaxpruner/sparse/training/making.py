@@ -13,11 +13,12 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.progress import progress_bar
 from jaxpruner.sparse.operators.block_layout import BlockShape
 from jaxpruner.sparse.program.models import Products, find_products
-from jaxpruner.sparse.training.choosing import BlockSettings, Choice, Names, choose_layouts
+from jaxpruner.sparse.training.choosing import BlockSettings, Choice, choose_layouts
 from jaxpruner.sparse.training.layouts import Layout
 from jaxpruner.sparse.training.measuring import BlockTimings
 from jaxpruner.sparse.training.models import BlockSparse, balanced_positions
 from jaxpruner.sparse.training.moving import MoveSettings
+from jaxpruner.sparse.training.only_setting import Names
 from jaxpruner.sparse.training.placement import Placement
 from jaxpruner.sparse.training.plans import BlockPlan, PlannedLeaf
 
@@ -41,8 +42,8 @@ def block_sparse(
     """Makes a model of which only some blocks are stored, multiplied and trained, so that a step takes less time.
 
     Each matrix of the model, `[inputs, outputs]`, is cut into blocks. Every group of outputs stores the same number of
-    blocks, so that all arrays keep their shapes while blocks move. What the optimizer keeps is as small as the values.
-    A step is that of the dense model under `masks`, if the optimizer looks at each weight by itself (sgd, adam, adamw,
+    blocks, so all arrays keep their shapes while blocks move. The optimizer's moments are as small as the values. A
+    step is that of the dense model under `masks`, if the optimizer treats each weight by itself (sgd, adam, adamw,
     lion).
 
     Wide blocks are fast: 1 to 16 inputs by 128 to 512 outputs. Narrow ones, and a term of low rank, reach more inputs.
@@ -51,7 +52,7 @@ def block_sparse(
       apply_fn: `(params, *inputs) -> results`.
       params: the parameters, arrays or shapes.
       *sample: inputs, arrays or shapes.
-      sparsity: the share of the weights of each leaf that is not stored, below 1; or by name or glob of the leaf.
+      sparsity: the share of the weights of each leaf that is not stored, below 1; for all leaves, or by name or glob.
       block: inputs and outputs of a block, `'measure'` to take the fastest for each leaf on this device, or by name.
         Where a block does not divide an axis, the last one is padded. Padding is never trained, counted or unpacked.
       only: names or globs of the leaves that are meant; by default all matrices that a block fits into.
@@ -59,11 +60,11 @@ def block_sparse(
       algorithm: `'static_sparse'`, `'set'` or `'rigl'`, as in configurations.
       scheduler: when blocks are dropped and grown, such as `PeriodicSchedule`; by default never. Its sparsity may not
         change.
-      drop_fraction_fn: step -> the share of the blocks of each matrix that is dropped then. A group of a single block
-        keeps it, unless the share is 1.
+      drop_fraction_fn: step -> the share of the blocks of each matrix that is dropped at this step. A group of a single
+        block keeps it, unless the share is 1.
       rng_seed: the seed of positions, a whole number or a key.
       mesh: a mesh of devices over which groups of outputs are spread.
-      mesh_axis: by which of its axes. Leaves whose groups it does not divide lie on each device; a warning names them.
+      mesh_axis: the axis of the mesh. Leaves whose groups it does not divide lie on each device; a warning names them.
       progress: show a progress bar while blocks are measured; without a terminal there is none.
 
     Returns:
@@ -74,8 +75,7 @@ def block_sparse(
         whose sparsity changes, no leaf that can be trained in blocks.
       TypeError: a block that is no pair of numbers.
 
-    Warns where blocks cannot reach all inputs, where they are too coarse for the sparsity, and where a leaf cannot be
-    spread.
+    Warns if blocks cannot reach all inputs, if they are too coarse for the sparsity, and if a leaf cannot be spread.
 
     >>> import jax.numpy as jnp
     >>> params = {'kernel': jnp.ones((16, 32)), 'bias': jnp.zeros(32)}
@@ -120,11 +120,12 @@ def _plan(
         name = tree_lib.path_string(path)
         layout = choice.layouts.get(name)
         if layout is None:
-            leaf = PlannedLeaf(name, shape.shape, None, shape.size, choice.reasons[name])
+            kept = shape.size
+            note = choice.reasons[name]
         else:
+            kept = layout.kept(topology[name])
             note = _note(layout, placement, moves)
-            leaf = PlannedLeaf(name, shape.shape, layout, layout.kept(topology[name]), note)
-        planned[name] = leaf
+        planned[name] = PlannedLeaf(name, shape.shape, layout, kept, note)
     return BlockPlan(planned)
 
 
@@ -142,7 +143,7 @@ def _note(layout: Layout, placement: Placement, moves: MoveSettings) -> str:
 
 
 def _warn_of_unreached_inputs(layouts: Mapping[str, Layout]) -> None:
-    """A model that does not see some of its inputs learns less; RigL chooses which ones, at least."""
+    """A model that does not see some of its inputs learns less; RigL at least chooses which ones."""
     unreached = []
     for name, layout in layouts.items():
         if layout.input_coverage < 1:

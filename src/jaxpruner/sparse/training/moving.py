@@ -14,7 +14,7 @@ from jaxpruner.core import seeds
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.training.growing import ALGORITHMS, STATIC
 
-_LOOKED_AT = 4  # update steps
+_CHECKED_STEPS = 4  # first and last update steps whose drop fraction is checked beforehand
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class MoveSettings:
 
     Raises:
       ValueError: an unknown algorithm, a schedule whose sparsity changes, a fraction outside [0, 1] at one of the
-        update steps that are looked at.
+        update steps that are checked.
     """
 
     algorithm: str
@@ -56,7 +56,7 @@ class MoveSettings:
         """The share that is dropped at a step.
 
         Raises:
-          ValueError: it lies outside [0, 1]; a traced one is not looked at.
+          ValueError: it lies outside [0, 1]; a traced one is not checked.
           TypeError: it is no number.
         """
         fraction = self.drop_fraction_fn(step)
@@ -64,7 +64,7 @@ class MoveSettings:
         return fraction
 
     def host_rng(self, number: int) -> np.random.Generator:
-        """Random numbers of NumPy's for the leaf of this number.
+        """NumPy's random numbers for the leaf of this number.
 
         Raises:
           TypeError: the seed is being traced.
@@ -74,22 +74,23 @@ class MoveSettings:
                 'rng_seed is traced, and positions are drawn by NumPy; make the model outside of jit'
             )
         if self.rng_seed is None or isinstance(self.rng_seed, jax.Array | np.ndarray):
-            words = jax.random.key_data(seeds.prng_key(self.rng_seed))
-            return np.random.default_rng([*np.asarray(words).tolist(), number])
+            key = seeds.prng_key(self.rng_seed)
+            words = np.asarray(jax.random.key_data(key)).tolist()
+            return np.random.default_rng([*words, number])
         return np.random.default_rng([self.rng_seed, number])
 
 
 def _steps_to_check(scheduler: sparsity_schedules.BaseSchedule) -> list[int]:
-    """Steps at which the drop fraction is looked at beforehand: 0, the first updates, and the last ones.
+    """Steps at which the drop fraction is checked beforehand: 0, the first updates, and the last ones.
 
-    Of a schedule without an end only the first are taken: nobody knows how long a training is.
+    If the schedule has no end, the last ones are left out: nobody knows how long a training is.
     """
     steps = schedule_reach.update_steps(scheduler)
     if steps is None:  # not known in Python
-        return list(range(_LOOKED_AT))
-    steps_to_check = {0, *steps[:_LOOKED_AT]}
+        return list(range(_CHECKED_STEPS))
+    steps_to_check = {0, *steps[:_CHECKED_STEPS]}
     if getattr(scheduler, 'update_end_step', 0) is not None:
-        steps_to_check.update(steps[-_LOOKED_AT:])
+        steps_to_check.update(steps[-_CHECKED_STEPS:])
     return sorted(steps_to_check)
 
 

@@ -11,10 +11,10 @@ from jaxpruner.sparse.training.layouts import Layout
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """The mesh over which groups are spread, and by which of its axes; `None` leaves arrays where they are.
+    """The mesh over which groups are spread, and the axis; without a mesh arrays stay where they are.
 
     Raises:
-      ValueError: an axis that the mesh does not have, or a mesh of explicit axes.
+      ValueError: an axis that the mesh does not have, or a mesh with explicit axes.
     """
 
     mesh: Mesh | None
@@ -42,7 +42,7 @@ class Placement:
             )
 
     def shards_of(self, layout: Layout) -> int:
-        """Over how many devices the groups of a leaf are spread: 1 where they cannot be divided among them."""
+        """Over how many devices the groups of a leaf are spread: 1 if the devices cannot share them equally."""
         if self.mesh is None:
             return 1
         devices = self.mesh.shape[self.axis]
@@ -60,11 +60,14 @@ class Placement:
         """Spreads an array `[*layers, groups, …]`, or puts it on all devices."""
         if self.shards_of(layout) == 1:
             return self.replicate(array)
-        return self._put(array, PartitionSpec(*[None] * len(layout.layers), self.axis))
+        undivided = [None] * len(layout.layers)
+        spec = PartitionSpec(*undivided, self.axis)
+        return self._put(array, spec)
 
     def replicate(self, tree: Any) -> Any:
         """Puts arrays on all devices."""
-        return jax.tree.map(lambda array: self._put(array, PartitionSpec()), tree)
+        whole = PartitionSpec()
+        return jax.tree.map(lambda array: self._put(array, whole), tree)
 
     def _put(self, array: jax.Array, spec: PartitionSpec) -> jax.Array:
         if self.mesh is None:

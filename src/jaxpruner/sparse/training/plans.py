@@ -25,9 +25,9 @@ class PlannedLeaf:
     Attributes:
       name: its path as text.
       shape: of the dense leaf.
-      layout: its blocks, or how many weights are kept; `None` where it stays dense.
-      kept: weights that are trained, those of the term of low rank included.
-      note: why it stays dense, or what else is to be known.
+      layout: its blocks, or how many weights are kept; `None` if it stays dense.
+      kept: weights that are trained, with those of the term of low rank.
+      note: why it stays dense, or a remark.
 
     >>> PlannedLeaf('bias', (4,), None, kept=4, note='no contraction reads it').size
     4
@@ -47,7 +47,7 @@ class PlannedLeaf:
 
 @dataclasses.dataclass(frozen=True)
 class BlockPlan:
-    """What becomes of the leaves of a model; it prints as a table.
+    """What becomes of the leaves of a model that is trained on blocks or on single weights; it prints as a table.
 
     Attributes:
       leaves: by name, in the tree's order.
@@ -80,8 +80,8 @@ class BlockPlan:
         for leaf in self.leaves.values():
             shape = '×'.join(map(str, leaf.shape))
             rows.append([leaf.name, shape, _words(leaf), f'{leaf.kept:,}', f'{leaf.size:,}'])
-        sparsity = f'sparsity {1 - self.kept / max(self.size, 1):.4g}'
-        total = ['total', '', sparsity, f'{self.kept:,}', f'{self.size:,}']
+        sparsity = 1 - self.kept / max(self.size, 1)
+        total = ['total', '', f'sparsity {sparsity:.4g}', f'{self.kept:,}', f'{self.size:,}']
         columns = list(_COLUMNS)
         columns[2] = Column(self.heading, overflow='wrap')
         return text_tables.to_text(columns, rows, total)

@@ -1,9 +1,8 @@
-"""Makes a model that is trained on single kept weights."""
+"""Makes a model that is trained on single weights."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import optax
 
 from jaxpruner import sparsity_distributions, sparsity_schedules
@@ -13,9 +12,9 @@ from jaxpruner.sparse.operators import csr_kernel
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 from jaxpruner.sparse.program.models import Products, find_products
 from jaxpruner.sparse.training import choosing
-from jaxpruner.sparse.training.choosing import Names
 from jaxpruner.sparse.training.layouts import NoLayoutError
 from jaxpruner.sparse.training.moving import MoveSettings
+from jaxpruner.sparse.training.only_setting import Names, OnlySetting, first_reasons
 from jaxpruner.sparse.training.plans import BlockPlan, PlannedLeaf
 from jaxpruner.sparse.training.unstructured_models import UnstructuredSparse
 from jaxpruner.sparse.training.unstructured_positions import KeptWeights
@@ -36,9 +35,9 @@ def unstructured_sparse(
 ) -> UnstructuredSparse:
     """Makes a model of which single weights are stored, multiplied and trained: faster than dense from 90 % on.
 
-    It trains as the dense model under an unstructured mask does, static, by SET or by RigL, with an optimizer that
-    treats each weight by itself. Products run through JAX's kernel for matrices in CSR, which it has for CPUs, float32
-    and float64, from 0.6.1 on. Blocks (`block_sparse`) are faster still at any sparsity, and cost accuracy.
+    It trains like the dense model under an unstructured mask: static, by SET or by RigL, with an optimizer that treats
+    each weight by itself. Products run through JAX's kernel for matrices in CSR. JAX has it from 0.6.1 on, for CPUs,
+    float32 and float64. Blocks (`block_sparse`) are faster at any sparsity, and cost accuracy.
 
     Args:
       apply_fn: `(params, *inputs) -> results`.
@@ -84,40 +83,40 @@ def _choose(
     products: Products, sparsity: Any, only: Names | None
 ) -> tuple[dict[str, KeptWeights], dict[str, str]]:
     """The leaves of which single weights are kept, and why the others stay dense."""
-    reasons = dict(products.refused)
+    meant = OnlySetting.of(only, products)
     paths = [matrix_leaf.path for matrix_leaf in products.by_leaf.values()]
-    names = None if only is None else tree_lib.as_names(only)
-    refused_paths = [tuple(name.split('/')) for name in reasons]
-    tree_lib.check_names(names or (), paths + refused_paths, 'only')
-    choosing.check_not_refused(names or (), paths, reasons)
     sparsity_of = choosing.lookup(sparsity, paths, 'sparsity')
+    reasons = dict(products.refused)
     leaves = {}
     for name, matrix_leaf in products.by_leaf.items():
+        leaf_sparsity = sparsity_of(matrix_leaf.path)
         try:
-            leaves[name] = _kept_weights(matrix_leaf, names, sparsity_of(matrix_leaf.path))
+            leaves[name] = _kept_weights(matrix_leaf, meant, leaf_sparsity)
         except NoLayoutError as error:
             reasons[name] = str(error)
     if not leaves:
-        why = '; '.join([f'{name}: {reason}' for name, reason in list(reasons.items())[:8]])
+        why = first_reasons(reasons)
         raise ValueError(f'no leaf of the model can be trained in CSR. {why}')
     return leaves, reasons
 
 
-def _kept_weights(matrix_leaf: MatrixLeaf, only: Any, sparsity: float | None) -> KeptWeights:
-    """How many weights of a leaf are kept; says why it stays dense otherwise."""
-    if only is not None and not tree_lib.matches_any(only, matrix_leaf.path):
-        raise NoLayoutError('no name in only matches it')
-    if not sparsity:
-        raise NoLayoutError('its sparsity is 0' if sparsity == 0 else 'it has no sparsity')
-    if matrix_leaf.op == 'conv' and not choosing.is_named_in_full(only, matrix_leaf.path):
-        raise NoLayoutError(
-            'it is a convolution, whose windows would be gathered into rows; name it in only, in full'
-        )
+def _kept_weights(
+    matrix_leaf: MatrixLeaf, only: OnlySetting, sparsity: float | None
+) -> KeptWeights:
+    """How many weights of a leaf are kept.
+
+    Raises:
+      NoLayoutError: the leaf stays dense; the message says why.
+      NotImplementedError: there is no kernel for it.
+    """
+    sparsity = only.checked_sparsity(matrix_leaf, sparsity)
+    only.check_convolution(matrix_leaf)
     missing = csr_kernel.why_missing(matrix_leaf.computed_dtype)
     if missing:
         raise NotImplementedError(f'{matrix_leaf.name} cannot be trained in CSR: {missing}')
-    kept = selection.number_to_keep_on_host(matrix_leaf.inputs * matrix_leaf.outputs, sparsity)
-    return KeptWeights(matrix_leaf.layers, matrix_leaf.inputs, matrix_leaf.outputs, kept)
+    inputs, outputs = matrix_leaf.inputs, matrix_leaf.outputs
+    kept = selection.number_to_keep_on_host(inputs * outputs, sparsity)
+    return KeptWeights(matrix_leaf.layers, inputs, outputs, kept)
 
 
 def _plan(
@@ -128,6 +127,7 @@ def _plan(
     for path, shape in zip(paths, shapes, strict=True):
         name = tree_lib.path_string(path)
         leaf = leaves.get(name)
-        kept = shape.size if leaf is None else leaf.kept * int(np.prod(leaf.layers))
-        planned[name] = PlannedLeaf(name, shape.shape, leaf, kept, reasons.get(name, ''))
+        kept = shape.size if leaf is None else leaf.kept * leaf.matrices
+        note = reasons.get(name, '')
+        planned[name] = PlannedLeaf(name, shape.shape, leaf, kept, note)
     return BlockPlan(planned, _HEADING)
