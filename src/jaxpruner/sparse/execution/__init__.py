@@ -1,4 +1,4 @@
-"""The fastest way for each product of a pruned model, by measurement.
+"""The fastest format for each product of a pruned model, by measurement.
 
 Read the files in this order:
 

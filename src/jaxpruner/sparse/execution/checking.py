@@ -10,14 +10,14 @@ from jaxpruner.core import caller_warnings
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.program.models import Products
 
-# Up to these shares of the largest result differences are taken for rounding. On GPUs and TPUs products of float32 are
-# rounded to fewer bits by default, and errors grow from layer to layer.
+# Differences up to these shares of the largest result count as rounding. GPUs and TPUs round products of float32 to
+# fewer bits by default, and errors grow from layer to layer.
 _TOLERANCES = {'float64': 1e-6, 'float32': 1e-2, 'float16': 0.05, 'bfloat16': 0.1}
 _TOLERANCE_OF_NARROW_FLOATS = 0.3
 
 
 def check_rounds(rounds: Any) -> None:
-    """Refuses a number of rounds from which there are no quartiles.
+    """Refuses a number of rounds that is too small for quartiles.
 
     Raises:
       TypeError: it is no whole number.
@@ -32,7 +32,7 @@ def check_rounds(rounds: Any) -> None:
 
 
 def check_arrays(name: str, tree: tree_lib.PyTree) -> None:
-    """Refuses what has no values.
+    """Refuses arrays without values.
 
     Raises:
       TypeError: a leaf is a shape, or traced.
@@ -43,7 +43,7 @@ def check_arrays(name: str, tree: tree_lib.PyTree) -> None:
 
 
 def warn_of_several_devices(leaves: Mapping[str, Any]) -> None:
-    """Warns of matrices that lie on several devices: packed ones lie on one."""
+    """Warns of matrices that lie on several devices: packed matrices lie on one."""
     spread = []
     for name, leaf in leaves.items():
         if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
@@ -56,11 +56,11 @@ def warn_of_several_devices(leaves: Mapping[str, Any]) -> None:
 
 
 def check_results(found: Any, expected: Any, products: Products) -> None:
-    """Refuses a compiled model whose results are not those of the dense one, up to rounding.
+    """Refuses a compiled model whose results differ from those of the dense one by more than rounding.
 
-    Differences are relative to the largest result of all. Whole numbers are compared only where the model computes with
-    whole numbers: others follow from floats, and may well change where two floats are about equal. So may results that
-    are infinite, or no numbers.
+    Differences are relative to the largest of all results. Results that are infinite or no numbers are not compared.
+    Whole numbers are compared only if the model computes with whole numbers alone: otherwise they follow from floats,
+    and may change if two floats are about equal.
 
     Args:
       found: results of the compiled model.
@@ -73,15 +73,17 @@ def check_results(found: Any, expected: Any, products: Products) -> None:
     tolerance = _tolerance_of(products, expected)
     scale = 0.0
     differences = {}
-    results = jax.tree_util.tree_leaves_with_path(expected)
-    for (path, of_dense), of_compiled in zip(results, jax.tree.leaves(found), strict=True):
-        if not _is_compared(of_dense, tolerance):
+    expected_results = jax.tree_util.tree_leaves_with_path(expected)
+    results = jax.tree.leaves(found)
+    for (path, dense_result), result in zip(expected_results, results, strict=True):
+        if not _is_compared(dense_result, tolerance):
             continue
-        is_finite = jnp.isfinite(of_dense)
-        difference = jnp.where(is_finite, jnp.abs(_wide(of_compiled) - _wide(of_dense)), 0)
-        magnitude = jnp.where(is_finite, jnp.abs(_wide(of_dense)), 0)
-        differences[jax.tree_util.keystr(path)] = float(difference.max(initial=0))
-        scale = max(scale, float(magnitude.max(initial=0)))
+        is_finite = jnp.isfinite(dense_result)
+        of_dense = _wide(dense_result)
+        difference = _wide(result) - of_dense
+        name = jax.tree_util.keystr(path)
+        differences[name] = _largest_magnitude(difference, is_finite)
+        scale = max(scale, _largest_magnitude(of_dense, is_finite))
     for name, difference in differences.items():
         if not difference <= tolerance * scale:  # NaN is not
             raise RuntimeError(
@@ -113,4 +115,10 @@ def _is_compared(result: jax.Array, tolerance: float) -> bool:
 
 def _wide(result: jax.Array) -> jax.Array:
     """The result in a type in which differences can be taken."""
-    return result.astype(jnp.promote_types(result.dtype, jnp.float32))
+    dtype = jnp.promote_types(result.dtype, jnp.float32)
+    return result.astype(dtype)
+
+
+def _largest_magnitude(values: jax.Array, is_counted: jax.Array) -> float:
+    magnitudes = jnp.where(is_counted, jnp.abs(values), 0)
+    return float(magnitudes.max(initial=0))

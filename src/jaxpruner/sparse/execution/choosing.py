@@ -1,4 +1,4 @@
-"""Which format each product runs in: as was asked, as was chosen before, or the fastest by measurement."""
+"""Chooses the format of each product: as was asked, as was chosen before, or the fastest by measurement."""
 
 import dataclasses
 import math
@@ -22,7 +22,8 @@ MEASURE = 'measure'
 CHANNELS = 'channels'
 # How many times as fast as dense a format has to be, in three rounds of four.
 _LEAST_GAIN = 1.05
-# Of all multiplications. Products that together are less are not measured: many models have a lot of them.
+# Small products are not measured if together they have less than this share of all multiplications: many models have a
+# lot of them.
 _NEGLIGIBLE_SHARE = 0.01
 _NEGLIGIBLE = {
     'another format': f'such products are less than {_NEGLIGIBLE_SHARE:.0%} of all together'
@@ -46,7 +47,7 @@ class Matrices(NamedTuple):
     def of(cls, matrix_leaf: MatrixLeaf, leaf: Any) -> 'Matrices':
         """The matrices of a leaf of the parameters."""
         values = np.asarray(matrix_leaf.to_matrix(leaf))
-        values = values.reshape(-1, *values.shape[-2:])
+        values = values.reshape(-1, matrix_leaf.inputs, matrix_leaf.outputs)
         return cls(matrix_leaf, values, ZeroPattern.of(values))
 
     def pack(self, format: ExecutedFormat) -> PackedArrays:
@@ -157,11 +158,12 @@ def asked_layers(
     Args:
       matrices: by name of the leaf.
       dense_leaves: name of each other leaf -> why it is no matrix.
-      setting: a mapping from names or globs to formats, of which each leaf takes the first that matches it, or one
-        format for all leaves that it suits.
+      setting: one format for all leaves that it suits, or a mapping from names or globs to formats. A leaf takes the
+        format of the first name that matches it.
 
     Raises:
-      ValueError: a name matches no leaf, there is no such format, it cannot run a leaf that is named, or suits no leaf.
+      ValueError: a name matches no leaf, or there is no such format, or a format cannot run a leaf that is named, or it
+        suits no leaf.
     """
     is_mapping = isinstance(setting, Mapping)
     rules = setting if is_mapping else {'*': setting}
@@ -180,12 +182,13 @@ def asked_layers(
     for name, each in matrices.items():
         text = rule_of.get(name, DENSE)
         try:
-            layers[name] = each.layer(
-                executed_formats.resolve(text, each.matrix_leaf, each.pattern)
-            )
+            format = executed_formats.resolve(text, each.matrix_leaf, each.pattern)
         except executed_formats.UnsuitableFormatError as error:
-            refused[name] = str(error)
-            layers[name] = each.layer(None, not_measured={text: str(error)})
+            reason = str(error)
+            refused[name] = reason
+            layers[name] = each.layer(None, not_measured={text: reason})
+        else:
+            layers[name] = each.layer(format)
     if is_mapping:
         for name in _named_in_vain(rules, paths, dense_paths):
             refused[name] = dense_leaves[name]
@@ -255,6 +258,8 @@ def reused_layers(
             ) from error
         layers[name] = layer
         if layer.format not in layer.bytes:  # the file was edited
-            sizes = {**layer.bytes, layer.format: each.layer(format).bytes[layer.format]}
+            computed = each.layer(format)
+            size = computed.bytes[layer.format]
+            sizes = {**layer.bytes, layer.format: size}
             layers[name] = dataclasses.replace(layer, bytes=sizes)
     return layers

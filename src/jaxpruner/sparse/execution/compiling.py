@@ -64,45 +64,46 @@ def compile(
     A dense layer, a 1x1 convolution, and other convolutions can run as compact blocks (`sparse.operators.blocks`), in
     CSR, or as a smaller dense matrix without inputs and outputs that are zero. Channels that are zero in all layers are
     removed from the whole model. Each candidate is timed on this device at the batch of the sample, in turns with the
-    dense product, which stays unless another one is faster beyond noise; the smallest products, which together are a
-    hundredth of all, stay dense without being timed. In the end the whole model is timed, and stays dense unless it is
-    faster. Then its results at the sample are compared with those of the dense model.
+    dense product. The dense product stays unless another one is faster beyond noise. The smallest products, which
+    together are a hundredth of all, stay dense without being timed. In the end the whole model is timed, and stays
+    dense unless it is faster. Then its results at the sample are compared with those of the dense model.
 
-    For finite inputs results are those of the dense model, up to the order in which floats are added. Weights that are
-    zero are not multiplied, so that infinite inputs give no NaN there.
+    For finite inputs the results are those of the dense model, up to the order in which floats are added. Weights that
+    are zero are not multiplied, so infinite inputs give no NaN there.
 
     A compiled model runs on one device: leaves that lie on several are gathered when they are packed.
 
     Packed arrays may hold zeros: all of a leaf that stays dense, and those inside of kept blocks, inputs and outputs.
-    Gradients change them like any weights; in formats other than dense even those that the model itself masks with a
-    constant. To fine-tune, mask the updates, or train the dense parameters and pack them.
+    Gradients change these zeros like any weights. In formats other than dense, they even change weights that the model
+    itself masks with a constant. To fine-tune, mask the updates, or train the dense parameters and pack them.
 
-    On CPUs set `MALLOC_MMAP_MAX_=0` and `MALLOC_TRIM_THRESHOLD_=20000000000` in the environment before Python starts:
-    glibc else gives large buffers back to the system after each call, which can cost half of the time, dense or not.
+    On CPUs set `MALLOC_MMAP_MAX_=0` and `MALLOC_TRIM_THRESHOLD_=20000000000` in the environment before Python starts.
+    Otherwise glibc gives large buffers back to the system after each call, which can cost half of the time, dense or
+    not.
 
     Args:
       apply_fn: `(params, *inputs) -> results`, any function that JAX can trace.
       params: any pytree of arrays, in which pruned weights are zero.
-      *sample: inputs of the size that is to be fast; arrays, or shapes where nothing is measured.
+      *sample: inputs of the size that is to be fast; arrays, or shapes if nothing is measured.
       formats: `'measure'`; one format for all leaves that it suits, `'csr'`, `'smaller'`, `'blocks'`,
-        `'blocks 8x128'` (inputs and outputs), `'dense'`, or `'channels'` to remove channels that are zero and no more;
+        `'blocks 8x128'` (inputs and outputs), `'dense'`, or `'channels'` to remove only channels that are zero;
         a mapping from names of leaves or globs to formats, in which leaves that are not named stay dense; or the report
-        of an earlier call, whose choices are used again. Choices made on another device, or with another version of
-        JAX, are measured anew.
+        of an earlier call, whose choices are used again. If they were made on another device, or with another version
+        of JAX, the formats are measured anew.
       rounds: how often each candidate is timed, at least twice.
       progress: show a progress bar.
 
     Returns:
       A function `apply(packed, *inputs)`, the packed parameters, and a report whose text is a table. The function can
-      be differentiated (with `allow_int=True`, since positions are among the parameters), mapped over, and called with
-      other batch sizes. `apply.pack(params)` packs other parameters with the same zeros.
+      be differentiated (with `allow_int=True`, since positions are among the parameters), vectorized with `jax.vmap`,
+      and called with other batch sizes. `apply.pack(params)` packs other parameters with the same zeros.
 
     Raises:
       ValueError: a format or a name is unknown, or cannot be met; the report is of other zeros; there are no inputs.
       TypeError: the parameters, or a sample that is to be timed, have no values; `rounds` is no whole number.
-      RuntimeError: where formats are measured, the results of the fastest model are not those of the dense one.
+      RuntimeError: formats were measured, and the results of the fastest model are not those of the dense one.
 
-    Warns where matrices lie on several devices.
+    Warns if matrices lie on several devices.
 
     >>> import jax.numpy as jnp
     >>> from jaxpruner import sparse
@@ -160,7 +161,7 @@ def compile(
 
 def device_name() -> str:
     """The device on which programs run, as reports name it."""
-    # Where arrays go that nobody placed; under a mesh these are several devices of one kind.
+    # Arrays that nobody placed lie there; under a mesh these are several devices of one kind.
     device, *_ = jnp.zeros(()).devices()
     if device.platform != 'cpu':
         return device.device_kind
@@ -168,7 +169,7 @@ def device_name() -> str:
 
 
 def _setting(formats: Any, pattern: str) -> Any:
-    """The formats that are asked for: a report only if it was measured here."""
+    """The formats that are asked for. A report counts only if it was measured on this device, with this JAX."""
     if not isinstance(formats, ExecutionReport):
         return formats
     if formats.pattern != pattern:
@@ -176,12 +177,13 @@ def _setting(formats: Any, pattern: str) -> Any:
             f'formats: the report was made for weights with the pattern {formats.pattern}, and these have {pattern}: '
             "other weights are zero, or layers have other shapes; compile with formats='measure'"
         )
-    is_from_here = (formats.device, formats.jax) == (device_name(), jax.__version__)
-    return formats if is_from_here else MEASURE
+    is_same_device = formats.device == device_name()
+    is_same_jax = formats.jax == jax.__version__
+    return formats if is_same_device and is_same_jax else MEASURE
 
 
 def _check_same_channels(reused: ExecutionReport, report: ExecutionReport) -> None:
-    """Refuses a report that was measured without channels that are needed here, or with ones that are not."""
+    """Refuses a report for which other channels were removed than here."""
     if dict(reused.channels) != dict(report.channels):
         raise ValueError(
             f'formats: the report was made for a model of which the channels {dict(reused.channels)} were removed, and '
@@ -197,5 +199,6 @@ def _without_zero_channels(
     small = without_zero_channels(model.apply_fn, params, sample, matrices)
     if small is None:
         return model
-    products = find_products(small.apply_fn, small.shrink(params), *sample, constant_masks=True)
+    small_params = small.shrink(params)
+    products = find_products(small.apply_fn, small_params, *sample, constant_masks=True)
     return Model(small.apply_fn, products, small)

@@ -1,7 +1,7 @@
-"""Operators that multiply next to nothing: they read and write as those of the formats do.
+"""Operators that multiply next to nothing, and read and write like those of the formats.
 
-With them is timed what a call takes beside its products. XLA must not see that there is nothing to compute: matrices
-stand behind barriers, or in the call of a kernel. They make their arrays themselves, so that they have no layers.
+They show what a call takes beside its products. XLA must not see that there is nothing to compute, so matrices stand
+behind barriers, or in the call of a kernel. These operators make their arrays themselves, so the arrays have no layers.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from jaxpruner.sparse.program.convolutions import Convolution
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class EmptyDense:
-    """An operator in the place of a dense matrix that multiplies nothing: it reads its data and writes a result.
+    """Stands in the place of a dense matrix. It multiplies nothing: it reads its data and writes a result.
 
     Attributes:
       outputs: of the matrix.
@@ -36,7 +36,8 @@ class EmptyDense:
 
     def multiply(self, rows: jax.Array) -> jax.Array:
         """`[n, inputs] -> [n, outputs]`."""
-        return _written(rows, (len(rows), self.outputs), self.result_dtype)
+        shape = len(rows), self.outputs
+        return _written(rows, shape, self.result_dtype)
 
     def convolve(self, image: jax.Array, convolution: Convolution) -> jax.Array:
         """`[batch, *space, channels] -> [batch, *space, outputs]`."""
@@ -46,10 +47,10 @@ class EmptyDense:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class EmptyCsr:
-    """An operator in the place of a CSR matrix: one of a single zero, which the kernel multiplies.
+    """Stands in the place of a CSR matrix: a matrix of a single zero, which the kernel multiplies.
 
-    The kernel wants columns, so rows are transposed for it and its results back, unless layers before and after it want
-    columns as well.
+    The kernel takes columns. So rows are transposed before it and results after it, unless the layers before and after
+    take columns, too.
 
     Attributes:
       outputs: of the matrix.
@@ -63,16 +64,19 @@ class EmptyCsr:
         """`[n, inputs] -> [n, outputs]`."""
         row_offsets = np.zeros(self.outputs + 1, np.int32)
         row_offsets[-1] = 1
-        compressed = jnp.zeros(1, self.dtype)
-        column_indices = jnp.zeros(1, jnp.int32)
-        columns = csr_kernel.multiply(compressed, jnp.asarray(row_offsets), column_indices, rows.T)
+        columns = csr_kernel.multiply(
+            compressed=jnp.zeros(1, self.dtype),
+            row_offsets=jnp.asarray(row_offsets),
+            column_indices=jnp.zeros(1, jnp.int32),
+            columns=rows.T,
+        )
         return columns.T
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class EmptyBlocks:
-    """An operator in the place of blocks: one block of zeros for each group of outputs.
+    """Stands in the place of blocks: one block of zeros for each group of outputs.
 
     Attributes:
       outputs: of the matrix.
@@ -94,22 +98,29 @@ class EmptyBlocks:
 
     def multiply(self, rows: jax.Array) -> jax.Array:
         """`[n, inputs] -> [n, outputs]`."""
-        groups = -(-self.outputs // self.block[1])
-        values = jnp.zeros((groups, 1, *self.block), self.dtype)
+        block_inputs, block_outputs = self.block
+        groups = -(-self.outputs // block_outputs)
+        values = jnp.zeros((groups, 1, block_inputs, block_outputs), self.dtype)
         indices = jnp.zeros((groups, 1), jnp.int32)
-        hidden = lax.optimization_barrier((values, indices))
+        hidden_values, hidden_indices = lax.optimization_barrier((values, indices))
         matrix = BlockMatrix(
-            *hidden, outputs=self.outputs, kernel=self.kernel, result_dtype=self.result_dtype
+            hidden_values,
+            hidden_indices,
+            outputs=self.outputs,
+            kernel=self.kernel,
+            result_dtype=self.result_dtype,
         )
         return matrix.multiply(rows)
 
 
 def _written(data: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """A number of the data in an array of some shape, and perhaps of another type.
+    """Writes the first number of the data into all of an array, perhaps of another type.
 
-    Without the barriers XLA would compute that number alone, and would never write the array.
+    Without the barriers XLA would read that number alone, and would never write the array.
     """
-    numbers = lax.optimization_barrier(data).reshape(-1)
-    number = numbers[0] if dtype is None else numbers[0].astype(dtype)
-    result = jnp.broadcast_to(number, shape)
+    data = lax.optimization_barrier(data)
+    first = data.reshape(-1)[0]
+    if dtype is not None:
+        first = first.astype(dtype)
+    result = jnp.broadcast_to(first, shape)
     return lax.optimization_barrier(result)

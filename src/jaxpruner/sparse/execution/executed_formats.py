@@ -1,8 +1,8 @@
 """The formats in which products can be executed: what each stores of a matrix, and why it may not suit one.
 
-A format packs matrices into a dictionary of arrays with the layers in front, and makes an operator of them inside of
-the model. Layers of a stack have arrays of one length; shorter ones are filled up with zeros. `FORMATS` at the end
-lists the classes; all that is known of a format stands in its class.
+A format packs matrices into a dictionary of arrays with the layers in front. Inside of the model it makes an operator
+of these arrays. All layers of a stack have arrays of one length; shorter ones are filled up with zeros. `FORMATS` at
+the end lists the classes. All that is known about a format stands in its class.
 """
 
 import abc
@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxpruner.sparse.execution.empty_operators import EmptyBlocks, EmptyCsr, EmptyDense
 from jaxpruner.sparse.execution.operators import Smaller, TransposedCsr
-from jaxpruner.sparse.execution.zero_patterns import ZeroPattern
+from jaxpruner.sparse.execution.zero_patterns import ZeroPattern, largest_count
 from jaxpruner.sparse.operators import csr_kernel
 from jaxpruner.sparse.operators.block_kernels.choosing import BLOCKS as KERNEL_BLOCKS
 from jaxpruner.sparse.operators.block_kernels.choosing import why_missing as why_no_kernel
@@ -30,10 +30,10 @@ PackedArrays = dict[str, np.ndarray]
 # Formats that store a larger share of the matrix are not measured: they have never been faster.
 _LARGEST_CSR_SHARE = 0.3
 _LARGEST_SMALLER_SHARE = 0.95
-# Without a kernel, blocks are measured if their estimated cost is below this, in products of the dense matrix. The
-# estimate adds what narrow blocks cost more (`ZeroPattern.best_blocks`).
+# Without a kernel, blocks are measured if their estimated cost is below this, in products of the dense matrix. In the
+# estimate, narrow blocks cost more (`ZeroPattern.best_blocks`).
 _LARGEST_BLOCK_COST = 0.85
-# In a kernel, narrow blocks cost no more. These are measured if they store at most this share of the matrix.
+# In a kernel, narrow blocks do not cost more. Blocks are measured there if they store at most this share of the matrix.
 _LARGEST_KERNEL_SHARE = 0.85
 _MEASURED_BLOCK_SHAPES = 3
 _MOST_WINDOW_BYTES = 1 << 28
@@ -48,7 +48,8 @@ class ExecutedFormat(abc.ABC):
     """A way to run a product. Its text is its name in settings, reports and files.
 
     Attributes:
-      name: what a setting calls the format, or any one of a class with parameters, such as blocks of any shape.
+      name: what a setting calls the format; for a class with parameters, such as the shape of blocks, it means any of
+        them.
     """
 
     name: ClassVar[str]
@@ -74,7 +75,7 @@ class ExecutedFormat(abc.ABC):
     def candidates(
         cls, matrix_leaf: MatrixLeaf, pattern: ZeroPattern
     ) -> 'tuple[list[ExecutedFormat], dict[str, str]]':
-        """The formats of this class that are worth a look, and why others are not, by name."""
+        """The formats of this class that may be measured, and why others are not, by name."""
         return [cls()], {}
 
     @abc.abstractmethod
@@ -82,7 +83,7 @@ class ExecutedFormat(abc.ABC):
         """Why it cannot run a product, or `None`."""
 
     def why_not_worth(self, matrix_leaf: MatrixLeaf, pattern: ZeroPattern) -> str | None:
-        """Why it cannot be faster than dense, or `None`: it is then measured."""
+        """Why it cannot be faster than dense; `None` if it may be, and is measured."""
         return None
 
     @abc.abstractmethod
@@ -119,13 +120,14 @@ class ExecutedCsr(ExecutedFormat):
         compressed = np.zeros((layers, weights), matrices.dtype)
         column_indices = np.zeros((layers, weights), np.int32)
         row_offsets = np.zeros((layers, outputs + 1), np.int32)
-        for layer in range(layers):
-            rows, columns = np.nonzero(transposed[layer])
+        row_numbers = np.arange(outputs + 1)
+        for layer, matrix in enumerate(transposed):
+            rows, columns = np.nonzero(matrix)
             count = len(rows)
-            compressed[layer, :count] = transposed[layer][rows, columns]
+            # Numbers that fill a layer up stand behind its last row, and are never read.
+            compressed[layer, :count] = matrix[rows, columns]
             column_indices[layer, :count] = columns
-            # What fills up stands behind the last row, and is never read.
-            row_offsets[layer, :] = np.searchsorted(rows, np.arange(outputs + 1))
+            row_offsets[layer] = np.searchsorted(rows, row_numbers)
         return {
             'compressed': compressed,
             'row_offsets': row_offsets,
@@ -161,7 +163,9 @@ class ExecutedBlocks(ExecutedFormat):
             return None
         kernel, block_inputs, block_outputs = match.groups()
         block = int(block_inputs), int(block_outputs)
-        return cls(block, in_kernel=kernel is not None) if all(block) else None
+        if not all(block):
+            return None
+        return cls(block, in_kernel=kernel is not None)
 
     @classmethod
     def most_promising(cls, matrix_leaf: MatrixLeaf, pattern: ZeroPattern) -> 'ExecutedBlocks':
@@ -189,20 +193,22 @@ class ExecutedBlocks(ExecutedFormat):
         return formats, refused
 
     def why_not(self, matrix_leaf: MatrixLeaf, pattern: ZeroPattern) -> str | None:
-        if self.block[0] > matrix_leaf.inputs or self.block[1] > matrix_leaf.outputs:
-            return f'the matrix of {matrix_leaf.inputs} x {matrix_leaf.outputs} is smaller than a block'
-        if self.in_kernel:
-            result_dtype = matrix_leaf.result_dtype
-            if result_dtype != matrix_leaf.computed_dtype:
-                return (
-                    f'the kernel returns {matrix_leaf.computed_dtype}, and the model asks for {result_dtype} '
-                    "(preferred_element_type); use 'blocks' without a kernel"
-                )
-            stored = pattern.blocks_in_group(self.block) * -(-matrix_leaf.outputs // self.block[1])
-            missing = why_no_kernel(matrix_leaf.computed_dtype, self.block, stored=stored)
-            if missing:
-                return missing
-        return _why_no_windows(matrix_leaf)
+        inputs, outputs = matrix_leaf.inputs, matrix_leaf.outputs
+        block_inputs, block_outputs = self.block
+        if block_inputs > inputs or block_outputs > outputs:
+            return f'the matrix of {inputs} x {outputs} is smaller than a block'
+        missing = self._why_not_in_kernel(matrix_leaf, pattern) if self.in_kernel else None
+        return missing or _why_no_windows(matrix_leaf)
+
+    def _why_not_in_kernel(self, matrix_leaf: MatrixLeaf, pattern: ZeroPattern) -> str | None:
+        dtype = matrix_leaf.computed_dtype
+        result_dtype = matrix_leaf.result_dtype
+        if result_dtype != dtype:
+            return (
+                f'the kernel returns {dtype}, and the model asks for {result_dtype} '
+                "(preferred_element_type); use 'blocks' without a kernel"
+            )
+        return why_no_kernel(dtype, self.block, stored=pattern.stored_blocks(self.block))
 
     def why_not_worth(self, matrix_leaf: MatrixLeaf, pattern: ZeroPattern) -> str | None:
         if not self.in_kernel:  # `candidates` has looked at the cost
@@ -213,20 +219,19 @@ class ExecutedBlocks(ExecutedFormat):
         return None
 
     def pack(self, matrices: np.ndarray, matrix_leaf: MatrixLeaf) -> PackedArrays:
-        stored = ZeroPattern.of(matrices).blocks(self.block)
-        layers, groups, candidates = stored.shape
-        count = max(int(stored.sum(-1).max(initial=0)), 1)
-        # Those with weights first; what fills up holds zeros.
-        indices = np.argsort(~stored, axis=-1, kind='stable')[..., :count].astype(np.int32)
+        has_weights = ZeroPattern.of(matrices).blocks(self.block)
+        layers, groups, candidates = has_weights.shape
+        # The blocks that fill a group up hold zeros.
+        indices = _flagged_first(has_weights)
         block_inputs, block_outputs = self.block
-        padded = np.zeros(
-            (layers, candidates * block_inputs, groups * block_outputs), matrices.dtype
-        )
+        padded_shape = layers, candidates * block_inputs, groups * block_outputs
+        padded = np.zeros(padded_shape, matrices.dtype)
         padded[:, : matrix_leaf.inputs, : matrix_leaf.outputs] = matrices
         cut = padded.reshape(layers, candidates, block_inputs, groups, block_outputs)
-        cut = cut.transpose(0, 3, 1, 2, 4)
-        values = np.take_along_axis(cut, indices[..., None, None], axis=2)
-        return {'values': values, 'indices': indices}
+        by_group = cut.transpose(0, 3, 1, 2, 4)
+        of_whole_blocks = indices[..., None, None]
+        values = np.take_along_axis(by_group, of_whole_blocks, axis=2)
+        return {'values': values, 'indices': indices.astype(np.int32)}
 
     def operator(self, arrays: Mapping[str, Any], matrix_leaf: MatrixLeaf) -> Any:
         return BlockMatrix(
@@ -251,33 +256,35 @@ class ExecutedSmaller(ExecutedFormat):
         return None
 
     def why_not_worth(self, matrix_leaf: MatrixLeaf, pattern: ZeroPattern) -> str | None:
-        inputs = _first_used(pattern.used_inputs(matrix_leaf.window)).shape[1]
-        outputs = _first_used(pattern.used_outputs()).shape[1]
-        kept = inputs * matrix_leaf.window * outputs
-        share = kept / (matrix_leaf.inputs * matrix_leaf.outputs)
+        used_channels = pattern.used_inputs(matrix_leaf.window)
+        used_outputs = pattern.used_outputs()
+        inputs = largest_count(used_channels.sum(-1)) * matrix_leaf.window
+        outputs = largest_count(used_outputs.sum(-1))
+        share = inputs * outputs / (matrix_leaf.inputs * matrix_leaf.outputs)
         if share <= _LARGEST_SMALLER_SHARE:
             return None
         return 'no inputs or outputs are zero' if share == 1 else 'few inputs and outputs are zero'
 
     def pack(self, matrices: np.ndarray, matrix_leaf: MatrixLeaf) -> PackedArrays:
         pattern = ZeroPattern.of(matrices)
-        window = matrix_leaf.window
-        channels = pattern.used_inputs(window)
-        outputs = pattern.used_outputs()
-        kept_channels, kept_outputs = _first_used(channels), _first_used(outputs)
-        layers = len(matrices)
-        by_window = matrices.reshape(layers, window, -1, matrix_leaf.outputs)
-        small = np.take_along_axis(by_window, kept_channels[:, None, :, None], axis=2)
-        small = np.take_along_axis(small, kept_outputs[:, None, None, :], axis=3)
-        # A list that was filled up has channels of zeros.
-        arrays: PackedArrays = {'matrix': small.reshape(layers, -1, kept_outputs.shape[1])}
-        if kept_channels.shape[1] < channels.shape[1]:
+        layers, _, outputs = matrices.shape
+        # A list of channels or outputs that is filled up names some that are zero.
+        kept_channels = _flagged_ascending(pattern.used_inputs(matrix_leaf.window))
+        kept_outputs = _flagged_ascending(pattern.used_outputs())
+        by_window = matrices.reshape(layers, matrix_leaf.window, -1, outputs)
+        channels = by_window.shape[2]
+        of_channels = kept_channels[:, None, :, None]
+        small = np.take_along_axis(by_window, of_channels, axis=2)
+        of_outputs = kept_outputs[:, None, None, :]
+        small = np.take_along_axis(small, of_outputs, axis=3)
+        count = kept_outputs.shape[1]
+        arrays: PackedArrays = {'matrix': small.reshape(layers, -1, count)}
+        if kept_channels.shape[1] < channels:
             arrays['inputs'] = kept_channels.astype(np.int32)
-        if kept_outputs.shape[1] < matrix_leaf.outputs:
-            count = kept_outputs.shape[1]
-            arrays['outputs'] = np.full((layers, matrix_leaf.outputs), count, np.int32)
-            for layer in range(layers):
-                arrays['outputs'][layer, kept_outputs[layer]] = np.arange(count)
+        if count < outputs:
+            columns = np.full((layers, outputs), count, np.int32)
+            np.put_along_axis(columns, kept_outputs, np.arange(count)[None], axis=1)
+            arrays['outputs'] = columns
         return arrays
 
     def operator(self, arrays: Mapping[str, Any], matrix_leaf: MatrixLeaf) -> Any:
@@ -287,17 +294,24 @@ class ExecutedSmaller(ExecutedFormat):
         return EmptyDense(matrix_leaf.outputs)
 
 
-def _first_used(used: np.ndarray) -> np.ndarray:
-    """Numbers of what is used, ascending, in lists of one length: int[layers, most]."""
-    most = max(int(used.sum(-1).max(initial=0)), 1)
-    return np.sort(np.argsort(~used, axis=-1, kind='stable')[:, :most], axis=-1)
+def _flagged_first(flags: np.ndarray) -> np.ndarray:
+    """The positions along the last axis that are flagged, in lists of one length; others fill short lists up."""
+    order = np.argsort(~flags, axis=-1, kind='stable')
+    length = largest_count(flags.sum(-1))
+    return order[..., :length]
+
+
+def _flagged_ascending(flags: np.ndarray) -> np.ndarray:
+    """Those of `_flagged_first`, ascending."""
+    return np.sort(_flagged_first(flags), axis=-1)
 
 
 def _why_no_windows(matrix_leaf: MatrixLeaf) -> str | None:
     """Why the windows of a convolution cannot be gathered into rows."""
     if matrix_leaf.op != 'conv':
         return None
-    count = max(matrix_leaf.rows) * matrix_leaf.inputs * matrix_leaf.dtype.itemsize
+    elements = max(matrix_leaf.rows) * matrix_leaf.inputs
+    count = elements * matrix_leaf.dtype.itemsize
     if count <= _MOST_WINDOW_BYTES:
         return None
     return f'the windows of its images would take {count >> 20} MiB'
@@ -341,7 +355,7 @@ def check_known(text: Any) -> None:
 
 
 def resolve(text: Any, matrix_leaf: MatrixLeaf, pattern: ZeroPattern) -> ExecutedFormat | None:
-    """The format of a setting for one leaf: `'blocks'` are of the shape that promises most.
+    """The format of a setting for one leaf; `'blocks'` means blocks of the most promising shape.
 
     Raises:
       UnsuitableFormatError: it cannot run the product.
@@ -383,4 +397,4 @@ def candidates(
 
 def size_in_bytes(arrays: Mapping[str, np.ndarray]) -> int:
     """The bytes of all arrays."""
-    return sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays.values())
+    return sum(array.size * array.dtype.itemsize for array in arrays.values())

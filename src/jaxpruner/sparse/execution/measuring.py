@@ -1,7 +1,7 @@
 """Times the candidates of a product, each in turns with the dense one, on data of the model's shapes.
 
-Layers of one shape are measured once, and so are candidates that differ in a few weights alone. Data are NumPy's: JAX
-would compile a program for each shape to draw them, which takes longer than to measure.
+Layers of one shape are measured once, and so are candidates that differ only in a few weights. NumPy draws the data:
+JAX would compile a program for each shape, which takes longer than measuring.
 """
 
 import math
@@ -21,7 +21,7 @@ from jaxpruner.sparse.program.product_sites import ProductSite
 from jaxpruner.uses.bodies import bind
 
 _LONG_ENOUGH = 5e-3  # seconds
-# Numbers of weights that differ by less are measured as one.
+# Candidates whose numbers of weights differ by less than this factor are measured once.
 _BUCKET = 1.05
 
 
@@ -37,8 +37,8 @@ class Timing(NamedTuple):
 
     Attributes:
       seconds: the median.
-      gain: how many times as fast as the dense product it is at least, in three rounds of four.
-      empty: seconds of an operator that reads and writes as it does, and multiplies nothing.
+      gain: in three rounds of four it is at least this many times as fast as the dense product.
+      empty: seconds of an operator that reads and writes alike, and multiplies nothing.
     """
 
     seconds: float
@@ -47,7 +47,7 @@ class Timing(NamedTuple):
 
 
 class Measurements:
-    """Times products; what was timed once is remembered.
+    """Times products, and remembers the times.
 
     Attributes:
       rounds: how often each candidate is timed.
@@ -58,7 +58,7 @@ class Measurements:
         self._timings: dict[Hashable, list[Timing]] = {}
 
     def times(self, matrix_leaf: MatrixLeaf, candidates: Sequence[Candidate]) -> list[Timing]:
-        """The times of the dense product, then of each candidate; product sites and trips of loops are added up."""
+        """The times of the dense product, then of each candidate, added up over product sites and trips of loops."""
         at_sites = []
         for product_site in matrix_leaf.product_sites:
             at_sites.append(self._times_at(product_site, matrix_leaf, candidates))
@@ -75,7 +75,8 @@ class Measurements:
     def _times_at(
         self, product_site: ProductSite, matrix_leaf: MatrixLeaf, candidates: Sequence[Candidate]
     ) -> list[Timing]:
-        key = _signature(product_site), tuple(map(_bucket, candidates))
+        buckets = tuple(map(_bucket, candidates))
+        key = _signature(product_site), buckets
         if key not in self._timings:
             self._timings[key] = self._measure(product_site, matrix_leaf, candidates)
         return self._timings[key]
@@ -86,21 +87,27 @@ class Measurements:
         variables = product_site.equation.invars
         data = _random(variables[1 - product_site.operand].aval)
         weights = _random(variables[product_site.operand].aval)
-        # Each product, and behind it the empty one that reads and writes alike.
-        calls = [
-            _dense_call(product_site, data, weights),
-            _empty_call(EmptyDense(matrix_leaf.outputs), product_site, data),
-        ]
+        dense_call = _dense_call(product_site, data, weights)
+        empty_dense = EmptyDense(matrix_leaf.outputs)
+        # Each product is followed by the empty one that reads and writes alike.
+        calls = [dense_call, _empty_call(empty_dense, product_site, data)]
         for format, arrays in candidates:
             layer = _one_layer(arrays, matrix_leaf, product_site)
-            calls.append(_candidate_call(format, matrix_leaf, product_site, data, layer))
-            calls.append(_empty_call(format.empty(matrix_leaf), product_site, data))
-        rounds = self._seconds(calls)
-        dense, *_ = rounds
+            call = _candidate_call(format, matrix_leaf, product_site, data, layer)
+            empty = format.empty(matrix_leaf)
+            calls += [call, _empty_call(empty, product_site, data)]
+        seconds_of_calls = self._seconds(calls)
+        of_products = seconds_of_calls[::2]
+        of_empty = seconds_of_calls[1::2]
+        dense, *_ = of_products
         timings = []
-        for seconds, empty in zip(rounds[::2], rounds[1::2], strict=True):
-            gain = _gain(seconds, dense)
-            timings.append(Timing(statistics.median(seconds), gain, statistics.median(empty)))
+        for seconds, empty_seconds in zip(of_products, of_empty, strict=True):
+            timing = Timing(
+                seconds=statistics.median(seconds),
+                gain=_gain(seconds, dense),
+                empty=statistics.median(empty_seconds),
+            )
+            timings.append(timing)
         return timings
 
     def _seconds(self, calls: Sequence[Call]) -> list[list[float]]:
@@ -112,7 +119,7 @@ class Measurements:
 
 
 def _gain(seconds: Sequence[float], dense: Sequence[float]) -> float:
-    """How many times as fast as dense, in three rounds of four."""
+    """How many times as fast as dense a product is at least, in three rounds of four."""
     gains = []
     for mine, other in zip(seconds, dense, strict=True):
         gains.append(other / mine)
@@ -151,7 +158,7 @@ def _call(
     data: jax.Array,
     layer: PackedArrays,
 ) -> Call:
-    """A call of one product, in which an operator of the arrays of a layer multiplies."""
+    """A call of one product, in which an operator made of the arrays of a layer multiplies."""
 
     @jax.jit
     def run(data: jax.Array, arrays: Mapping[str, Any]) -> jax.Array:
@@ -164,28 +171,32 @@ def _call(
 def _one_layer(
     arrays: PackedArrays, matrix_leaf: MatrixLeaf, product_site: ProductSite
 ) -> PackedArrays:
-    """What one trip of the loops around a product gets."""
+    """The arrays that the first trip of the loops around a product gets."""
     depth = len(product_site.use.site.view.stack)
     first = (0,) * depth
     layer = {}
     for name, array in arrays.items():
-        of_layers = array.reshape(*matrix_leaf.layers, *array.shape[1:])
+        _, *shape = array.shape
+        of_layers = array.reshape(*matrix_leaf.layers, *shape)
         layer[name] = of_layers[first]
     return layer
 
 
 def _random(aval: Any) -> jax.Array:
-    numbers = np.random.default_rng(0).standard_normal(aval.shape, np.float32)
+    rng = np.random.default_rng(0)
+    numbers = rng.standard_normal(aval.shape, np.float32)
     return jnp.asarray(numbers.astype(aval.dtype))
 
 
 def _signature(product_site: ProductSite) -> Hashable:
+    """What the time of a product depends on, apart from the candidates."""
+    equation = product_site.equation
     shapes = []
-    for variable in product_site.equation.invars:
+    for variable in equation.invars:
         aval = variable.aval
         shapes.append((aval.shape, aval.dtype))
     is_part = product_site.part is not None
-    return str(product_site.equation.params), tuple(shapes), product_site.operand, is_part
+    return str(equation.params), tuple(shapes), product_site.operand, is_part
 
 
 def _bucket(candidate: Candidate) -> Hashable:
@@ -193,5 +204,6 @@ def _bucket(candidate: Candidate) -> Hashable:
     sizes = []
     for name, array in sorted(candidate.arrays.items()):
         size = max(array[0].size, 1)
-        sizes.append((name, round(math.log(size, _BUCKET))))
+        rounded = round(math.log(size, _BUCKET))
+        sizes.append((name, rounded))
     return candidate.format, tuple(sizes)

@@ -20,11 +20,11 @@ from jaxpruner.sparse.program.convolutions import Convolution
 class TransposedCsr:
     """The CSR of the matrix transposed, which is what a product of rows reads.
 
-    `operators.csr.CsrOperator` is for training: it keeps the order of both directions, and sorts values in each call.
+    `operators.csr.CsrMatrix` is for training: it keeps the order of both directions, and sorts values in each call.
     Here a derivative goes through the dense matrix.
 
     Attributes:
-      compressed: [weights]. Those behind the last row fill the layers of a stack up to one length.
+      compressed: [weights]. Those behind the last row fill the layers of a stack up, so that all have one length.
       row_offsets: int32[outputs + 1].
       column_indices: int32[weights], the input of each weight.
       inputs: how many there are.
@@ -44,29 +44,31 @@ class TransposedCsr:
 def _csr_product(
     rows: jax.Array, compressed: jax.Array, row_offsets: jax.Array, column_indices: jax.Array
 ) -> jax.Array:
-    return csr_kernel.multiply(compressed, row_offsets, column_indices, rows.T).T
+    columns = csr_kernel.multiply(compressed, row_offsets, column_indices, rows.T)
+    return columns.T
 
 
-def _forward(rows, compressed, row_offsets, column_indices):
-    operands = rows, compressed, row_offsets, column_indices
+def _forward(*operands: Any) -> tuple[jax.Array, Any]:
     return _csr_product(*operands), operands
 
 
-def _backward(operands, gradient):
+def _backward(operands: Any, gradient: jax.Array) -> tuple[Any, ...]:
     rows, compressed, row_offsets, column_indices = operands
-    is_read = jnp.arange(len(compressed)) < row_offsets[-1]
+    stored = len(compressed)
+    outputs = len(row_offsets) - 1
+    _, inputs = rows.shape
+    is_read = jnp.arange(stored) < row_offsets[-1]
     compressed = jnp.where(is_read, compressed, 0)
-    outputs = jnp.repeat(
-        jnp.arange(len(row_offsets) - 1),
-        jnp.diff(row_offsets),
-        total_repeat_length=len(compressed),
-    )
-    transposed = jnp.zeros((len(row_offsets) - 1, rows.shape[1]), compressed.dtype)
-    transposed = transposed.at[outputs, column_indices].add(compressed)
+    counts = jnp.diff(row_offsets)
+    row_indices = jnp.repeat(jnp.arange(outputs), counts, total_repeat_length=stored)
+    places = row_indices, column_indices
+    zeros = jnp.zeros((outputs, inputs), compressed.dtype)
+    transposed = zeros.at[places].add(compressed)
+    of_rows = gradient @ transposed
     of_matrix = gradient.T @ rows
-    of_compressed = jnp.where(is_read, of_matrix[outputs, column_indices], 0)
+    of_compressed = jnp.where(is_read, of_matrix[places], 0)
     of_compressed = of_compressed.astype(compressed.dtype)
-    return (gradient @ transposed).astype(rows.dtype), of_compressed, None, None
+    return of_rows.astype(rows.dtype), of_compressed, None, None
 
 
 _csr_product.defvjp(_forward, _backward)
@@ -79,13 +81,13 @@ _csr_product.defvjp(_forward, _backward)
 )
 @dataclasses.dataclass(frozen=True)
 class Smaller:
-    """A dense matrix without inputs and outputs that are zero; of a convolution without such channels.
+    """A dense matrix without inputs and outputs that are zero; for a convolution, without such channels.
 
     Attributes:
       matrix: [kept inputs, kept outputs].
       inputs: int32[kept inputs], or channels; `None` if all stay.
-      outputs: int32[outputs], for each output its column of the matrix, or the number of columns where it is zero;
-        `None` if all stay.
+      outputs: int32[outputs], for each output its column of the matrix; the number of columns, if it is zero. `None` if
+        all stay.
       result_dtype: in which products are added up; by default that of rows and matrix.
     """
 
@@ -100,16 +102,17 @@ class Smaller:
 
     def multiply(self, rows: jax.Array) -> jax.Array:
         """`[n, inputs] -> [n, outputs]`."""
-        product = jnp.matmul(
-            self._kept(rows), self.matrix, preferred_element_type=self.result_dtype
-        )
+        rows = self._kept(rows)
+        product = jnp.matmul(rows, self.matrix, preferred_element_type=self.result_dtype)
         return self._spread(product)
 
     def convolve(self, image: jax.Array, convolution: Convolution) -> jax.Array:
         """`[batch, *space, channels] -> [batch, *space, outputs]`."""
         image = self._kept(image)
-        kernel = self.matrix.reshape(*convolution.window, image.shape[-1], -1)
-        return self._spread(convolution.run(image, kernel))
+        *_, channels = image.shape
+        kernel = self.matrix.reshape(*convolution.window, channels, -1)
+        result = convolution.run(image, kernel)
+        return self._spread(result)
 
     def _kept(self, values: jax.Array) -> jax.Array:
         if self.inputs is None:
@@ -117,8 +120,13 @@ class Smaller:
         return jnp.take(values, self.inputs, axis=-1, mode='clip')
 
     def _spread(self, values: jax.Array) -> jax.Array:
-        """Scattering columns is slow on CPUs; they are gathered, from a further one of zeros where there is none."""
+        """Puts outputs in their places, and zeros in the others.
+
+        Scattering columns is slow on CPUs. So they are gathered, and those of zeros come from an additional column.
+        """
         if self.outputs is None:
             return values
-        padding = [(0, 0)] * (values.ndim - 1) + [(0, 1)]
-        return jnp.take(jnp.pad(values, padding), self.outputs, axis=-1, mode='clip')
+        padding = [(0, 0)] * values.ndim
+        padding[-1] = 0, 1
+        with_zeros = jnp.pad(values, padding)
+        return jnp.take(with_zeros, self.outputs, axis=-1, mode='clip')

@@ -1,4 +1,4 @@
-"""A model for packed parameters: plain arrays in dictionaries become operators inside of the program."""
+"""A model for packed parameters. These are plain arrays in dictionaries, and become operators inside of the program."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ class Model(NamedTuple):
     small: SmallModel | None = None
 
     def shrink(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
-        """Its parameters, of those of the whole model."""
+        """The parameters of this model, from those of the whole model."""
         return params if self.small is None else self.small.shrink(params)
 
 
@@ -67,10 +67,10 @@ class PackedApply:
 
     @property
     def _key(self) -> str:
-        """Packed parameters lie under it.
+        """The key under which packed parameters lie.
 
         The arrays do not say which zeros they were packed from, and those of another pattern may have the same shapes.
-        A key of a dictionary is part of the structure of a tree, which is known where values are traced, too.
+        A key of a dictionary is part of the structure of a tree, which is also known while values are traced.
         """
         return f'pattern {self.report.pattern}'
 
@@ -98,9 +98,12 @@ class PackedApply:
         leaves = products.by_name(self._model.shrink(params))
         for name, format in self._formats.items():
             matrix_leaf = products.by_leaf[name]
+            matrices = Matrices.of(matrix_leaf, leaves[name])
             arrays = {}
-            for key, array in Matrices.of(matrix_leaf, leaves[name]).pack(format).items():
-                arrays[key] = jnp.asarray(array.reshape(*matrix_leaf.layers, *array.shape[1:]))
+            for key, array in matrices.pack(format).items():
+                _, *shape = array.shape
+                of_layers = array.reshape(*matrix_leaf.layers, *shape)
+                arrays[key] = jnp.asarray(of_layers)
             leaves[name] = arrays
         return {self._key: leaves}
 
@@ -121,7 +124,8 @@ class PackedApply:
         leaves = dict(packed[self._key])
         products = self._model.products
         for name, format in self._formats.items():
-            leaves[name] = format.operator(leaves[name], products.by_leaf[name])
+            arrays = leaves[name]
+            leaves[name] = format.operator(arrays, products.by_leaf[name])
         weights = products.unflatten(leaves)
         if not self._formats:
             return self._model.apply_fn(weights, *inputs)
@@ -137,7 +141,8 @@ class PackedApply:
             )
         shapes = _shapes(packed)
         for path in {**self._shapes, **shapes}:
-            given, expected = shapes.get(path), self._shapes.get(path)
+            given = shapes.get(path)
+            expected = self._shapes.get(path)
             if given != expected:
                 raise ValueError(
                     f'{path} is {given or "missing"} where this model has {expected or "nothing"}; give what compile '
@@ -148,8 +153,9 @@ class PackedApply:
 def _shapes(packed: Packed) -> dict[str, str]:
     """Path of a leaf -> dtype and shape."""
     shapes = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(packed)[0]:
-        shapes[jax.tree_util.keystr(path)] = f'{leaf.dtype}{list(jnp.shape(leaf))}'
+    for path, leaf in jax.tree_util.tree_leaves_with_path(packed):
+        name = jax.tree_util.keystr(path)
+        shapes[name] = f'{leaf.dtype}{list(jnp.shape(leaf))}'
     return shapes
 
 
@@ -157,14 +163,15 @@ def matrices_of(products: Products, params: tree_lib.PyTree) -> dict[str, Matric
     """The matrices of the leaves of parameters."""
     matrices = {}
     for name, leaf in products.leaves(params).items():
-        if jnp.shape(leaf) != products.by_leaf[name].shape:
-            raise ValueError(
-                f'{name} has shape {jnp.shape(leaf)}, and in the model {products.by_leaf[name].shape}'
-            )
-        matrices[name] = Matrices.of(products.by_leaf[name], leaf)
+        matrix_leaf = products.by_leaf[name]
+        shape = jnp.shape(leaf)
+        if shape != matrix_leaf.shape:
+            raise ValueError(f'{name} has shape {shape}, and in the model {matrix_leaf.shape}')
+        matrices[name] = Matrices.of(matrix_leaf, leaf)
     return matrices
 
 
 def pattern_of(matrices: Mapping[str, Matrices]) -> str:
     """A short name of the zeros."""
-    return digest({name: each.pattern for name, each in matrices.items()})
+    patterns = {name: each.pattern for name, each in matrices.items()}
+    return digest(patterns)

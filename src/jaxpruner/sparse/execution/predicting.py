@@ -1,11 +1,12 @@
-"""How long a call takes with products in other formats, told from single products and from a model with empty ones.
+"""Predicts how long a call takes with products in other formats, from single products and a model with empty ones.
 
-A product that is timed alone takes longer than inside a model: the program is handed over, threads wake up, and rows
-are transposed, which inside a model may stay transposed from layer to layer. An empty product takes all this time, too:
-it reads and writes in the same way, and multiplies nothing. The difference of the two is what the product itself takes.
+A product that is timed alone takes longer than inside a model. The program is handed over, threads wake up, and rows
+are transposed, while inside a model they may stay transposed from layer to layer. An empty product takes all this time,
+too: it reads and writes in the same way, and multiplies nothing. The difference of the two is the time of the product
+itself.
 
-Other data are in the caches inside a model, so that products take longer or shorter there than alone. The factor is
-measured with dense products, and taken to be the same for other formats:
+Inside a model the caches hold other data, so products take longer or shorter there than alone. The factor is measured
+with dense products, and taken to be the same for other formats:
 
     call = empty + (dense - empty_dense) / Σ dense_alone · Σ alone
 
@@ -60,7 +61,9 @@ def empty_call(
 
 def _empty(text: str, matrix_leaf: MatrixLeaf) -> Any:
     format = executed_formats.parse(text)
-    return EmptyDense(matrix_leaf.outputs) if format is None else format.empty(matrix_leaf)
+    if format is None:
+        return EmptyDense(matrix_leaf.outputs)
+    return format.empty(matrix_leaf)
 
 
 def predicted_milliseconds(dense: float, empty_dense: float, empty: float, layers: Layers) -> float:
@@ -77,5 +80,6 @@ def predicted_milliseconds(dense: float, empty_dense: float, empty: float, layer
         if layer.format != DENSE:
             dense_alone += layer.product_milliseconds(DENSE)
             alone += layer.product_milliseconds(layer.format)
-    in_model = max(dense - empty_dense, _LEAST) / max(dense_alone, _LEAST)
-    return empty + in_model * max(alone, _LEAST)
+    dense_in_model = max(dense - empty_dense, _LEAST)
+    factor = dense_in_model / max(dense_alone, _LEAST)
+    return empty + factor * max(alone, _LEAST)

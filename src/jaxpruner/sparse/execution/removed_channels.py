@@ -1,4 +1,4 @@
-"""A model without its channels that are zero: the better way where whole channels are, since all its layers shrink."""
+"""A model without its channels that are zero. This is better than sparse formats, since all layers shrink."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ class SmallModel(NamedTuple):
     def check_removed(self, params: tree_lib.PyTree) -> None:
         """Refuses parameters of the whole model in which a removed channel has a part in the results.
 
-        The pattern of zeros covers matrices alone. Whether a channel can be left out may rest on its bias, too.
+        The pattern of zeros covers only matrices. Whether a channel can be left out may also depend on its bias.
 
         Raises:
           ValueError: some removed channels are not zero.
@@ -39,11 +39,13 @@ class SmallModel(NamedTuple):
         groups = [self.graph.groups[name] for name in self.keep]
         zero = zero_channels.find(self.graph.traces, groups, nonzero)
         for group in groups:
-            name = group.name
-            is_kept = _flags(self.keep[name], group.size)
-            is_zero = zero.get(name, np.zeros(group.size, bool)).reshape(-1, group.size)
+            name, size = group.name, group.size
+            is_kept = _flags(self.keep[name], size)
+            is_zero = zero.get(name, np.zeros(size, bool))
+            is_zero = is_zero.reshape(-1, size)
             is_needed = ~is_zero & ~is_kept
-            count = int(is_needed.any(axis=0).sum())
+            in_any_list = np.any(is_needed, axis=0)
+            count = int(in_any_list.sum())
             if count:
                 raise ValueError(
                     f'{count} of the channels {name} that were removed from the model are not zero in these '
@@ -55,8 +57,10 @@ class SmallModel(NamedTuple):
     def removed(self) -> dict[str, int]:
         """Group -> how many channels were removed."""
         counts = {}
-        for name, kept in self.keep.items():
-            counts[name] = self.graph.groups[name].size - np.shape(kept)[-1]
+        for name, channels in self.keep.items():
+            *_, kept = np.shape(channels)
+            group = self.graph.groups[name]
+            counts[name] = group.size - kept
         return counts
 
 
@@ -74,18 +78,23 @@ def without_zero_channels(
         return None
     graph = channel_groups(apply_fn, params, *sample)
     keep = graph.nonzero_channels(params)
-    return SmallModel(graph.small_apply(keep), graph, keep) if keep else None
+    if not keep:
+        return None
+    return SmallModel(graph.small_apply(keep), graph, keep)
 
 
 def _flags(channels: Any, size: int) -> np.ndarray:
     """Lists of channels as bool[lists, size]."""
-    lists = np.reshape(channels, (-1, np.shape(channels)[-1]))
+    *_, length = np.shape(channels)
+    lists = np.reshape(channels, (-1, length))
     flags = np.zeros((len(lists), size), bool)
     np.put_along_axis(flags, lists, True, axis=1)
     return flags
 
 
 def _has_zero_lines(matrices: Matrices) -> bool:
-    pattern = matrices.pattern
-    has_all_inputs = pattern.used_inputs(matrices.matrix_leaf.window).all()
-    return not (has_all_inputs and pattern.used_outputs().all())
+    """Whether some inputs or outputs of the matrices are zero."""
+    window = matrices.matrix_leaf.window
+    used_inputs = matrices.pattern.used_inputs(window)
+    used_outputs = matrices.pattern.used_outputs()
+    return not (used_inputs.all() and used_outputs.all())

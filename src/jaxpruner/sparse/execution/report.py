@@ -1,4 +1,4 @@
-"""What was measured and chosen: a table to print, and a JSON file from which the choices are used again."""
+"""What was measured and chosen: a table to print, and a JSON file from which the choices can be used again."""
 
 import dataclasses
 import json
@@ -156,7 +156,8 @@ class ExecutionReport:
         try:
             layers = {}
             for name, layer in fields['layers'].items():
-                layers[name] = LayerExecution(**{**layer, 'shape': tuple(layer['shape'])})
+                shape = tuple(layer['shape'])
+                layers[name] = LayerExecution(**{**layer, 'shape': shape})
                 executed_formats.parse(layers[name].format)
             notes = tuple(fields['notes'])
             return cls(**{**fields, 'layers': layers, 'notes': notes})
@@ -214,7 +215,7 @@ def _table(report: ExecutionReport) -> str:
 
 
 def _reasons(report: ExecutionReport) -> list[str]:
-    """Why formats were not measured, and leaves stay dense: a line for each reason, and for how many leaves."""
+    """Why formats were not measured and leaves stay dense: a line for each reason, with the leaves that it is for."""
     leaves: dict[str, list[str]] = {}
     for name, layer in report.layers.items():
         for format, reason in layer.not_measured.items():

@@ -43,22 +43,36 @@ class Candidates(NamedTuple):
 
     def versions(self) -> dict[str, PackedApply]:
         """The versions that are timed: the dense one first, and those that differ from it."""
-        whole = self.dense.products
         all_dense = {}
         for name, layer in self.layers.items():
             all_dense[name] = dataclasses.replace(layer, format=DENSE)
-        dense_report = dataclasses.replace(self.report, layers=all_dense)
-        if self.model.small is not None:
+        with_dense_layers = dataclasses.replace(self.report, layers=all_dense)
+        versions = {}
+        if self.model.small is None:
+            versions[DENSE] = self._version(self.dense, with_dense_layers)
+        else:
             # The layers were measured without these channels; here all channels stay.
-            dense_report = dataclasses.replace(self.report, channels={})
-        versions = {DENSE: PackedApply(self.dense, whole, self.params, dense_report)}
-        if self.model.small is not None:
-            report = dataclasses.replace(self.report, layers=all_dense)
-            versions[CHANNELS] = PackedApply(self.model, whole, self.params, report)
+            with_all_channels = dataclasses.replace(self.report, channels={})
+            versions[DENSE] = self._version(self.dense, with_all_channels)
+            versions[CHANNELS] = self._version(self.model, with_dense_layers)
         if other_formats(self.layers):
             report = dataclasses.replace(self.report, layers=self.layers)
-            versions[FORMATS] = PackedApply(self.model, whole, self.params, report)
+            versions[FORMATS] = self._version(self.model, report)
         return versions
+
+    def _version(self, model: Model, report: ExecutionReport) -> PackedApply:
+        return PackedApply(model, self.dense.products, self.params, report)
+
+    def empty_calls(self, sample: tuple[Any, ...]) -> dict[str, Call]:
+        """Calls of the model with empty products: those of dense layers, and those of the other formats."""
+        formats = other_formats(self.layers)
+        if not formats:
+            return {}
+        dense_formats = dict.fromkeys(formats, DENSE)
+        return {
+            _EMPTY_DENSE: empty_call(self.model, self.params, dense_formats, sample),
+            _EMPTY_FORMATS: empty_call(self.model, self.params, formats, sample),
+        }
 
 
 def fastest_version(candidates: Candidates, sample: tuple[Any, ...], rounds: int) -> PackedApply:
@@ -71,13 +85,7 @@ def fastest_version(candidates: Candidates, sample: tuple[Any, ...], rounds: int
     calls: dict[str, Call] = {}
     for name, version in versions.items():
         calls[name] = _call(version, sample)
-    formats = other_formats(candidates.layers)
-    if formats:
-        for name, layer_formats in (
-            (_EMPTY_DENSE, dict.fromkeys(formats, DENSE)),
-            (_EMPTY_FORMATS, formats),
-        ):
-            calls[name] = empty_call(candidates.model, candidates.params, layer_formats, sample)
+    calls.update(candidates.empty_calls(sample))
     times = _Times.of(calls, rounds)
     best = max(versions, key=times.gains.__getitem__)
     notes: tuple[str, ...] = ()
@@ -88,7 +96,9 @@ def fastest_version(candidates: Candidates, sample: tuple[Any, ...], rounds: int
         notes = (f'the model stays dense: the best other version is {gain:.2f} times as fast',)
     apply = versions[best]
     if best != DENSE:
-        check_results(calls[best](), calls[DENSE](), candidates.dense.products)
+        results = calls[best]()
+        dense_results = calls[DENSE]()
+        check_results(results, dense_results, candidates.dense.products)
     apply.report = dataclasses.replace(
         apply.report,
         milliseconds=times.milliseconds(DENSE),
@@ -105,11 +115,11 @@ def other_formats(layers: Layers) -> dict[str, str]:
 
 
 class _Times(NamedTuple):
-    """Whole calls, timed in turns, by name.
+    """The times of whole calls, in turns.
 
     Attributes:
       dense_milliseconds: the time of the dense call.
-      gains: how many times as fast as the dense one each is.
+      gains: name of a call -> how many times as fast as the dense call it is.
     """
 
     dense_milliseconds: float
@@ -117,17 +127,19 @@ class _Times(NamedTuple):
 
     @classmethod
     def of(cls, calls: Mapping[str, Call], rounds: int) -> '_Times':
-        """Times them."""
+        """Times the calls."""
         repeats = list(map(repeats_of, calls.values()))
         times = in_turns(list(calls.values()), repeats, rounds)
         by_name = dict(zip(calls, times, strict=True))
+        dense_seconds = by_name[DENSE]
         gains = {}
         for name, seconds in by_name.items():
             ratios = []
-            for dense, mine in zip(by_name[DENSE], seconds, strict=True):
+            for dense, mine in zip(dense_seconds, seconds, strict=True):
                 ratios.append(dense / mine)
             gains[name] = statistics.median(ratios)
-        return cls(1e3 * statistics.median(by_name[DENSE]), gains)
+        dense_milliseconds = 1e3 * statistics.median(dense_seconds)
+        return cls(dense_milliseconds, gains)
 
     def milliseconds(self, name: str) -> float:
         """The milliseconds of one of the calls."""
@@ -135,7 +147,7 @@ class _Times(NamedTuple):
 
 
 def _predicted(times: _Times, report: ExecutionReport) -> float:
-    """Milliseconds of a call, from those of the model with the same channels and dense products."""
+    """The milliseconds of a call, predicted from the model with the same channels and dense products."""
     dense = times.milliseconds(CHANNELS if report.channels else DENSE)
     if not other_formats(report.layers):
         return dense

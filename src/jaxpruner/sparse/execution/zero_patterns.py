@@ -1,8 +1,9 @@
-"""Where the matrices of a leaf are zero, and what follows from it for formats; NumPy throughout."""
+"""Where the matrices of a leaf are zero, and what that means for formats; all with NumPy."""
 
 import dataclasses
 import functools
 import hashlib
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -27,7 +28,9 @@ class ZeroPattern:
     @classmethod
     def of(cls, matrices: np.ndarray) -> 'ZeroPattern':
         """The pattern of matrices `[*layers, inputs, outputs]`."""
-        return cls(np.not_equal(matrices, 0).reshape(-1, *matrices.shape[-2:]))
+        *_, inputs, outputs = matrices.shape
+        nonzero = np.not_equal(matrices, 0)
+        return cls(nonzero.reshape(-1, inputs, outputs))
 
     @property
     def inputs(self) -> int:
@@ -46,9 +49,8 @@ class ZeroPattern:
 
     @functools.cached_property
     def weights(self) -> int:
-        """The most nonzero weights that a layer has, one at least."""
-        counts = self.nonzero.sum((1, 2))
-        return max(int(counts.max(initial=0)), 1)
+        """The most nonzero weights that a layer has, at least one."""
+        return largest_count(self.nonzero.sum((1, 2)))
 
     def used_inputs(self, window: int = 1) -> np.ndarray:
         """Which inputs have a weight that is not zero: bool[layers, inputs].
@@ -69,9 +71,11 @@ class ZeroPattern:
         block_inputs, block_outputs = block
         lacking_inputs = -self.inputs % block_inputs
         lacking_outputs = -self.outputs % block_outputs
-        padded = np.pad(self.nonzero, [(0, 0), (0, lacking_inputs), (0, lacking_outputs)])
+        padding = [(0, 0), (0, lacking_inputs), (0, lacking_outputs)]
+        padded = np.pad(self.nonzero, padding)
         layers, inputs, outputs = padded.shape
-        candidates, groups = inputs // block_inputs, outputs // block_outputs
+        candidates = inputs // block_inputs
+        groups = outputs // block_outputs
         cut = padded.reshape(layers, candidates, block_inputs, groups, block_outputs)
         has_weights = np.any(cut, axis=(2, 4))
         return np.swapaxes(has_weights, 1, 2)
@@ -79,19 +83,23 @@ class ZeroPattern:
     def block_share(self, block: BlockShape) -> float:
         """The share of the matrix that blocks take."""
         block_inputs, block_outputs = block
-        groups = -(-self.outputs // block_outputs)
-        weights = groups * self.blocks_in_group(block) * block_inputs * block_outputs
+        weights = self.stored_blocks(block) * block_inputs * block_outputs
         return weights / (self.inputs * self.outputs)
 
+    def stored_blocks(self, block: BlockShape) -> int:
+        """How many blocks a matrix stores."""
+        _, block_outputs = block
+        groups = -(-self.outputs // block_outputs)
+        return groups * self.blocks_in_group(block)
+
     def blocks_in_group(self, block: BlockShape) -> int:
-        """How many blocks each group stores: the most that any group has, one at least."""
-        counts = self.blocks(block).sum(-1)
-        return max(int(counts.max(initial=0)), 1)
+        """How many blocks each group stores: the most that any group has, at least one."""
+        return largest_count(self.blocks(block).sum(-1))
 
     def best_blocks(self, largest_cost: float, count: int) -> list[BlockShape]:
         """The shapes of blocks that promise the fastest products, at most `count`.
 
-        The cost is in products of the dense matrix, and rough: what is better is measured.
+        The cost of a shape is a rough estimate, in products of the dense matrix. The best shapes are then measured.
 
         >>> nonzero = np.zeros((1, 64, 256), bool)
         >>> nonzero[:, :8, :128] = nonzero[:, 56:, 128:] = True
@@ -101,22 +109,32 @@ class ZeroPattern:
         if self.density > largest_cost:
             return []
         costs: dict[BlockShape, float] = {}
-        for outputs in _BLOCK_OUTPUTS:
-            for inputs in _BLOCK_INPUTS:
-                if inputs > self.inputs or outputs > self.outputs:
-                    continue
-                # Narrow groups multiply more slowly, and single inputs are gathered more slowly.
-                slower = (1 + 64 / outputs) * (1 + 0.5 / inputs)
-                cost = slower * self.block_share((inputs, outputs))
-                if cost <= largest_cost:
-                    costs[inputs, outputs] = cost
-        return sorted(costs, key=lambda block: costs[block])[:count]
+        for outputs, inputs in itertools.product(_BLOCK_OUTPUTS, _BLOCK_INPUTS):
+            if inputs > self.inputs or outputs > self.outputs:
+                continue
+            # Narrow groups multiply more slowly, and single inputs are gathered more slowly.
+            narrow_factor = 1 + 64 / outputs
+            gather_factor = 1 + 0.5 / inputs
+            share = self.block_share((inputs, outputs))
+            cost = narrow_factor * gather_factor * share
+            if cost <= largest_cost:
+                costs[inputs, outputs] = cost
+        cheapest_first = sorted(costs, key=costs.__getitem__)
+        return cheapest_first[:count]
+
+
+def largest_count(counts: np.ndarray) -> int:
+    """The largest count, at least one: arrays that are stored are never empty."""
+    largest = int(counts.max(initial=0))
+    return max(largest, 1)
 
 
 def digest(patterns: Mapping[str, ZeroPattern]) -> str:
     """A short name of the zeros of some leaves."""
     hasher = hashlib.sha256()
     for name, pattern in sorted(patterns.items()):
-        hasher.update(f'{name} {pattern.nonzero.shape}'.encode())
-        hasher.update(np.packbits(pattern.nonzero).tobytes())
+        header = f'{name} {pattern.nonzero.shape}'
+        bits = np.packbits(pattern.nonzero)
+        hasher.update(header.encode())
+        hasher.update(bits.tobytes())
     return hasher.hexdigest()[:16]
