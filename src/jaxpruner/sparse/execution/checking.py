@@ -95,7 +95,7 @@ def check_results(found: Any, expected: Any, products: Products) -> None:
 
 
 def _tolerance_of(products: Products, results: Any) -> float:
-    """The tolerance of the coarsest floats of products and results; 0 where all are whole numbers."""
+    """The tolerance for the coarsest floats of products and results; 0 if all are whole numbers."""
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(results)]
     for matrix_leaf in products.by_leaf.values():
         dtypes += [matrix_leaf.computed_dtype, matrix_leaf.result_dtype]
@@ -114,7 +114,7 @@ def _is_compared(result: jax.Array, tolerance: float) -> bool:
 
 
 def _wide(result: jax.Array) -> jax.Array:
-    """The result in a type in which differences can be taken."""
+    """Casts a result to float32 or wider, so that differences can be taken."""
     dtype = jnp.promote_types(result.dtype, jnp.float32)
     return result.astype(dtype)
 

@@ -34,7 +34,7 @@ class Matrices(NamedTuple):
     """The matrices of a leaf.
 
     Attributes:
-      matrix_leaf: what they are to the model.
+      matrix_leaf: how the model uses the leaf.
       values: [layers, inputs, outputs].
       pattern: where they are not zero.
     """
@@ -51,7 +51,7 @@ class Matrices(NamedTuple):
         return cls(matrix_leaf, values, ZeroPattern.of(values))
 
     def pack(self, format: ExecutedFormat) -> PackedArrays:
-        """What a format stores."""
+        """The arrays that a format stores."""
         return format.pack(self.values, self.matrix_leaf)
 
     def layer(
@@ -63,7 +63,7 @@ class Matrices(NamedTuple):
         not_measured: Mapping[str, str] | None = None,
         empty_milliseconds: Mapping[str, float] | None = None,
     ) -> LayerExecution:
-        """The row of a report; a size is computed where it is missing.
+        """The row of a report. If the size of the format is missing, it is computed.
 
         Args:
           format: that was chosen; `None` for dense.
@@ -200,7 +200,7 @@ def asked_layers(
 
 
 def _first_rules(rules: Mapping[Any, Any], paths: Mapping[str, tree_lib.Path]) -> dict[str, Any]:
-    """What the first rule that matches it says of each leaf."""
+    """For each leaf, the value of the first rule that matches it."""
     texts = list(rules.values())
     numbers = tree_lib.first_matches(list(rules), list(paths.values()), 'formats')
     rule_of = {}
@@ -215,7 +215,7 @@ def _named_in_vain(
     paths: Mapping[str, tree_lib.Path],
     dense_paths: Mapping[str, tree_lib.Path],
 ) -> list[str]:
-    """The leaves that a rule names for a format although none of its leaves is a matrix."""
+    """Leaves that a rule names for a format, although none of the leaves that it matches is a matrix."""
     names = []
     for rule, text in rules.items():
         if text == DENSE or any(tree_lib.matches(rule, path) for path in paths.values()):

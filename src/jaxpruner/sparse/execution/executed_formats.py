@@ -59,7 +59,7 @@ class ExecutedFormat(abc.ABC):
 
     @classmethod
     def parse(cls, text: str) -> 'ExecutedFormat | None':
-        """The format whose text this is; `None` if it is none of this class."""
+        """The format whose text this is; `None` if no format of this class has it."""
         return cls() if text == cls.name else None
 
     @classmethod
@@ -96,7 +96,7 @@ class ExecutedFormat(abc.ABC):
 
     @abc.abstractmethod
     def empty(self, matrix_leaf: MatrixLeaf) -> Any:
-        """An operator that reads and writes as this one does, and multiplies next to nothing."""
+        """An operator that reads and writes like that of this format, and multiplies next to nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +143,7 @@ class ExecutedCsr(ExecutedFormat):
 
 @dataclasses.dataclass(frozen=True)
 class ExecutedBlocks(ExecutedFormat):
-    """Blocks of some inputs by some outputs, equally many for each group of outputs; perhaps multiplied in a kernel."""
+    """Blocks of one shape, the same number for each group of outputs; a kernel may multiply them."""
 
     block: BlockShape
     in_kernel: bool = False
@@ -295,14 +295,14 @@ class ExecutedSmaller(ExecutedFormat):
 
 
 def _flagged_first(flags: np.ndarray) -> np.ndarray:
-    """The positions along the last axis that are flagged, in lists of one length; others fill short lists up."""
+    """The flagged positions along the last axis, in lists of one length; other positions fill short lists up."""
     order = np.argsort(~flags, axis=-1, kind='stable')
     length = largest_count(flags.sum(-1))
     return order[..., :length]
 
 
 def _flagged_ascending(flags: np.ndarray) -> np.ndarray:
-    """Those of `_flagged_first`, ascending."""
+    """The positions that `_flagged_first` returns, ascending."""
     return np.sort(_flagged_first(flags), axis=-1)
 
 

@@ -26,7 +26,7 @@ _BUCKET = 1.05
 
 
 class Candidate(NamedTuple):
-    """A format, and what it stores of the layers of one leaf."""
+    """A format, and the arrays that it stores for the layers of one leaf."""
 
     format: ExecutedFormat
     arrays: PackedArrays
@@ -200,7 +200,7 @@ def _signature(product_site: ProductSite) -> Hashable:
 
 
 def _bucket(candidate: Candidate) -> Hashable:
-    """A candidate, and roughly how much it stores of a layer."""
+    """A key that candidates share if they store about as much of a layer in the same format."""
     sizes = []
     for name, array in sorted(candidate.arrays.items()):
         size = max(array[0].size, 1)

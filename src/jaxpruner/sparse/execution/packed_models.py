@@ -19,12 +19,12 @@ Packed = dict[str, Any]
 
 
 class Model(NamedTuple):
-    """The model that runs: the whole one, or the one without channels that are zero.
+    """A model that can run: the whole one, or the one without channels that are zero.
 
     Attributes:
       apply_fn: the function of its parameters.
       products: its products.
-      small: how it was made; `None` for the whole model.
+      small: the removal of channels; `None` for the whole model.
     """
 
     apply_fn: Callable[..., Any]
@@ -108,7 +108,7 @@ class PackedApply:
         return {self._key: leaves}
 
     def __call__(self, packed: Packed, *inputs: Any) -> Any:
-        """Runs the model, compiled; under `jit`, `grad` and `vmap`, too, and with inputs of any shape.
+        """Runs the compiled model, with inputs of any shape; also under `jit`, `grad` and `vmap`.
 
         Args:
           packed: what `compile` or `pack` returned.

@@ -45,7 +45,7 @@ def empty_call(
     """A call of a model in which some products are empty.
 
     Args:
-      model: that runs.
+      model: the model.
       params: of the whole model.
       layer_formats: name of a leaf -> the format in which its products read and write.
       sample: inputs.
@@ -67,13 +67,13 @@ def _empty(text: str, matrix_leaf: MatrixLeaf) -> Any:
 
 
 def predicted_milliseconds(dense: float, empty_dense: float, empty: float, layers: Layers) -> float:
-    """A call of the model with products in other formats.
+    """The milliseconds of a call of the model with products in other formats.
 
     Args:
       dense: milliseconds of a call with dense products.
       empty_dense: with empty products in their place.
       empty: with empty products that read and write in the other formats.
-      layers: name -> times of a product; one at least is in another format.
+      layers: name -> times of a product; at least one is in another format.
     """
     dense_alone = alone = 0.0
     for layer in layers.values():

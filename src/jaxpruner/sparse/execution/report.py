@@ -26,8 +26,8 @@ class LayerExecution:
       shape: `[*layers, inputs, outputs]` of its matrices.
       density: the share of its weights that are not zero.
       format: that was chosen.
-      milliseconds: format -> time in one call of the model, of all its products; empty where nothing was measured.
-      bytes: format -> what its arrays take.
+      milliseconds: format -> time of all products with the leaf in one call; empty if nothing was measured.
+      bytes: format -> the bytes of its arrays.
       not_measured: format -> why it is no candidate.
       empty_milliseconds: format -> time of a call that reads and writes alike, and multiplies nothing.
 
@@ -46,12 +46,12 @@ class LayerExecution:
     empty_milliseconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def product_milliseconds(self, format: str) -> float:
-        """What the products alone take in a format, without what a call takes beside them."""
+        """The time of the products in a format, without what else a call takes."""
         return self.milliseconds[format] - self.empty_milliseconds[format]
 
     @property
     def times_as_fast(self) -> float:
-        """How many times as fast as the dense product it is; 1 where nothing was measured."""
+        """How many times as fast as the dense product it is; 1 if nothing was measured."""
         if self.format not in self.milliseconds:
             return 1.0
         return self.milliseconds[DENSE] / self.milliseconds[self.format]
@@ -63,15 +63,15 @@ class ExecutionReport:
 
     Attributes:
       layers: name of a leaf -> how it is run.
-      dense_leaves: name -> why a leaf stays dense without having been measured.
+      dense_leaves: name -> why a leaf stays dense and was not measured.
       channels: group of channels -> how many were removed because they are zero.
-      milliseconds: a call of the dense model; `None` where nothing was measured.
-      predicted: a call of the compiled model, by the times of its layers.
-      measured: a call of the compiled model.
+      milliseconds: the time of a call of the dense model; `None` if nothing was measured.
+      predicted: that of the compiled model, predicted from the times of its layers.
+      measured: that of the compiled model, measured.
       pattern: a short name of the zeros.
       device: on which it was measured.
-      jax: version with which it was measured.
-      notes: what else there is to say.
+      jax: the version of JAX with which it was measured.
+      notes: remarks.
 
     >>> report = ExecutionReport(layers={}, dense_leaves={'bias': 'no contraction reads it'}, pattern='0', device='cpu')
     >>> ExecutionReport.from_dict(report.to_dict()) == report
@@ -91,7 +91,7 @@ class ExecutionReport:
 
     @property
     def times_as_fast(self) -> float | None:
-        """How many times as fast as the dense model a call is; `None` where nothing was measured."""
+        """How many times as fast as the dense model a call is; `None` if nothing was measured."""
         if self.milliseconds is None or self.measured is None:
             return None
         return self.milliseconds / self.measured

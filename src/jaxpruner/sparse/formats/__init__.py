@@ -6,6 +6,6 @@
     csr       the kept weights, their columns, and where each row begins
     bitmask   one bit a weight, and the kept weights
 
-Each format plans its arrays from a mask, packs a leaf into them, checks arrays that somebody else made, and unpacks
-them. All arrays are NumPy's, and bits are copied as they are.
+Each format plans its arrays from a mask, packs a leaf into them, checks arrays that come from elsewhere, and unpacks
+them. All arrays are NumPy arrays, and bits are copied as they are.
 """

@@ -68,7 +68,7 @@ def check_below(key: str, array: np.ndarray, bound: int) -> None:
 
 
 def check_ascending(key: str, groups: np.ndarray) -> None:
-    """Refuses groups, along the last axis, in which a number does not come after a smaller one."""
+    """Refuses groups `[groups, numbers]` whose numbers do not ascend, each once."""
     before = groups[:, :-1]
     after = groups[:, 1:]
     if np.any(after <= before):
@@ -76,7 +76,7 @@ def check_ascending(key: str, groups: np.ndarray) -> None:
 
 
 def check_bits(key: str, array: np.ndarray, used_bits: int) -> None:
-    """Refuses bytes that are not as many as some number of bits fill, and bits that are set behind these."""
+    """Refuses anything but the bytes that some number of bits fill, with zeros behind the last bit."""
     if array.dtype != np.uint8:
         raise ValueError(f'{key} has dtype {array.dtype}; it must have uint8')
     check_length(key, array, -(-used_bits // 8))

@@ -13,7 +13,7 @@ SMALL_KEYS = frozenset({'shape', 'pattern'})
 
 
 class ArraySpec(NamedTuple):
-    """Shape and dtype of an array that is not there yet."""
+    """Shape and dtype of an array that does not exist yet."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -25,12 +25,12 @@ class ArraySpec(NamedTuple):
 
 
 def stored_shape_spec(mask: np.ndarray) -> ArraySpec:
-    """The array that stores the shape of a leaf with this mask."""
+    """Shape and dtype of the array that `stored_shape` returns for a leaf with this mask."""
     return ArraySpec((mask.ndim,), np.dtype('int64'))
 
 
 def stored_shape(array: np.ndarray) -> np.ndarray:
-    """The shape of a leaf, as an array to store."""
+    """The shape of a leaf, as an array that can be stored."""
     return np.array(array.shape, np.int64)
 
 

@@ -52,7 +52,7 @@ class BitmaskStorage:
         return array_checks.shape_from(arrays['shape'])
 
     def check(self, arrays: StoredArrays) -> None:
-        """Refuses another number of values than bits that are set."""
+        """Refuses arrays in which the number of values is not the number of bits that are set."""
         size = math.prod(self.shape(arrays))
         bits = arrays['bitmask']
         array_checks.check_array('bitmask', bits, axes=1)

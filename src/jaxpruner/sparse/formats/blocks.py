@@ -28,7 +28,7 @@ _CHUNK = 1 << 20
 
 
 class BlockStorage:
-    """The format of zeros that stand together."""
+    """The format for zeros that stand together."""
 
     name = 'blocks'
     values_key = 'values'
@@ -83,7 +83,7 @@ class BlockStorage:
         return shape
 
     def check(self, arrays: StoredArrays) -> None:
-        """Refuses blocks outside of the leaf, or twice in it."""
+        """Refuses blocks that lie outside of the leaf or are repeated."""
         shape = self.shape(arrays)
         values = arrays['values']
         indices = arrays['indices']

@@ -69,7 +69,7 @@ class CsrStorage:
         return shape
 
     def check(self, arrays: StoredArrays) -> None:
-        """Refuses row offsets that fall, and columns outside of a row or twice in it."""
+        """Refuses row offsets that fall, and columns that lie outside of a row or are repeated in it."""
         *leading, width = self.shape(arrays)
         offsets = arrays['row_offsets']
         columns = arrays['column_indices']

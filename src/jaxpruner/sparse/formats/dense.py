@@ -6,7 +6,7 @@ from jaxpruner.sparse.formats.base import ArraySpec, KeptPattern, Plan, StoredAr
 
 
 class DenseStorage:
-    """The format of leaves in which nothing is left out."""
+    """The format for leaves in which no zeros are left out."""
 
     name = 'dense'
     values_key = 'values'
@@ -27,11 +27,11 @@ class DenseStorage:
         return {'values': array}
 
     def shape(self, arrays: StoredArrays) -> tuple[int, ...]:
-        """Returns that of the leaf."""
+        """Returns the shape of the leaf."""
         return arrays['values'].shape
 
     def check(self, arrays: StoredArrays) -> None:
-        """Finds nothing to refuse."""
+        """Accepts any array."""
 
     def unpack(self, arrays: StoredArrays) -> np.ndarray:
         """Returns the leaf."""

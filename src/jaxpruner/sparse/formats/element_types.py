@@ -24,7 +24,7 @@ _WIDEST_NUMBER = 8  # bytes
 
 
 def dtype_named(name: object) -> np.dtype:
-    """Returns the element type of that name.
+    """Returns the element type of a name.
 
     Raises:
       ValueError: there is none.

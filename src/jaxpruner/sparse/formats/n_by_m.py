@@ -30,7 +30,7 @@ _LONGEST_GROUP = 256
 
 
 class NByMStorage:
-    """The format of patterns such as 2:4, along any axis."""
+    """The format for patterns such as 2:4, along any axis."""
 
     name = 'n_by_m'
     values_key = 'compressed'
@@ -88,7 +88,7 @@ class NByMStorage:
         return tuple(shape)
 
     def check(self, arrays: StoredArrays) -> None:
-        """Refuses positions at or above M, and those that stand twice in a group."""
+        """Refuses positions at or above M, and those that are repeated in a group."""
         self.shape(arrays)
         n, m, _ = _settings(arrays)
         packed = arrays['indices']
@@ -176,7 +176,7 @@ def _chunks(shape: tuple[int, ...]) -> Iterator[slice]:
 
 
 def _counts(groups: np.ndarray) -> np.ndarray:
-    """Counts what is set in each group; NumPy sums along so short an axis slowly."""
+    """Counts the flags that are set in each group; NumPy is slow to sum along so short an axis."""
     number, m, trailing = groups.shape
     counts = np.zeros((number, trailing), np.uint8)
     for position in range(m):
@@ -185,7 +185,7 @@ def _counts(groups: np.ndarray) -> np.ndarray:
 
 
 def _filled(groups: np.ndarray, n: int) -> np.ndarray:
-    """Returns the mask of what is stored: the kept weights, and the first others of groups that have fewer than N."""
+    """Returns the mask of what is stored: the kept weights, and in groups of fewer than N the first others, too."""
     counts = _counts(groups)
     lacking = n - counts.astype(np.int16)
     if not lacking.any():

@@ -163,7 +163,7 @@ def _columns_of(rows: jax.Array, block_inputs: int) -> jax.Array:
 
 
 def _product_of_shards(shards: int, dtype: Any, operands: _Operands) -> jax.Array:
-    """One product for each shard of the groups; their outputs stand side by side."""
+    """Computes a product for each shard of the groups, and puts their outputs side by side."""
 
     def cut(array: jax.Array) -> jax.Array:
         groups, *rest = array.shape
@@ -183,7 +183,7 @@ def _product_of_shards(shards: int, dtype: Any, operands: _Operands) -> jax.Arra
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(dtype: Any, operands: _Operands) -> jax.Array:
-    """The product, rows `[n, groups * out]`, added up in a type."""
+    """The product `[n, groups * out]`, added up in a type."""
     columns = operands.columns
 
     def multiply_chunk(_: None, chunk: Any) -> tuple[None, jax.Array]:
@@ -208,7 +208,7 @@ def _forward(dtype: Any, operands: _Operands) -> tuple[jax.Array, _Operands]:
 
 
 def _backward(_: Any, operands: _Operands, cotangents: jax.Array) -> tuple[_Operands]:
-    """The derivatives. Columns are gathered again, since those of all groups together take much memory."""
+    """The derivatives. Columns are gathered again: the gathered columns of all groups would take much memory."""
     columns, values, indices, probe = operands
     groups = len(values)
 

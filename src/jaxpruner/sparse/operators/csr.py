@@ -130,7 +130,7 @@ class CsrMatrix:
     probe: jax.Array | None = None
 
     def multiply(self, rows: jax.Array) -> jax.Array:
-        """Returns rows @ matrix."""
+        """Multiplies rows with the matrix."""
         return csr_product(rows, self.compressed, self.pattern, self.probe)
 
 
@@ -138,7 +138,7 @@ class CsrMatrix:
 def csr_product(
     rows: jax.Array, compressed: jax.Array, pattern: CsrPattern, probe: jax.Array | None = None
 ) -> jax.Array:
-    """Rows @ matrix, for a matrix in CSR.
+    """Multiplies rows with a matrix in CSR.
 
     Args:
       rows: float[n, inputs].

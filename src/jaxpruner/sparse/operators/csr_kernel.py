@@ -17,7 +17,7 @@ _CALL = 'custom_call'  # how a kernel shows in a lowered program
 
 
 def why_missing(dtype: Any) -> str | None:
-    """Why there is no kernel for values of this type on the default device; `None` where there is one.
+    """Why there is no kernel for values of this type on the default device; `None` if there is one.
 
     >>> why_missing(jnp.bfloat16)
     'there is a CSR kernel for float32 and float64, and not for bfloat16; cast rows and values to float32'
@@ -42,7 +42,7 @@ def why_missing(dtype: Any) -> str | None:
 def multiply(
     compressed: jax.Array, row_offsets: jax.Array, column_indices: jax.Array, columns: jax.Array
 ) -> jax.Array:
-    """A matrix in CSR [m, inner] times a dense one [inner, n].
+    """Multiplies a matrix in CSR [m, inner] with a dense one [inner, n].
 
     Args:
       compressed: float[weights], row by row.

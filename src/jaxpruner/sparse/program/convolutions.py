@@ -14,7 +14,7 @@ from jaxpruner.uses.bodies import bind
 
 @runtime_checkable
 class Convolving(Protocol):
-    """An operator with a way of its own to convolve."""
+    """An operator that convolves by itself."""
 
     def convolve(self, image: jax.Array, convolution: 'Convolution') -> jax.Array:
         """`[batch, *space, channels] -> [batch, *space, outputs]`."""
@@ -28,7 +28,7 @@ class Convolution(NamedTuple):
 
     @property
     def dimension_numbers(self) -> lax.ConvDimensionNumbers:
-        """Where the program has batch, space, channels and outputs."""
+        """The axes of batch, space, channels and outputs in the program."""
         return self.equation.params['dimension_numbers']
 
     @property
@@ -47,7 +47,7 @@ class Convolution(NamedTuple):
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether the window is a single element, so that this is a product of pixels."""
+        """Whether the window is a single element, so that this is a matrix product of pixels."""
         params = self.equation.params
         is_padded = any(map(any, params['padding']))
         is_dilated = any(step != 1 for step in params['lhs_dilation'])
@@ -66,7 +66,7 @@ class Convolution(NamedTuple):
         return result.transpose(order)
 
     def run_with(self, operator: Any, data: jax.Array) -> jax.Array:
-        """Convolves data as the program has them, with an operator in the place of the kernel."""
+        """Convolves data in the axes of the program, with an operator in the place of the kernel."""
         order = _from_spec(self.dimension_numbers.lhs_spec)
         image = data.transpose(order)
         if isinstance(operator, Convolving):
@@ -148,6 +148,6 @@ def _from_spec(spec: Sequence[int]) -> list[int]:
 
 
 def _to_spec(spec: Sequence[int]) -> list[int]:
-    """The order that puts channels from the last axis where a convolution has them."""
+    """The order that moves channels from the last axis back to where the convolution has them."""
     order = _from_spec(spec)
     return [order.index(axis) for axis in range(len(order))]

@@ -85,7 +85,7 @@ class MatrixLeaf:
 
     @property
     def window(self) -> int:
-        """Elements of a window, each with all channels; 1 where nothing is convolved."""
+        """Elements of a window, each with all channels; 1 if nothing is convolved."""
         return self.product_sites[0].window
 
     @property
@@ -126,7 +126,7 @@ class MatrixLeaf:
 def matrix_leaf_of(
     graph: UseGraph, path: tree_lib.Path, constant_masks: bool = False
 ) -> MatrixLeaf:
-    """What a leaf is as a matrix.
+    """Describes a leaf as a matrix.
 
     Args:
       graph: of the model.
@@ -183,7 +183,7 @@ def _product_sites_of(parts: Sequence[WeightMatrices]) -> Iterator[ProductSite]:
 
 
 def _check_use(graph: UseGraph, use: Use) -> None:
-    """Refuses a use in which nothing can take the leaf's place."""
+    """Refuses a use in which no operator can take the place of the leaf."""
     if use.op not in ('dot', 'conv'):
         raise RefusedLeafError(f'{_OTHER_USES[use.op]} ({use.where})')
     site = use.site
@@ -230,7 +230,7 @@ def _is_ruled(graph: UseGraph, path: ProgramPath) -> bool:
 
 
 def _steps_into(path: ProgramPath) -> Iterator[tuple[int, int]]:
-    """The equations around the one at a path, outermost first: the number of each, and which of its programs."""
+    """The equations around the one at a path, outermost first: the number of each, and that of its inner program."""
     for start in range(0, len(path) - 1, 2):
         yield path[start], path[start + 1]
 

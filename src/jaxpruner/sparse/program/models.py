@@ -20,7 +20,7 @@ def find_products(
     *sample: Any,
     constant_masks: bool = False,
 ) -> 'Products':
-    """Which leaves of a model are matrices that data are multiplied by.
+    """Finds the leaves of a model that are matrices by which data are multiplied.
 
     Args:
       apply_fn: `(params, *inputs) -> results`.
@@ -119,7 +119,7 @@ class Products:
 
         Args:
           weights: the parameters, in which a leaf that is a matrix may be an `Operator`.
-          *inputs: of any shapes; for those of other shapes than before the model is traced anew.
+          *inputs: of any shapes; new shapes are traced anew.
 
         Raises:
           ValueError: a leaf that is no matrix is an operator.
@@ -191,7 +191,7 @@ def _check_different(names: Sequence[str]) -> None:
 def _matrix_leaves_of(
     graph: UseGraph, paths: Sequence[tree_lib.Path], constant_masks: bool
 ) -> tuple[dict[int, MatrixLeaf], dict[tree_lib.Path, str]]:
-    """The leaves that are matrices, by number, and why others are none."""
+    """The leaves that are matrices, by number, and why the others are not."""
     matrix_leaves, refused = {}, {}
     for number, path in enumerate(paths):
         try:

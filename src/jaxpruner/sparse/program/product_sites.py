@@ -45,7 +45,7 @@ class ProductSite(NamedTuple):
 
     Attributes:
       use: the use of the leaf.
-      part: which part of the leaf; `None` where it is read as a whole.
+      part: the number of the part of the leaf; `None` if the leaf is read as a whole.
     """
 
     use: Use
@@ -58,7 +58,7 @@ class ProductSite(NamedTuple):
 
     @property
     def operand(self) -> int:
-        """Which of its operands is the weights."""
+        """Which of its operands holds the weights."""
         return self.use.site.operand
 
     @property
@@ -70,7 +70,7 @@ class ProductSite(NamedTuple):
 
     @property
     def convolution(self) -> Convolution:
-        """The operation, where it is a convolution."""
+        """The operation, if it is a convolution."""
         return Convolution(self.equation)
 
     @property
@@ -92,7 +92,7 @@ class ProductSite(NamedTuple):
 
     @property
     def window(self) -> int:
-        """Elements of a window; 1 where nothing is convolved."""
+        """Elements of a window; 1 if nothing is convolved."""
         return 1 if self.use.op == 'dot' else math.prod(self.convolution.window)
 
     @property
@@ -105,7 +105,7 @@ class ProductSite(NamedTuple):
         return [weights, data] if self.operand == 0 else [data, weights]
 
     def multiply(self, data: jax.Array, operator: Any) -> jax.Array:
-        """The result of the operation on data, with an operator in the place of the weights."""
+        """Runs the operation on data, with an operator in the place of the weights."""
         is_convolution = self.use.op == 'conv'
         weights = self.equation.invars[self.operand].aval
         result_dtype = self.result_dtype

@@ -62,11 +62,11 @@ class Replacements:
                 leaves.add(site.view.leaf)
 
     def at(self, path: ProgramPath) -> ProductSite | None:
-        """The product site that is an equation."""
+        """The product site at an equation; `None` if there is none."""
         return self._product_sites.get(path)
 
     def sliced_in(self, path: ProgramPath) -> set[int]:
-        """The leaves of which each trip of a scan gets a layer."""
+        """The leaves of which each trip of a scan reads one layer."""
         return self._sliced.get(path, set())
 
 
@@ -182,7 +182,7 @@ def _placeholders(operands: Values) -> list[Placeholder]:
 def run_with_operators(
     program: Any, product_sites: Sequence[ProductSite], values: Sequence[Any], operators: Operators
 ) -> Values:
-    """The results of a closed program.
+    """Runs a closed program.
 
     Args:
       program: a closed jaxpr.

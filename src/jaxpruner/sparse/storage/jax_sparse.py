@@ -80,7 +80,7 @@ def to_bcoo(weights: Any, *, mask: Any = None) -> 'jax_sparse.BCOO':
 
 
 def from_bcsr(matrix: 'jax_sparse.BCSR') -> dict[str, np.ndarray]:
-    """Converts a `jax.experimental.sparse.BCSR` to the packed leaf of its stored elements, which `unpack` takes.
+    """Converts a `jax.experimental.sparse.BCSR` to a packed leaf of its stored elements, for `unpack`.
 
     Args:
       matrix: without batch or dense axes.

@@ -15,7 +15,7 @@ from jaxpruner.sparse.formats.base import KeptPattern
 
 
 class SourceLeaf(NamedTuple):
-    """A leaf that is to be packed; its values come when they are asked for."""
+    """A leaf that is to be packed; its values are read when they are needed."""
 
     path: tree_lib.Path
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class SourceLeaf(NamedTuple):
         return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
 
     def values(self) -> np.ndarray:
-        """Returns the values in flat order: files would hold those of a transposed view wrongly."""
+        """Returns the values in C order: a file would hold a transposed view in the wrong order."""
         return np.asarray(self.read_values(), order='C')
 
     def pattern(self, values: np.ndarray) -> KeptPattern:
@@ -90,7 +90,7 @@ def leaves_of_tree(tree: tree_lib.PyTree, masks: Any = None) -> list[SourceLeaf]
 
 
 def check_sources(sources: Iterable[SourceLeaf]) -> None:
-    """Refuses two leaves of one name, and dtypes that no file could name."""
+    """Refuses two leaves of one name, and dtypes that files do not know."""
     paths: dict[str, tree_lib.Path] = {}
     for source in sources:
         if source.name in paths:

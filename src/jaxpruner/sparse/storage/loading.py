@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def load(
     path: os.PathLike[str] | str, *, like: tree_lib.PyTree = None, progress: bool = True
 ) -> Any:
-    """Loads a tree that `save` wrote, bit by bit as it was.
+    """Loads a tree that `save` wrote; every bit is as it was.
 
     Leaves are read and unpacked one at a time. `open_packed` reads single leaves.
 
@@ -125,7 +125,7 @@ def open_packed(path: os.PathLike[str] | str) -> 'PackedFile':
 
 @contextlib.contextmanager
 def _reading(file: 'PackedFile', is_shown: bool, is_packed: bool = False) -> Iterator[Any]:
-    """Yields a function that reads a leaf and shows which."""
+    """Yields a function that reads a leaf and shows its name in a progress bar."""
     total = sum(file.stored_bytes.values())
     with progress_bar(total, is_shown, in_bytes=True) as show:
         bytes_behind = 0

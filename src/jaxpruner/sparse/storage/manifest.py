@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
     @property
     def tensors(self) -> dict[str, str]:
-        """The name in the file of each array."""
+        """The name of each array in the file."""
         keys = sorted(table.FORMATS[self.format_name].keys)
         return {key: self.tensor_name(key) for key in keys}
 
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
 
     @property
     def values_key(self) -> str:
-        """The array whose numbers are the leaf's."""
+        """The array that holds the values of the leaf."""
         return table.FORMATS[self.format_name].values_key
 
 

@@ -19,7 +19,7 @@ _WRITE_AGAIN = 'write or download it again'
 
 
 class PackedFile:
-    """A file that `save` wrote: names, shapes and formats at once, weights leaf by leaf.
+    """A file that `save` wrote. Names, shapes and formats are read at once, and weights leaf by leaf.
 
     Attributes:
       path: of the file.

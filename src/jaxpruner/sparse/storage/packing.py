@@ -54,7 +54,7 @@ def pack(tree: tree_lib.PyTree, *, masks: Any = None) -> Any:
 
 
 def unpack(packed: Any, like: tree_lib.PyTree = None) -> Any:
-    """Returns the tree of which `pack` made this one, bit by bit.
+    """Returns the tree of which `pack` made this one; every bit is as it was.
 
     Args:
       packed: what `pack` returned, perhaps restored from a checkpoint.
@@ -150,7 +150,7 @@ def _packed_format(node: Any) -> StorageFormat:
 
 
 def _is_packed(node: Any) -> bool:
-    """Whether a node is the arrays of one leaf."""
+    """Whether a node holds the arrays of one leaf."""
     if not isinstance(node, Mapping) or _format_of(node) is None:
         return False
     return all(_is_array(value) for value in node.values())

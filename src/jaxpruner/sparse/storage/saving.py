@@ -123,7 +123,7 @@ class _PlannedLeaf(NamedTuple):
     Attributes:
       source: where its values come from.
       plan: the arrays that it takes.
-      entry: what the manifest says of it.
+      entry: what the manifest says about it.
     """
 
     source: SourceLeaf
@@ -141,7 +141,7 @@ class _PlannedLeaf(NamedTuple):
         return cls(source, plan, entry)
 
     def packed(self) -> dict[str, np.ndarray]:
-        """Packs the leaf, as it is stored; the values themselves are freed before they are written."""
+        """Packs the leaf into the arrays that are stored. The values are freed before these are written."""
         arrays = _packed(self.source, self.plan)
         stored = {}
         for key in self.plan.arrays:  # in the order of the file

@@ -63,7 +63,7 @@ class BlockSettings:
 
 @dataclasses.dataclass(frozen=True)
 class LeafSettings:
-    """What was asked for one leaf; `None` where no name matches it."""
+    """What was asked for one leaf; `None` if no name matches it."""
 
     sparsity: float | None
     block: BlockShape | str | None

@@ -28,7 +28,7 @@ Gradients = Mapping[str, jax.Array]  # by name of the leaf
 
 
 class TrainingState(NamedTuple):
-    """What a training carries from step to step."""
+    """The arrays that training carries from step to step."""
 
     weights: Any
     topology: Topology
@@ -74,7 +74,7 @@ class CompactModel(abc.ABC):
 
     @abc.abstractmethod
     def _moved(self, state: TrainingState, scores: Gradients, tx: Any, step: Any) -> TrainingState:
-        """The state after the smallest weights were dropped, and those of the largest scores grown."""
+        """The state after the smallest weights were dropped and those with the largest scores grown."""
 
     def apply(
         self, weights: Any, topology: Topology, *inputs: Any, probe: Gradients | None = None
@@ -85,7 +85,7 @@ class CompactModel(abc.ABC):
           weights: as `pack` returns them.
           topology: where they are kept.
           *inputs: of the model; other shapes than those of the sample are traced anew.
-          probe: `model.probe()`, where RigL's scores are wanted; `probe` says what the backward pass returns for it.
+          probe: `model.probe()`, to get RigL's scores; `probe` says what the backward pass returns for it.
 
         Returns:
           What the model returns for `unpack(weights, topology)`.
@@ -123,7 +123,7 @@ class CompactModel(abc.ABC):
         return probe
 
     def unpack(self, weights: Any, topology: Topology) -> Any:
-        """The dense parameters, in the tree and dtypes of `pack`'s; zeros where nothing is kept.
+        """The dense parameters, in the tree and dtypes that `pack` was given; zeros where nothing is kept.
 
         With a term of low rank the product of its two matrices is added, so no weight stays zero; `masks` says where
         the blocks are.
@@ -137,7 +137,7 @@ class CompactModel(abc.ABC):
         return self.products.put(weights, leaves)
 
     def masks(self, topology: Topology) -> Any:
-        """The masks: a tree like the parameters of uint8, `None` for leaves that stay dense."""
+        """The masks: a tree like the parameters, uint8, with `None` for leaves that stay dense."""
         self._check_topology_shapes(topology)
         masks = {}
         for name in self.stored_leaves:
@@ -170,7 +170,7 @@ class CompactModel(abc.ABC):
         gradients: Gradients | Callable[[Any, Topology], Gradients] | None,
         due: Any,
     ) -> tuple[Any, Topology, Any]:
-        """Drops and grows weights, if it is due."""
+        """Drops and grows weights, if that is due."""
         self._check_topology_shapes(state.topology)
         self._check_optimizer(tx, state.weights)
         if self.moves.algorithm == STATIC:
@@ -264,7 +264,7 @@ class CompactModel(abc.ABC):
             optimizer_state.check_resettable(tx, compact)
 
     def _stored(self, weights: Any) -> dict[str, Any]:
-        """What stands in the place of leaves that are stored compactly, by name."""
+        """The stored arrays of leaves that are stored compactly, by name."""
         by_name = self.products.by_name(weights)
         return {name: by_name[name] for name in self.stored_leaves}
 

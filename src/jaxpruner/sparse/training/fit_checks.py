@@ -81,7 +81,7 @@ def check_gradient(argument: str, name: str, gradient: Any, expected: tuple[int,
     Args:
       argument: the argument of the caller, for the message.
       name: the name of the leaf.
-      gradient: an array, or `None` where there is none.
+      gradient: an array, or `None` if it is missing.
       expected: its shape.
 
     Raises:

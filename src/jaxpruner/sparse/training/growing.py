@@ -36,7 +36,7 @@ class GrowthInputs(NamedTuple):
 
 
 def random_scores(inputs: GrowthInputs) -> dict[str, jax.Array]:
-    """SET grows at random: numbers drawn anew at each step."""
+    """SET grows at random: the scores are drawn anew at each step."""
     key = seeds.prng_key(inputs.rng_seed, inputs.step)
     keys = seeds.split_key(key, len(inputs.shapes))
     scores = {}

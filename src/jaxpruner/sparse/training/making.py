@@ -39,7 +39,7 @@ def block_sparse(
     mesh_axis: str | None = None,
     progress: bool = True,
 ) -> BlockSparse:
-    """Makes a model of which only some blocks are stored, multiplied and trained, so that a step takes less time.
+    """Makes a model in which only some blocks are stored, multiplied and trained, so that a step takes less time.
 
     Each matrix of the model, `[inputs, outputs]`, is cut into blocks. Every group of outputs stores the same number of
     blocks, so all arrays keep their shapes while blocks move. The optimizer's moments are as small as the values. A
@@ -143,7 +143,7 @@ def _note(layout: Layout, placement: Placement, moves: MoveSettings) -> str:
 
 
 def _warn_of_unreached_inputs(layouts: Mapping[str, Layout]) -> None:
-    """A model that does not see some of its inputs learns less; RigL at least chooses which ones."""
+    """A model that does not see some of its inputs learns less. With RigL, gradients decide which inputs it sees."""
     unreached = []
     for name, layout in layouts.items():
         if layout.input_coverage < 1:

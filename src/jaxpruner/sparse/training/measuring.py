@@ -36,7 +36,7 @@ _REPEATS = 5
 
 
 class BlockTimings:
-    """Measures once for each shape; all layers of a stack count as one.
+    """Measures once for each shape; the layers of a stack count as one leaf.
 
     Attributes:
       seconds: the time of a product and its derivatives, by shape of the matrix, rows, sparsity, rank, and layout.

@@ -19,10 +19,10 @@ _CHECKED_STEPS = 4  # first and last update steps whose drop fraction is checked
 
 @dataclasses.dataclass(frozen=True)
 class MoveSettings:
-    """When blocks or single weights are dropped, how many, and by which algorithm others are grown.
+    """When blocks or single weights are dropped, how many, and how others are grown.
 
     Attributes:
-      algorithm: which are grown: `'static_sparse'`, `'set'` or `'rigl'`.
+      algorithm: says which are grown: `'static_sparse'`, `'set'` or `'rigl'`.
       scheduler: says in which steps; its sparsity has to stay the same.
       drop_fraction_fn: step -> the share of the stored blocks or weights of each matrix that is dropped.
       rng_seed: the seed of positions drawn at random.
@@ -95,7 +95,7 @@ def _steps_to_check(scheduler: sparsity_schedules.BaseSchedule) -> list[int]:
 
 
 def _check_constant_sparsity(scheduler: sparsity_schedules.BaseSchedule) -> None:
-    """Compact arrays have the same size at every step."""
+    """Refuses a schedule whose sparsity changes: compact arrays have the same size at every step."""
     target = 0.5
     for step in (0, 1, 1000):
         sparsity = float(scheduler.get_sparsity_at_step(target, step))

@@ -32,7 +32,7 @@ class Placement:
         self._check_axis_types()
 
     def _check_axis_types(self) -> None:
-        """Products with blocks leave it to the compiler how arrays are divided, which explicit axes forbid."""
+        """Refuses explicit axes: with blocks, the compiler decides how arrays are divided."""
         types = getattr(self.mesh, 'axis_types', None)  # the oldest JAX has none
         names = [getattr(axis_type, 'name', '') for axis_type in types or ()]
         if 'Explicit' in names:
@@ -49,7 +49,7 @@ class Placement:
         return devices if layout.groups % devices == 0 else 1
 
     def is_replicated(self, layout: Layout) -> bool:
-        """Whether a leaf lies on each device as a whole, although it was to be spread."""
+        """Whether a leaf lies on each device as a whole, although it should be spread."""
         if self.mesh is None:
             return False
         was_to_be_spread = self.mesh.shape[self.axis] > 1

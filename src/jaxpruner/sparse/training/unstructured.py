@@ -33,7 +33,7 @@ def unstructured_sparse(
     drop_fraction_fn: Callable[[Any], Any] = optax.constant_schedule(0.3),
     rng_seed: int = 8,
 ) -> UnstructuredSparse:
-    """Makes a model of which single weights are stored, multiplied and trained: faster than dense from 90 % on.
+    """Makes a model in which single weights are stored, multiplied and trained: faster than dense from 90 % on.
 
     It trains like the dense model under an unstructured mask: static, by SET or by RigL, with an optimizer that treats
     each weight by itself. Products run through JAX's kernel for matrices in CSR. JAX has it from 0.6.1 on, for CPUs,

@@ -24,7 +24,7 @@ class KeptWeights:
     """How many weights of the matrices of a leaf are kept.
 
     Attributes:
-      layers: lengths of the axes along which there are matrices; () for one.
+      layers: lengths of the axes along which there are several matrices; () for one matrix.
       inputs: rows of a matrix.
       outputs: its columns.
       kept: weights of each matrix.

@@ -25,7 +25,7 @@ def why_missing(
     stored: int = 1,
     device: Any = None,
 ) -> str | None:
-    """Why there is no kernel for a product with stored blocks; `None` where there is one.
+    """Why there is no kernel for a product with stored blocks; `None` if there is one.
 
     Args:
       dtype: of rows and values.

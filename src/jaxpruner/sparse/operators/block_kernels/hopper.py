@@ -28,7 +28,7 @@ class _Scratch(NamedTuple):
       left: buffers for tiles of rows.
       right: buffers for what they are multiplied by.
       result: where the sum is put before it is copied.
-      barriers: say for each pair of buffers when copies into it are done.
+      barriers: for each pair of buffers, says when copies into it are done.
     """
 
     left: Any
@@ -152,7 +152,7 @@ class HopperKernels:
         """The kernel with its scratch memory.
 
         Args:
-          body: gets the operands, the result, and what `_Scratch` names.
+          body: gets the operands, the result, and the fields of `_Scratch`.
           result: its shape.
           grid: name of an axis -> how many places it has.
           shapes: of a tile of rows, of what it is multiplied by, and of the part of the result.

@@ -117,13 +117,13 @@ def product(
 
 
 class _Members(NamedTuple):
-    """A batch, as `vmap` hands it over.
+    """A batch, as `vmap` describes it.
 
     Attributes:
       size: how many members it has.
       rows: whether each member has rows of its own, along a first axis.
       blocks: whether each has blocks of its own.
-      steps: which of the arrays of steps each has for itself.
+      steps: for each array of the steps, whether each member has its own.
     """
 
     size: int
