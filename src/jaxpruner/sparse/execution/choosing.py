@@ -202,7 +202,8 @@ def asked_layers(
 def _first_rules(rules: Mapping[Any, Any], paths: Mapping[str, tree_lib.Path]) -> dict[str, Any]:
     """For each leaf, the value of the first rule that matches it."""
     texts = list(rules.values())
-    numbers = tree_lib.first_matches(list(rules), list(paths.values()), 'formats')
+    all_paths = list(paths.values())
+    numbers = tree_lib.first_matches(list(rules), all_paths, 'formats')
     rule_of = {}
     for name, number in zip(paths, numbers, strict=True):
         if number is not None:
@@ -218,7 +219,8 @@ def _named_in_vain(
     """Leaves that a rule names for a format, although none of the leaves that it matches is a matrix."""
     names = []
     for rule, text in rules.items():
-        if text == DENSE or any(tree_lib.matches(rule, path) for path in paths.values()):
+        names_a_matrix = any(tree_lib.matches(rule, path) for path in paths.values())
+        if text == DENSE or names_a_matrix:
             continue
         for name, path in dense_paths.items():
             if tree_lib.matches(rule, path):

@@ -129,8 +129,9 @@ def compile(
     pattern = pattern_of(matrices)
     setting = _setting(formats, pattern)
     dense_model = Model(apply_fn, whole)
+    dense_layers = {name: each.layer(None) for name, each in matrices.items()}
     report = ExecutionReport(
-        layers={name: each.layer(None) for name, each in matrices.items()},
+        layers=dense_layers,
         dense_leaves=whole.refused,
         pattern=pattern,
         device=device_name(),

@@ -283,7 +283,8 @@ class ExecutedSmaller(ExecutedFormat):
             arrays['inputs'] = kept_channels.astype(np.int32)
         if count < outputs:
             columns = np.full((layers, outputs), count, np.int32)
-            np.put_along_axis(columns, kept_outputs, np.arange(count)[None], axis=1)
+            kept_columns = np.arange(count)
+            np.put_along_axis(columns, kept_outputs, kept_columns[None], axis=1)
             arrays['outputs'] = columns
         return arrays
 

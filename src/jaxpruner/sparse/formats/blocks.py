@@ -56,7 +56,8 @@ class BlockStorage:
         values_spec = plan.arrays['values']
         indices_spec = plan.arrays['indices']
         *_, height, width = values_spec.shape
-        is_kept = np.any(_in_blocks(mask, height, width), axis=(-2, -1))
+        mask_blocks = _in_blocks(mask, height, width)
+        is_kept = np.any(mask_blocks, axis=(-2, -1))
         blocks = _in_blocks(array, height, width)
         values = blocks[is_kept]
         groups, _ = indices_spec.shape
@@ -78,7 +79,8 @@ class BlockStorage:
                 f'values has shape {values.shape}; it must have 4 axes: groups, blocks, in, out'
             )
         _, _, height, width = values.shape
-        if len(shape) < 2 or 0 in shape or shape[-2] % height or shape[-1] % width:
+        is_matrix = len(shape) >= 2 and 0 not in shape
+        if not is_matrix or shape[-2] % height or shape[-1] % width:
             raise ValueError(f'its shape is {shape}, which blocks {height}×{width} do not divide')
         return shape
 

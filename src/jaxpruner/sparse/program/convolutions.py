@@ -103,7 +103,9 @@ class Convolution(NamedTuple):
             starts.append(0)
             stops.append(channels)
             elements.append(lax.slice(image, starts, stops, strides))
-        return elements[0] if len(elements) == 1 else jnp.concatenate(elements, axis=-1)
+        if len(elements) == 1:
+            return elements[0]
+        return jnp.concatenate(elements, axis=-1)
 
     def _padded(self, image: jax.Array) -> jax.Array:
         """The images with zeros around them, and between their elements."""

@@ -196,7 +196,8 @@ def _check_use(graph: UseGraph, use: Use) -> None:
         raise RefusedLeafError(
             f'it is multiplied by an algorithm that has no name ({use.where}); take one of lax.DotAlgorithmPreset'
         )
-    if site.view.shape != tuple(axis.size for axis in site.view.axes):
+    own_shape = tuple([axis.size for axis in site.view.axes])
+    if site.view.shape != own_shape:
         raise RefusedLeafError(f'other parameters are put beside it ({use.where})')
     if _is_ruled(graph, site.path):
         raise RefusedLeafError(f'a call with a derivative rule of its own reads it ({use.where})')
@@ -207,7 +208,8 @@ def _check_use(graph: UseGraph, use: Use) -> None:
 
 def _is_nested_outermost_first(loops: Sequence[ProgramPath]) -> bool:
     """Whether loops, given by their paths, are all different and in the order in which they are nested."""
-    return loops == sorted(loops, key=len) and len(set(loops)) == len(loops)
+    are_different = len(set(loops)) == len(loops)
+    return are_different and loops == sorted(loops, key=len)
 
 
 def _check_unmasked(use: Use) -> None:
@@ -252,9 +254,11 @@ def _programs(equation: Any) -> Sequence[Program]:
 def _check_parts(parts: Sequence[WeightMatrices], leaf: Any) -> None:
     """Refuses a leaf that is not made of whole matrices of one shape."""
     shapes = {part.shape for part in parts}
-    if len(shapes) > 1 or len({len(part.stack) for part in parts}) > 1:
+    depths = {len(part.stack) for part in parts}
+    if len(shapes) > 1 or len(depths) > 1:
         raise RefusedLeafError(f'it is read in parts of the shapes {sorted(shapes)}')
     if not all(part.fills_stacks for part in parts):
         raise RefusedLeafError('other parameters lie in the same stack')
-    if len(parts) * math.prod(parts[0].shape) != math.prod(leaf.shape):
+    size_of_part = math.prod(parts[0].shape)
+    if len(parts) * size_of_part != leaf.size:
         raise RefusedLeafError('only a part of it is multiplied')

@@ -47,9 +47,10 @@ class SourceLeaf(NamedTuple):
         if self.read_mask is None:
             return KeptPattern.of(is_not_zero)
         try:
-            mask = np.asarray(packing.unpack_like(self.read_mask(), self.shape)) != 0
+            mask = packing.unpack_like(self.read_mask(), self.shape)
         except ValueError as error:
             raise ValueError(f'{self.name}: {error}') from error
+        mask = np.asarray(mask) != 0
         lost = int(np.count_nonzero(is_not_zero & ~mask))
         if lost:
             raise ValueError(

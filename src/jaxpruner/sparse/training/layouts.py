@@ -77,7 +77,8 @@ class Layout:
     @property
     def low_rank_size(self) -> int:
         """Weights of the term of low rank."""
-        return math.prod(self.layers) * self.rank * (self.inputs + self.outputs)
+        matrices = math.prod(self.layers)
+        return matrices * self.rank * (self.inputs + self.outputs)
 
     @property
     def words(self) -> str:

@@ -207,10 +207,10 @@ class BlockSparse(CompactModel):
         stored, placed = {}, {}
         for name, leaf in self._stored(weights).items():
             layout = self.layouts[name]
-            # The term of low rank is on each device.
-            arrays = self.placement.replicate({key: leaf[key] for key in leaf if key != 'values'})
-            arrays['values'] = self.placement.place_groups(leaf['values'], layout)
-            stored[name] = arrays
+            # The term of low rank lies on each device.
+            low_rank = {key: leaf[key] for key in leaf if key != 'values'}
+            values = self.placement.place_groups(leaf['values'], layout)
+            stored[name] = {**self.placement.replicate(low_rank), 'values': values}
             placed[name] = self.placement.place_groups(topology[name], layout)
         return self.products.put(weights, stored), placed
 

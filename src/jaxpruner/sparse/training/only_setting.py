@@ -1,7 +1,7 @@
 """The setting `only`, which says which leaves are trained on compact weights."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
@@ -32,15 +32,16 @@ class OnlySetting(NamedTuple):
             return cls(None)
         names = tree_lib.as_names(only)
         paths = [matrix_leaf.path for matrix_leaf in products.by_leaf.values()]
-        refused_paths = {name: tuple(name.split('/')) for name in products.refused}
-        tree_lib.check_names(names, [*paths, *refused_paths.values()], 'only')
+        refused = {tuple(leaf.split('/')): leaf for leaf in products.refused}
+        tree_lib.check_names(names, [*paths, *refused], 'only')
         for name in names:
             if any(tree_lib.matches(name, path) for path in paths):
                 continue
-            refused = [leaf for leaf, path in refused_paths.items() if tree_lib.matches(name, path)]
-            leaf, *_ = refused
+            path = next(path for path in refused if tree_lib.matches(name, path))
+            leaf = refused[path]
+            reason = products.refused[leaf]
             raise ValueError(
-                f'only: {name!r} cannot be trained on compact weights: {leaf}: {products.refused[leaf]}'
+                f'only: {name!r} cannot be trained on compact weights: {leaf}: {reason}'
             )
         return cls(names)
 
@@ -74,7 +75,7 @@ class OnlySetting(NamedTuple):
             )
 
 
-def first_reasons(reasons: Mapping[str, Any]) -> str:
-    """Why leaves stay dense, for a message: the first of them."""
+def first_reasons(reasons: Mapping[str, str]) -> str:
+    """The first leaves that stay dense, with their reasons, for a message."""
     texts = [f'{name}: {reason}' for name, reason in reasons.items()]
     return '; '.join(texts[:_MOST_LISTED])
