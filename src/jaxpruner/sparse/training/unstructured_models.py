@@ -85,10 +85,10 @@ class UnstructuredSparse(CompactModel):
                 positions = unstructured_positions.largest(leaf, matrices)
             else:
                 rng = self.moves.host_rng(number)
-                positions = unstructured_positions.drawn(leaf, rng)
+                positions = unstructured_positions.draw(leaf, rng)
             # The other arrays follow from the positions.
             arrays = leaf.arrays_of(jnp.asarray(positions))
-            compressed = unstructured_positions.gathered(leaf, matrices, arrays['positions'])
+            compressed = unstructured_positions.gather(leaf, matrices, arrays['positions'])
             packed[name] = arrays
             stored[name] = {'compressed': compressed}
         return self.products.put(params, stored), packed
@@ -144,7 +144,7 @@ class UnstructuredSparse(CompactModel):
     def _dense(self, name: str, compressed: jax.Array, positions: jax.Array) -> jax.Array:
         """The leaf with these weights, and zeros elsewhere."""
         leaf = self.leaves[name]
-        matrices = unstructured_positions.scattered(leaf, compressed, positions)
+        matrices = unstructured_positions.scatter(leaf, compressed, positions)
         return self.products.by_leaf[name].from_matrix(matrices)
 
     def _moved(self, state: TrainingState, scores: Gradients, tx: Any, step: Any) -> TrainingState:
@@ -154,7 +154,7 @@ class UnstructuredSparse(CompactModel):
             leaf = self.leaves[name]
             compressed = stored['compressed']
             positions = state.topology[name]['positions']
-            new_positions, places = unstructured_positions.replaced(
+            new_positions, places = unstructured_positions.replace(
                 leaf, compressed, positions, scores[name], fraction
             )
             new_topology[name] = leaf.arrays_of(new_positions)

@@ -97,10 +97,10 @@ def pattern_of(arrays: Mapping[str, Any]) -> CsrPattern:
     return CsrPattern(**arrays)
 
 
-def drawn(leaf: KeptWeights, rng: np.random.Generator) -> np.ndarray:
-    """Random positions, all equally likely: int32[*layers, kept].
+def draw(leaf: KeptWeights, rng: np.random.Generator) -> np.ndarray:
+    """Draws positions, all equally likely: int32[*layers, kept].
 
-    >>> drawn(KeptWeights((), 2, 3, kept=6), np.random.default_rng(0)).tolist()
+    >>> draw(KeptWeights((), 2, 3, kept=6), np.random.default_rng(0)).tolist()
     [0, 1, 2, 3, 4, 5]
     """
     positions = np.empty((leaf.matrices, leaf.kept), np.int32)
@@ -121,8 +121,8 @@ def largest(leaf: KeptWeights, matrices: jax.Array) -> jax.Array:
     return leaf.map_layers(of_matrix, matrices)
 
 
-def scattered(leaf: KeptWeights, compressed: jax.Array, positions: jax.Array) -> jax.Array:
-    """The matrices [*layers, inputs, outputs] with these weights, and zeros elsewhere."""
+def scatter(leaf: KeptWeights, compressed: jax.Array, positions: jax.Array) -> jax.Array:
+    """Puts weights into matrices [*layers, inputs, outputs] of zeros."""
 
     def of_matrix(compressed: jax.Array, positions: jax.Array) -> jax.Array:
         zeros = jnp.zeros(leaf.matrix_size, compressed.dtype)
@@ -133,8 +133,8 @@ def scattered(leaf: KeptWeights, compressed: jax.Array, positions: jax.Array) ->
     return leaf.map_layers(of_matrix, compressed, positions)
 
 
-def gathered(leaf: KeptWeights, matrices: jax.Array, positions: jax.Array) -> jax.Array:
-    """The kept weights [*layers, kept] of matrices."""
+def gather(leaf: KeptWeights, matrices: jax.Array, positions: jax.Array) -> jax.Array:
+    """Takes the kept weights [*layers, kept] out of matrices."""
 
     def of_matrix(matrix: jax.Array, positions: jax.Array) -> jax.Array:
         flat = matrix.reshape(-1)
@@ -143,7 +143,7 @@ def gathered(leaf: KeptWeights, matrices: jax.Array, positions: jax.Array) -> ja
     return leaf.map_layers(of_matrix, matrices, positions)
 
 
-def replaced(
+def replace(
     leaf: KeptWeights,
     compressed: jax.Array,
     positions: jax.Array,
@@ -164,8 +164,8 @@ def replaced(
       their number, behind the last.
     """
     ones = jnp.ones_like(compressed, jnp.uint8)
-    masks = scattered(leaf, ones, positions)
-    drop_scores = scattered(leaf, jnp.abs(compressed), positions)
+    masks = scatter(leaf, ones, positions)
+    drop_scores = scatter(leaf, jnp.abs(compressed), positions)
     stacked = leaf.matrices, leaf.matrix_size
     masked = replacement.MaskedLeaf(
         masks.reshape(stacked),
