@@ -24,12 +24,12 @@ class ArraySpec(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def stored_shape_spec(mask: np.ndarray) -> ArraySpec:
-    """Shape and dtype of the array that `stored_shape` returns for a leaf with this mask."""
+def shape_spec(mask: np.ndarray) -> ArraySpec:
+    """Shape and dtype of the array that `shape_array` returns for a leaf with this mask."""
     return ArraySpec((mask.ndim,), np.dtype('int64'))
 
 
-def stored_shape(array: np.ndarray) -> np.ndarray:
+def shape_array(array: np.ndarray) -> np.ndarray:
     """The shape of a leaf, as an array that can be stored."""
     return np.array(array.shape, np.int64)
 

@@ -10,8 +10,8 @@ from jaxpruner.sparse.formats.base import (
     KeptPattern,
     Plan,
     StoredArrays,
-    stored_shape,
-    stored_shape_spec,
+    shape_array,
+    shape_spec,
 )
 from jaxpruner.sparse.formats.gathering import CHUNK, kept_values
 from jaxpruner.sparse.formats.number_bits import packed_length
@@ -33,7 +33,7 @@ class BitmaskStorage:
         arrays = {
             'compressed': ArraySpec((pattern.kept,), dtype),
             'bitmask': ArraySpec((bytes_of_bits,), np.dtype('uint8')),
-            'shape': stored_shape_spec(mask),
+            'shape': shape_spec(mask),
         }
         plan = Plan(self.name, arrays)
         return plan if plan.weight_bytes <= most_bytes else None
@@ -44,7 +44,7 @@ class BitmaskStorage:
         return {
             'compressed': kept_values(array, mask, kept),
             'bitmask': np.packbits(mask),
-            'shape': stored_shape(array),
+            'shape': shape_array(array),
         }
 
     def shape(self, arrays: StoredArrays) -> tuple[int, ...]:

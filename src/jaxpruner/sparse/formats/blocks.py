@@ -18,8 +18,8 @@ from jaxpruner.sparse.formats.base import (
     KeptPattern,
     Plan,
     StoredArrays,
-    stored_shape,
-    stored_shape_spec,
+    shape_array,
+    shape_spec,
 )
 
 _LONGEST_SIDE = 512
@@ -67,7 +67,7 @@ class BlockStorage:
         return {
             'values': values.reshape(values_spec.shape),
             'indices': indices.reshape(indices_spec.shape),
-            'shape': stored_shape(array),
+            'shape': shape_array(array),
         }
 
     def shape(self, arrays: StoredArrays) -> tuple[int, ...]:
@@ -179,7 +179,7 @@ def _plan_for(mask: np.ndarray, dtype: np.dtype, candidate: _Candidate) -> Plan:
     arrays = {
         'values': ArraySpec(values_shape, dtype),
         'indices': ArraySpec((groups, count), index_dtype),
-        'shape': stored_shape_spec(mask),
+        'shape': shape_spec(mask),
     }
     return Plan(BlockStorage.name, arrays)
 

@@ -13,8 +13,8 @@ from jaxpruner.sparse.formats.base import (
     KeptPattern,
     Plan,
     StoredArrays,
-    stored_shape,
-    stored_shape_spec,
+    shape_array,
+    shape_spec,
 )
 
 
@@ -38,7 +38,7 @@ class CsrStorage:
             'compressed': ArraySpec((kept,), dtype),
             'row_offsets': ArraySpec((rows + 1,), np.dtype(offset_dtype)),
             'column_indices': ArraySpec((kept,), np.dtype(column_dtype)),
-            'shape': stored_shape_spec(mask),
+            'shape': shape_spec(mask),
         }
         plan = Plan(self.name, arrays)
         return plan if plan.weight_bytes <= most_bytes else None
@@ -58,7 +58,7 @@ class CsrStorage:
             'compressed': array.reshape(-1)[positions],
             'row_offsets': offsets,
             'column_indices': columns.astype(column_dtype),
-            'shape': stored_shape(array),
+            'shape': shape_array(array),
         }
 
     def shape(self, arrays: StoredArrays) -> tuple[int, ...]:
