@@ -79,8 +79,8 @@ class BlockStorage:
                 f'values has shape {values.shape}; it must have 4 axes: groups, blocks, in, out'
             )
         _, _, height, width = values.shape
-        is_matrix = len(shape) >= 2 and 0 not in shape
-        if not is_matrix or shape[-2] % height or shape[-1] % width:
+        is_cut = len(shape) >= 2 and shape[-2] % height == 0 and shape[-1] % width == 0
+        if 0 in shape or not is_cut:
             raise ValueError(f'its shape is {shape}, which blocks {height}×{width} do not divide')
         return shape
 
