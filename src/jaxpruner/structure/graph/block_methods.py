@@ -1,4 +1,4 @@
-"""The methods of a `ChannelGraph` that leave out whole residual blocks."""
+"""`blocks`, `without_blocks` and `drop_blocks`: residual blocks are removed as a whole."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -15,19 +15,19 @@ class BlockMethods(GraphRecord):
 
     @functools.cached_property
     def blocks(self) -> Mapping[str, Block]:
-        """The residual blocks that can be left out as a whole, by name, in the order of the first program.
+        """The residual blocks that can be left out, by name, in the order of the first program.
 
-        A block adds to a stream what it computes from it. Blocks of a program in loops, or in functions compiled apart,
-        are not among them; layers of a scan are a group, see `Group.is_depth`.
+        A block computes something from a stream and adds it to the stream. Blocks inside loops, or inside functions
+        with a `jit` of their own, are not found. Layers of a scan are a group instead, see `Group.is_depth`.
         """
         return find_blocks(self.traces)
 
     def without_blocks(self, names: Iterable[str], allow_inexact: bool = False) -> Self:
-        """The graph of the model without some of its residual blocks: its programs do not compute them.
+        """The graph of the model without some residual blocks: its programs do not compute them.
 
         Args:
           names: of blocks.
-          allow_inexact: whether blocks may be left out although that is not the same as zeroing them.
+          allow_inexact: whether to leave out blocks for which this is not the same as zeroing them.
 
         Returns:
           A graph for parameters that `drop_blocks` returned; `small_apply({})` is the model's function.
@@ -46,14 +46,14 @@ class BlockMethods(GraphRecord):
         *,
         verify: bool = True,
     ) -> Any:
-        """Puts `None` for the leaves of some residual blocks, so that they take no memory and are not trained.
+        """Replaces the leaves of some residual blocks by `None`, so that they take no memory and are not trained.
 
         Args:
-          tree: the parameters; the state of the model; masks, averages, gradients of their structure; or a state of an
-            optimizer.
+          tree: the parameters, or a tree of their structure such as masks, averages or gradients; the state of the
+            model; or a state of an optimizer.
           names: of blocks.
           allow_inexact: as in `without_blocks`.
-          verify: compare the model without the blocks with the one in which they are zero, as `shrink` does.
+          verify: compare the model without the blocks with the model in which they are zero, as `shrink` does.
 
         Raises:
           TypeError: `names` is a text.

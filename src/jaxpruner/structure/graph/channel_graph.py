@@ -1,7 +1,7 @@
-"""The graph of a model's channels: one class, whose methods stand in a file for each purpose.
+"""The class `ChannelGraph`. Its methods are spread over several files, one for each purpose.
 
-Each part is an abstract class that reads the fields of a `GraphRecord`. It holds the methods that users call and their
-documentation; the work is done in the subpackage or the module named last:
+Each file has a base class of `ChannelGraph`, which reads the fields of `GraphRecord`. Its methods hold the
+documentation for users, and call the subpackage or module named last:
 
     file                   methods                                         done in
     record                 also, explain; the fields                       programs, graph/texts
@@ -26,17 +26,17 @@ from jaxpruner.structure.graph.zero_channel_methods import ZeroChannelMethods
 class ChannelGraph(
     ChoosingMethods, CuttingMethods, BlockMethods, ZeroChannelMethods, SourceMethods
 ):
-    """The channels of a model: what can be removed together, and what cannot be removed. Made by `channel_groups`.
+    """The channels of a model: which can be removed together, and which cannot be removed. Made by `channel_groups`.
 
-    Each leaf has a part in a group, is in `pinned`, or is in `unused`.
+    Each leaf is a member of a group, in `pinned`, or in `unused`.
 
     Attributes:
       groups: name -> group, in the order in which the model uses their first leaves.
-      pinned: the axes of leaves that stay as they are.
+      pinned: axes of leaves that stay as they are.
       unused: paths of leaves that have no part in the results.
       trace: the traced program and the axes of its values.
-      model: the programs that were traced, and the shapes with which they were.
-      others: traces of the programs that were added with `also`.
+      model: the programs that were traced, and the shapes of their arguments.
+      others: traces of the programs added with `also`.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxpruner.structure import channel_groups

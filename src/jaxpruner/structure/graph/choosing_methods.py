@@ -1,4 +1,4 @@
-"""The methods of a `ChannelGraph` that choose which channels stay, and count what that saves."""
+"""`choose` and `cost`: which channels stay, and what the smaller model costs."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -37,53 +37,55 @@ class ChoosingMethods(GraphRecord):
         allow_inexact: bool = False,
         progress: bool = True,
     ) -> Choice:
-        """Chooses which channels stay: those of the highest scores that a budget has room for.
+        """Chooses which channels stay: those with the highest scores that fit into a budget.
 
-        The score of a channel is the sum of the scores of its weights in each member, divided by the member's mean, and
-        reduced over the members. Where `Group.lists` has atoms, channels are chosen for each of their indices (layers
-        of a scan, experts, heads), the same number for each. How many stay is decided by the scores of the whole model.
-        Which ones do is decided once more for each group by what the others leave, so that a head does not count for
-        features that go, nor a feature for heads that go.
+        In each member, the scores of a channel's weights are summed and divided by the member's mean. The score of the
+        channel is the sum over the members, or what `reduce` says. Where `Group.lists` has atoms, each of their indices
+        (layer of a scan, expert, head) keeps channels of its own, and all keep the same number.
 
-        Groups are named by their names or by globs; `*` and `?` are special in them, brackets are not. Where a mapping
-        has globs, the first that matches a group counts.
+        The scores of the whole model decide how many channels stay. Each group is then ranked once more, without the
+        weights that the other groups remove. So a head does not count for features that go, nor a feature for heads
+        that go.
+
+        Groups are given by names or globs. `*` and `?` are special in globs, brackets are not. If several globs of a
+        mapping match a group, the first one counts.
 
         Args:
-          params: arrays, on any devices; what is sharded is scored where it is.
-          budget: `'parameters=0.5'`, `'flops=0.5'`, `'bytes=0.5'` or `'latency=0.5'`: the share that stays of the
-            whole model's. For latency a handful of candidates are compiled and timed on the device at hand.
-          counts: name or glob of groups -> how many channels stay, instead of a budget; other groups stay whole.
-          score: the name of an algorithm (`'magnitude'`, `'saliency'`, `'wanda'`, `'ria'`, `'random'`, ...); or an
-            algorithm, such as `RandomPruning(rng_seed=1)`; or a tree like `params`, of arrays or `None`; or a function
-            of the matrix whose rows are a group's channels in one member, `(channels, weights of each)`. It returns
-            numbers of shape `(channels,)`, or `(channels, weights)`, which are summed, or `None` where it has none. It
-            also gets what it names of `gradients` (a matrix, too), `member` and `group`.
+          params: arrays, on any devices. Sharded arrays are scored where they are.
+          budget: `'parameters=0.5'`, `'flops=0.5'`, `'bytes=0.5'` or `'latency=0.5'`: the share of the whole model's
+            that stays. For latency a handful of candidates are compiled and timed on the device at hand.
+          counts: name or glob of groups -> how many channels stay, instead of a budget. Other groups stay whole.
+          score: one of these. The name of an algorithm (`'magnitude'`, `'saliency'`, `'wanda'`, `'ria'`, `'random'`,
+            ...). An algorithm, such as `RandomPruning(rng_seed=1)`. A tree like `params`, of arrays or `None`. A
+            function of the matrix whose rows are a group's channels in one member, `(channels, weights of each)`. It
+            returns numbers of shape `(channels,)` or `(channels, weights)`, which are summed, or `None` for no score.
+            It also gets the arguments that it names: `gradients` (such a matrix), `member` and `group`.
           reduce: over a group's members, `'sum'`, `'mean'` or `'max'`.
-          normalise: what each member's scores are divided by, `'mean'` or `'max'`; `'standard'` makes their mean 0 and
-            their standard deviation 1; `None` leaves them; or a function of the array of a member's scores.
-          ranking: which channels are ranked together: of each group (`'each'`), of all groups (`'all'`), or of groups
-            of like shape (`'alike'`). All that are ranked together lose the same share.
-          round_to: multiples of which channels stay, or all of them; one for all groups, or by glob.
-          least: the least share of a group that stays, one for all or by glob.
+          normalise: what each member's scores are divided by, `'mean'` or `'max'`. `'standard'` makes their mean 0 and
+            their standard deviation 1, and `None` leaves them. Or a function of the array of a member's scores.
+          ranking: which channels are ranked together: those of each group (`'each'`), of all groups (`'all'`), or of
+            groups of like shape (`'alike'`). Each ranking loses the same share.
+          round_to: the number of channels that stay is a multiple of this, or all of them. For all groups, or by glob.
+          least: the least share of a group that stays, for all groups or by glob.
           greatest: the greatest share of a group that stays, likewise.
           leave: names or globs of groups that are left alone.
-          equal: names or globs; of the groups that one of them means, those of like shape keep the same number.
-          depth: whether layers of a scan may go, as well (`Group.is_depth`). With `counts` naming them will do.
+          equal: names or globs. Among the groups that one of them matches, those of like shape keep the same number.
+          depth: whether layers of a scan may go, too (`Group.is_depth`). With `counts` it is enough to name them.
           gradients: a tree like `params`, for scores by gradients.
-          batches: for calibrated scores, and the first one for latency; by default what the graph was made with. A
-            tuple holds the inputs, after the state if there is one; anything else is the only input.
-          allow_inexact: whether groups may be cut although that is not the same as zeroing them.
+          batches: for calibrated scores, and the first one for latency. By default the inputs of the graph. A tuple
+            holds the inputs, after the state if there is one; anything else is the only input.
+          allow_inexact: whether to cut groups for which this is not the same as zeroing them.
           progress: show a bar while calibrating and timing, if stderr is a terminal and rich is installed.
 
         Returns:
-          What stays, in `Choice.keep`; printed it is a table.
+          The channels that stay, in `Choice.keep`. It is printed as a table.
 
         Raises:
-          TypeError: a setting has another type, or parameters have no values.
-          KeyError: a name or glob means no group.
+          TypeError: a setting has the wrong type, or parameters have no values.
+          KeyError: a name or glob matches no group.
           ValueError: both or neither of budget and counts, a setting that is unknown or has no effect, a budget or
-            limits that cannot be met, scores that are not finite, one array for two leaves, or counts that devices do
-            not divide.
+            limits that cannot be met, scores that are not finite, one array for two leaves, or counts that the number
+            of devices does not divide.
 
         >>> import jax.numpy as jnp
         >>> from jaxpruner.structure import channel_groups
@@ -124,12 +126,12 @@ class ChoosingMethods(GraphRecord):
         return choosing.choose(self, params, settings)
 
     def cost(self, keep: KeepByGroup | None = None) -> costs.Cost:
-        """Counts the parameters, the bytes and the floating point operations of the model, whole or after a cut.
+        """Counts the parameters, bytes and floating point operations of the model, whole or after a cut.
 
-        Nothing is traced or compiled: the numbers are read off the trace, for inputs of its shapes.
+        Nothing is traced or compiled. The numbers are read off the trace, for inputs of its shapes.
 
         Args:
-          keep: as in `shrink`; inexact groups, too. Without it the whole model is counted.
+          keep: as in `shrink`, also of inexact groups. Without it the whole model is counted.
 
         Raises:
           TypeError, KeyError, IndexError, ValueError: as in `shrink`.

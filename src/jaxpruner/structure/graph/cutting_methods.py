@@ -1,4 +1,4 @@
-"""The methods of a `ChannelGraph` that make the smaller model, and compare it with the whole one."""
+"""`shrink`, `zeroed`, `expand`, `small_apply`, `verify` and `refit`: the smaller model, compared with the whole one."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,7 +17,7 @@ from jaxpruner.structure.programs import ModelProgram
 
 
 class CuttingMethods(GraphRecord):
-    """Cuts trees along, and runs the program at the smaller shapes."""
+    """Cuts trees, and runs the program at the smaller shapes."""
 
     def shrink(
         self,
@@ -27,19 +27,20 @@ class CuttingMethods(GraphRecord):
         *,
         verify: bool = True,
     ) -> Any:
-        """Cuts a tree along: what belongs to removed channels is left out.
+        """Cuts a tree: removed channels are left out of all its arrays.
 
         Args:
-          tree: the parameters; the state of the model; masks, packed or not, averages, gradients of their structure; or
-            a state of an optimizer, a wrapped one, too. Packed masks are packed anew. A cache may be of another batch.
-          keep: name of a group -> the indices of its channels that stay, ascending; where `Group.lists` has atoms, also
-            an array of such lists, all of one length, for each layer of a scan, expert or head. A group that is not
-            named stays.
-          allow_inexact: whether groups may be cut although that is not the same as zeroing them.
-          verify: compare the smaller model with the zeroed one, as `verify` does, where the tree can be its parameters
-            (arrays of their structure and dtypes) and the graph was made with arrays for inputs, which it holds. This
-            compiles and runs three programs for each program of the model. Without inputs, and where inexact groups are
-            allowed, nothing is compared.
+          tree: the parameters, or a tree of their structure such as masks (packed or not), averages or gradients; the
+            state of the model; or a state of an optimizer, wrapped or not. Packed masks are packed anew. The batch of a
+            cache may have another size.
+          keep: name of a group -> the indices of its channels that stay, ascending. Where `Group.lists` has atoms, it
+            may also be an array with such a list for each layer of a scan, expert or head, all of one length. Groups
+            that are not named stay whole.
+          allow_inexact: whether to cut groups for which this is not the same as zeroing them.
+          verify: compare the smaller model with the zeroed one, as the method `verify` does. This compiles and runs
+            three programs for each program of the model. It is left out if inexact groups are allowed, if the tree
+            cannot be the parameters (arrays of their structure and dtypes), or if the graph was made without arrays for
+            inputs.
 
         Returns:
           The tree with smaller arrays, on the devices where they are.
@@ -48,8 +49,8 @@ class CuttingMethods(GraphRecord):
           TypeError: `keep` is no mapping, or indices are no whole numbers.
           KeyError: there is no such group.
           IndexError: a group has no such index.
-          ValueError: no index, repeated ones, or ones that are not in order; a group that is not exact; an array that
-            is none of those above, such as factored moments; or a smaller model that differs from the zeroed one.
+          ValueError: indices are missing, repeated or not in order; a group is not exact; an array is none of those
+            above, such as factored moments; or the smaller model differs from the zeroed one.
 
         >>> import jax.numpy as jnp
         >>> from jaxpruner.structure import channel_groups
@@ -65,12 +66,12 @@ class CuttingMethods(GraphRecord):
         return trees.shrink(tree, self.traces, cut)
 
     def zeroed(self, tree: PyTree, keep: KeepByGroup, allow_inexact: bool = False) -> Any:
-        """As `shrink`, but what belongs to removed channels is set to zero, and all shapes stay."""
+        """As `shrink`, but removed channels are set to zero, and all shapes stay."""
         cut = check_keep(self.groups, keep, allow_inexact)
         return trees.zeroed(tree, self.traces, cut)
 
     def expand(self, tree: PyTree, keep: KeepByGroup, allow_inexact: bool = False) -> Any:
-        """The inverse of `shrink`: what stayed gets back to its place, with zeros for what was removed."""
+        """The inverse of `shrink`: kept channels go back to their places, with zeros for the removed ones."""
         cut = check_keep(self.groups, keep, allow_inexact)
         return trees.expand(tree, self.traces, cut)
 
@@ -83,10 +84,10 @@ class CuttingMethods(GraphRecord):
     ) -> Callable[..., Any]:
         """The apply function of the smaller model: the same program with smaller shapes.
 
-        It can be compiled, differentiated, mapped over and trained as the model can. Rules of `jax.custom_jvp` and
-        `jax.custom_vjp` stay; one that cannot be followed is an error when a derivative is taken. Numbers that were
-        computed from an old width, such as `1 / width`, stay as they were; `old_numbers` lists them. For inputs of
-        other shapes the model is traced anew. Callbacks that only show something are left out.
+        It can be compiled, differentiated, mapped over and trained as the model can. Derivative rules of
+        `jax.custom_jvp` and `jax.custom_vjp` stay. A rule that cannot be followed is an error when a derivative is
+        taken. Numbers that were computed from an old width, such as `1 / width`, stay as they were; `old_numbers` lists
+        them. For inputs of other shapes the model is traced anew. Callbacks that only show something are left out.
 
         Args:
           keep: as in `shrink`.
@@ -94,12 +95,12 @@ class CuttingMethods(GraphRecord):
           of: the function of the program, if it is not the first one.
 
         Returns:
-          `(params, *inputs) -> results`, or `(params, state, *inputs) -> results`, of parameters and a state that
-          `shrink` returned. A state that comes back is a small one, too.
+          `(params, *inputs) -> results`, or `(params, state, *inputs) -> results`, for parameters and a state that
+          `shrink` returned. The state in the results is a small one, too.
 
         Raises:
-          TypeError, KeyError, IndexError, ValueError: as in `shrink`; ValueError if there is no such program, and
-            when it is called, for parameters or a state of other shapes.
+          TypeError, KeyError, IndexError, ValueError: as in `shrink`; ValueError if there is no such program. When
+            called it raises ValueError for parameters or a state of other shapes.
 
         >>> import jax.numpy as jnp
         >>> from jaxpruner.structure import channel_groups
@@ -121,16 +122,16 @@ class CuttingMethods(GraphRecord):
         allow_inexact: bool = False,
         of: Callable[..., Any] | None = None,
     ) -> Verification:
-        """Compares the smaller model with the whole one of which the removed channels are zero.
+        """Compares the smaller model with the zeroed one, the whole model whose removed channels are zero.
 
-        The error counts beside the change that the removal makes: where that is nothing, nothing is proven. Both models
-        run with matrix products at full precision, for which the model is traced anew.
+        The error is compared with the change that the removal makes. If the removal changes nothing, nothing is proven.
+        Both models run with matrix products at full precision, for which the model is traced anew.
 
         Args:
           params: of the whole model, arrays.
           keep: as in `shrink`.
           *inputs: arrays.
-          state: of the whole model, arrays. The results' state is compared, too, but for removed channels.
+          state: of the whole model, arrays. The state in the results is compared, too, without removed channels.
           allow_inexact: as in `shrink`.
           of: as in `small_apply`.
 
@@ -164,7 +165,7 @@ class CuttingMethods(GraphRecord):
             return verify(traced.apply_fn, small_apply, versions)
 
     def _check_examples(self, params: PyTree, keep: KeepByGroup) -> None:
-        """Compares the smaller model with the zeroed one, in each program with arrays for arguments."""
+        """Compares the smaller model with the zeroed one, in each program that was given arrays as arguments."""
         for program in self.model.programs:
             if program.examples is None:
                 continue
@@ -191,26 +192,26 @@ class CuttingMethods(GraphRecord):
         allow_inexact: bool = False,
         progress: bool = True,
     ) -> PyTree:
-        r"""Shrinks parameters after it has fitted them to calibration inputs by least squares.
+        r"""Fits parameters to calibration inputs by least squares, and then shrinks them.
 
-        Each kernel $W$ that sums over removed channels gets new rows $W'$ for those that stay, so that its output on
-        the inputs $X$ that it meets in the whole model changes least: with $H = X^\top X$ summed over all batches,
-        $W' = W_k + (H_{kk} + \lambda I)^{-1} H_{kr} W_r$ for the channels $k$ that are kept and the removed ones $r$.
-        Nothing is trained, and no labels are needed.
+        A kernel $W$ that sums over removed channels gets new rows $W'$ for the channels that stay. They are chosen such
+        that its output changes least on the inputs $X$ that it gets in the whole model. With $H = X^\top X$ summed over
+        all batches, they are $W' = W_k + (H_{kk} + \lambda I)^{-1} H_{kr} W_r$ for the kept channels $k$ and the
+        removed ones $r$. Nothing is trained, and no labels are needed.
 
-        Products and convolutions are fitted that read a kernel as it is, those in scans, too. One warning names the
-        leaves that are left out, such as a tied embedding, of which data look up rows. Zeros among the rows that stay
-        do not stay zero.
+        Fitted are products and convolutions that read a kernel as it is, also in scans. One warning names the leaves
+        that are left out, such as a tied embedding whose rows data look up. Zeros in the rows that stay do not stay
+        zero.
 
         Args:
           params: of the whole model, arrays.
           keep: as in `shrink`.
           batches: any iterable of batches. A tuple holds the inputs, after the state if there is one; anything else
             is the only input.
-          damping: $\lambda$ as a share of the mean of the diagonal of $H_{kk}$: more holds the rows nearer to what they
-            were. Ten times as much is taken where it is not enough, with a warning.
-          sequential: fit a kernel to what it meets once those before it are fitted; the batches are held meanwhile. By
-            default all are fitted to the whole model, in one pass.
+          damping: $\lambda$ as a share of the mean of the diagonal of $H_{kk}$. A larger one keeps the rows nearer to
+            the old ones. Where it is not enough, ten times as much is taken, with a warning.
+          sequential: fit a kernel to the inputs that it gets once the kernels before it are fitted. The batches are
+            held meanwhile. By default all kernels are fitted to the whole model, in one pass.
           allow_inexact: as in `shrink`.
           progress: show a progress bar, if stderr is a terminal and rich is installed.
 
@@ -227,7 +228,7 @@ class CuttingMethods(GraphRecord):
         >>> x = jnp.array([[1.0], [2.0]])
         >>> graph = channel_groups(lambda p, x: (x @ p['up']) @ p['down'], params, x)
         >>> small = graph.refit(params, {'up[1]': [0]}, [x], damping=0.0)
-        >>> small['down'].tolist()  # the channel that goes is twice the one that stays
+        >>> small['down'].tolist()  # the removed channel is twice the kept one
         [[3.0]]
         """
 

@@ -1,4 +1,4 @@
-"""What is known of a model's channels: the record that the methods of a `ChannelGraph` read."""
+"""The fields of a `ChannelGraph`, with `also` and `explain`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from jaxpruner.structure.programs import ModelProgram
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class GraphRecord:
-    """The fields of a `ChannelGraph`, and what they say of themselves."""
+    """What the analysis found in a model; see `ChannelGraph`."""
 
     groups: Mapping[str, Group]
     pinned: tuple[PinnedAxis, ...]
@@ -35,8 +35,8 @@ class GraphRecord:
     ) -> Self:
         """The graph of this model with one more program of the same parameters, such as evaluation or decoding.
 
-        A channel can be removed if each program allows it, and its group is exact if it is so in each. Groups are named
-        after the first program. Leaves of states with the same path are the same in all programs.
+        A channel can be removed if every program allows it. Its group is exact if it is exact in every program. Groups
+        are named after the first program. Leaves of states with the same path are the same in all programs.
 
         Args:
           apply_fn: `(params, *inputs) -> results`, or `(params, state, *inputs) -> results` if there is a state.
@@ -44,8 +44,8 @@ class GraphRecord:
           state: as in `channel_groups`.
 
         Raises:
-          ValueError: as in `channel_groups`; the graph has this function already; or a leaf of the state has another
-            number of axes than in another program.
+          ValueError: as in `channel_groups`; the graph has this function already; or a leaf of the state has a
+            different number of axes in another program.
 
         >>> import jax.numpy as jnp
         >>> from jaxpruner.structure import channel_groups
@@ -68,7 +68,7 @@ class GraphRecord:
         return model.analyse(model.params, programs)
 
     def explain(self, leaf: Path | str, axis: int) -> str:
-        """Says what is known of an axis of a leaf: its groups, or why it stays and what it is tied to.
+        """Describes an axis of a leaf: its groups, or why it stays and which axes it is tied to.
 
         Args:
           leaf: its path, as a tuple or as text.
@@ -81,8 +81,8 @@ class GraphRecord:
         return texts.explain(self, leaf, axis)
 
     def __repr__(self) -> str:
-        exact = [group for group in self.groups.values() if group.exact]
-        groups = f'{len(self.groups)} groups, {len(exact)} of them exact'
+        exact_count = sum(group.exact for group in self.groups.values())
+        groups = f'{len(self.groups)} groups, {exact_count} of them exact'
         others = f'{len(self.pinned)} pinned axes, {len(self.unused)} unused leaves'
         return f'ChannelGraph({groups}, {others})'
 

@@ -1,4 +1,4 @@
-"""The methods of a `ChannelGraph` that lead to a module which is built from source with the new widths."""
+"""`old_numbers`, `fold` and `compare`: the smaller model beside a module built from source with the new widths."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ from jaxpruner.structure.widths.source_models import (
 
 
 class SourceMethods(GraphRecord):
-    """Finds the numbers of old widths, folds them into parameters, and compares the module."""
+    """Finds numbers of old widths, folds them into parameters, and compares the module."""
 
     def old_numbers(
         self,
@@ -34,9 +34,9 @@ class SourceMethods(GraphRecord):
     ) -> OldNumbers:
         """Lists the numbers in the smaller program that come from an old width, such as `1 / width`, with their lines.
 
-        With the function of a module that was built with the new widths, both programs are traced, and compared
-        operation by operation: what differs is exactly these numbers. Without it, numbers are listed that meet a cut
-        axis, or a sum over one, and have the value of its old width, of its root, or of the inverse of either.
+        If `small_fn` is given, the smaller program and that of the module are compared operation by operation, and the
+        numbers that differ are listed. Otherwise numbers are listed that meet a cut axis, or a sum over one, and have
+        the value of its old width, of its root, or of the inverse of either.
 
         Args:
           keep: as in `shrink`.
@@ -73,25 +73,25 @@ class SourceMethods(GraphRecord):
         weights_only: bool = False,
         of: Callable[..., Any] | None = None,
     ) -> Folded:
-        """Scales parameters so that a module of the new widths gives what the smaller program gives.
+        """Scales parameters so that a module of the new widths gives the same results as the smaller program.
 
-        Factors are followed through the program. An RMSNorm over D' channels in place of D has a mean that is D / D'
-        times as large; its scale takes up the square root of that, and the module needs an epsilon that is D / D'
-        times as large, too. A query kernel takes up the difference of `1 / sqrt(d)`. Of a LayerNorm nothing takes up
-        the mean that is subtracted.
+        Factors are followed through the program. An RMSNorm over D' channels instead of D has a mean that is D / D'
+        times as large. Its scale takes up the square root of that, and the module needs an epsilon that is D / D' times
+        as large, too. A query kernel takes up the difference of `1 / sqrt(d)`. No parameter takes up the mean that a
+        LayerNorm subtracts.
 
         Args:
           small_params: what `shrink` returned.
           keep: as in `shrink`.
           small_fn: as in `old_numbers`.
           allow_inexact: as in `shrink`.
-          weights_only: leave epsilons as they are. Where all that is added to a residual stream can be scaled, such as
-            kernels and biases, they then need no change.
+          weights_only: leave epsilons as they are. They need no change if all kernels and biases that add to a
+            residual stream can be scaled instead.
           of: as in `small_apply`.
 
         Returns:
-          The parameters, what they were multiplied by, which constants the module still has to get, and the numbers
-          that nothing takes up.
+          The parameters, their factors, the constants that the module still has to get, and the numbers that no
+          parameter takes up.
 
         Raises:
           TypeError, KeyError, IndexError, ValueError: as in `shrink`; ValueError if the module's program differs in
@@ -129,8 +129,8 @@ class SourceMethods(GraphRecord):
     ) -> SourceComparison:
         """Compares a module of the new widths with the smaller model, for the first program.
 
-        They are equal if the results are, and no number of an old width is left. Otherwise these numbers are listed,
-        with the difference of the results beside the change that the cut makes.
+        They are equal if their results are equal and no number of an old width is left. Otherwise these numbers are
+        listed, and the difference of the results beside the change that the cut makes.
 
         Args:
           params: of the whole model, arrays.
@@ -138,7 +138,7 @@ class SourceMethods(GraphRecord):
           small_fn: as in `old_numbers`.
           *inputs: arrays.
           state: as in `verify`.
-          folded: what `fold` returned; without it the module gets the parameters as they are.
+          folded: what `fold` returned. Without it the module gets the parameters as they are.
           allow_inexact: as in `shrink`.
 
         Raises:

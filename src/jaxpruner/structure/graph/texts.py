@@ -1,4 +1,4 @@
-"""What a graph of channels says of itself: its table, and why an axis stays."""
+"""The texts of a `ChannelGraph`: its table, and what `explain` says of an axis."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ _MOST_MEMBERS = 6  # in a row of the table
 
 
 def table(graph: Any) -> str:
-    """The groups of a graph, and what stays."""
+    """A table of the groups, and lines about what stays."""
     lines = ['no channels can be removed']
     groups = list(graph.groups.values())
     if groups:
@@ -37,7 +37,7 @@ def table(graph: Any) -> str:
 
 
 def explain(graph: Any, leaf: Path | str, axis: int) -> str:
-    """Says what is known of an axis of a leaf; see `ChannelGraph.explain`."""
+    """Describes an axis of a leaf; see `ChannelGraph.explain`."""
     number = _leaf_number(graph.trace, leaf)
     axes = graph.trace.leaves[number]
     path = graph.trace.paths[number]
@@ -71,7 +71,7 @@ def _leaf_number(trace: Trace, leaf: Path | str) -> int:
 
 
 def _name_tied(trace: Trace, leaf: int, axis: int, pinned: PinnedAxis) -> list[str]:
-    """A line that names the leaves' axes with an atom in common."""
+    """A line that names the axes which share an atom with a pinned one; no line if there are none."""
     own_atoms = _pinned_atoms(trace.leaves[leaf][axis], pinned.pin)
     names = []
     for other, axes in enumerate(trace.leaves):
@@ -90,7 +90,7 @@ def _row(group: Group) -> Sequence[str]:
 
 
 def _name_members(group: Group) -> str:
-    """The leaves of a group, without the beginning of their paths that they share."""
+    """The names of a group's leaves, without the first parts that all their paths share."""
     all_paths = [member.path for member in group.members]
     paths = list(dict.fromkeys(all_paths))
     shared = _shared_depth(paths)
@@ -101,7 +101,7 @@ def _name_members(group: Group) -> str:
 
 
 def _shared_depth(paths: Sequence[Path]) -> int:
-    """How many parts at the beginning all paths share; each keeps one of its own."""
+    """How many first parts all paths share; the last part of a path is never shared."""
     depth = 0
     parents = [path[:-1] for path in paths]
     for parts in zip(*parents, strict=False):

@@ -1,4 +1,4 @@
-"""The methods of a `ChannelGraph` that find channels which are zero already."""
+"""`zero_channels` and `nonzero_channels`: which channels are zero, after training for example."""
 
 import numpy as np
 
@@ -8,22 +8,22 @@ from jaxpruner.structure.graph.record import GraphRecord
 
 
 class ZeroChannelMethods(GraphRecord):
-    """Finds what can be removed without any change of the results."""
+    """Finds channels whose removal changes no result."""
 
     def zero_channels(self, tree: PyTree) -> dict[str, np.ndarray]:
-        """The channels that are zero already: removing them changes nothing.
+        """Finds the channels that are zero already: removing them changes nothing.
 
-        Some members of a channel are enough if the others then have no part in the results: a column of a kernel with
-        its bias, or the row of the next kernel. The program says which; a channel that adds something all the same is
-        not among them. Groups that are not exact are left out.
+        Not all members of a channel have to be zero. It is enough if the others then have no part in the results: a
+        column of a kernel with its bias is enough, and so is the row of the next kernel. The program is searched for
+        sets of members that are enough. Groups that are not exact are left out.
 
         Args:
-          tree: parameters; or masks, packed or not; or a state of a wrapped optimizer, which holds masks. Leaves that
-            it lacks, or for which it has `None`, count as not zero; so it may be a subtree, `variables['params']`.
+          tree: parameters; masks, packed or not; or a state of a wrapped optimizer, which holds masks. It may be a
+            subtree, such as `variables['params']`: leaves that are missing or `None` count as not zero.
 
         Returns:
-          Name of a group -> indices, ascending, for groups that have some. Where each layer, expert or head may keep
-          channels of its own, those that are zero in all. `nonzero_channels` has the rest.
+          Name of a group -> indices, ascending, for groups with such channels. Where each layer, expert or head may
+          keep channels of its own, the indices are those of channels that are zero in all of them.
 
         Raises:
           TypeError: values are traced.
@@ -45,15 +45,15 @@ class ZeroChannelMethods(GraphRecord):
         return channels
 
     def nonzero_channels(self, tree: PyTree) -> dict[str, np.ndarray]:
-        """What `shrink` has to keep so that nothing changes: all channels that are not zero already.
+        """Finds the channels that `shrink` has to keep so that no result changes: those that are not zero already.
 
         Args:
           tree: as in `zero_channels`.
 
         Returns:
-          Name of a group -> indices, ascending, for groups that have others, too. A group that is zero throughout keeps
-          its first channel. Where layers, experts or heads differ in what is zero, each has a list of its own, all as
-          long as the longest.
+          Name of a group -> indices, ascending, for groups that have zero channels, too. A group whose channels are all
+          zero keeps the first one. Where layers, experts or heads differ in their zero channels, each has a list of its
+          own. All lists are as long as the longest.
 
         Raises:
           TypeError, ValueError: as in `zero_channels`.
