@@ -1,8 +1,8 @@
-"""How a model uses each of its parameters: the traced program is walked through once.
+"""Finds how a model uses each of its parameters, in one walk through the traced program.
 
-The walk carries a view with each value that is made of a parameter: which axes of the parameter lie along which axes
-of the value. `1:6` is an axis of the value that holds 6 elements along axis 1 of the parameter. Here is what becomes
-of a stack of 3 kernels with 4 inputs and 2 x 3 outputs, stored as (kernels, outputs, inputs):
+Each value that is made of a parameter has a view. It says which axes of the parameter lie along which axes of the
+value. `1:6` is an axis of the value with 6 elements along axis 1 of the parameter. Take a stack of 3 kernels with 4
+inputs and 2 x 3 outputs, stored as (kernels, outputs, inputs). Its view changes like this:
 
 >>> from jaxpruner.uses import control_flow, moves, reshaping, views
 >>> view = views.whole(leaf=0, shape=(3, 6, 4))
@@ -18,11 +18,11 @@ of a stack of 3 kernels with 4 inputs and 2 x 3 outputs, stored as (kernels, out
 >>> print(view)  # what each trip of a scan gets; equation 2 of the program is the scan
 (2:4, 1:3, 1:2), a trip for each of 0:3
 
-A trip is one iteration of a `scan` or a `while` loop, one run of its body. In trip i a scan takes element i of each
+A trip is one iteration of a `scan` or a `while` loop: one run of its body. In trip i a scan takes element i of each
 array that it scans over.
 
-A product of data with this value sums over its first axis. So it contracts axis 2 of the parameter, axis 1 is free, and
-axis 0 is a stack, which is what `param_uses` finds in the model itself:
+A product of data with this value sums over the value's first axis. So it contracts axis 2 of the parameter, axis 1 is
+free, and axis 0 is a stack. `param_uses` finds that in the model itself:
 
 >>> import jax, jax.numpy as jnp
 >>> def apply(params, x):
@@ -36,16 +36,16 @@ axis 0 is a stack, which is what `param_uses` finds in the model itself:
 
 Read the files in this order:
 
-    tracing → records → walk → bodies       the model is traced; what is known of its values; the walk; programs inside
+    tracing → records → walk → bodies       traces the model; records of its values; the walk; programs in equations
     rules → moving_rules                    what each primitive does to views
-    views → moves → reshaping               what a view is, and what becomes of it
+    views → moves → reshaping               what a view is, and how it changes
     control_flow                            scans, while loops and branches
     contractions                            which axes a product sums over
     graph                                   the uses of each leaf
 
-Beside these, `liveness` finds which equations have a part in the results. `indexing_rules` is for elements at indices
-that are not known. `constant_rules` keeps views exact where other operands are constants, which `constants` and
-`known_integers` follow. `taps`, `steps` and `segments` run the traced model again.
+Beside these, `liveness` finds which equations the results depend on. `indexing_rules` is for elements at unknown
+indices. `constant_rules` keeps views exact if the other operands are constants, which `constants` and `known_integers`
+follow. `taps`, `steps` and `segments` run the traced model again.
 """
 
 from jaxpruner.uses.graph import UnsupportedPrimitive as UnsupportedPrimitive

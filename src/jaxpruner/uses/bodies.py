@@ -1,11 +1,11 @@
 """The programs inside an equation, and visitors of programs.
 
 `jit`, `scan`, `while`, `cond` and `shard_map` run programs on their operands. `inside(equation)` reads such an
-equation into a record, which says which programs these are and which operand goes where. A `Visitor` has one method
-for each of these records, and one for equations with no program inside. An `Evaluator` is a visitor that goes through a
-program from its inputs to its results; its subclass says what it knows of a value.
+equation into a record of its programs and of the operands that go into each. A `Visitor` has one method for each of
+these records, and one for equations with no program inside. An `Evaluator` is a visitor that goes through a program
+from its inputs to its results. Its subclass defines what it knows of a value.
 
-A primitive with a program inside is a row of `_READERS`. If no record fits, add a record and a method of `Visitor`.
+A primitive with a program inside has a row of `_READERS`. If no record fits, add a record and a method of `Visitor`.
 """
 
 import abc
@@ -16,19 +16,19 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 import jax.extend.core
 from jax.extend.core import Literal
 
-# The number of an equation, then of a program inside it, of an equation therein, …; see `graph.Site` for examples.
+# The numbers of an equation, of a program inside it, of an equation in that program, …; see `graph.Site`.
 ProgramPath = tuple[int, ...]
 
 
 class Program(NamedTuple):
-    """A program and the constants in it."""
+    """A program and its constants."""
 
     jaxpr: jax.extend.core.Jaxpr
     constants: tuple[Any, ...]
 
     @classmethod
     def of(cls, jaxpr: Any) -> 'Program':
-        """Of a jaxpr, closed or not."""
+        """The program of a jaxpr, closed or not."""
         if hasattr(jaxpr, 'jaxpr'):
             return cls(jaxpr.jaxpr, tuple(jaxpr.consts))
         return cls(jaxpr, ())
@@ -50,11 +50,11 @@ class Call(NamedTuple):
 
 
 class ShardMap(Call):
-    """A call in which each device runs the program on its part of each axis."""
+    """A call whose program each device runs on its part of each axis."""
 
 
 class Scan(NamedTuple):
-    """A scan: its operands are constants, then what is carried, then what is sliced."""
+    """A scan. Its operands are constants, then carried values, then values that are sliced."""
 
     equation: Any
     body: Program
@@ -82,7 +82,7 @@ class Scan(NamedTuple):
         return self.constants
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Constants, carried and sliced operands."""
+        """Splits operands into constants, carried and sliced ones."""
         first_sliced = self.constants + self.carried
         return (
             list(operands[: self.constants]),
@@ -91,12 +91,12 @@ class Scan(NamedTuple):
         )
 
     def split_results(self, results: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """What is carried to the next trip, and what is stacked."""
+        """Splits results into carried and stacked ones."""
         return list(results[: self.carried]), list(results[self.carried :])
 
 
 class While(NamedTuple):
-    """A while loop: its operands are constants of the condition, those of the body, then what is carried."""
+    """A while loop. Its operands are constants of the condition, constants of the body, then carried values."""
 
     equation: Any
     condition: Program
@@ -122,7 +122,7 @@ class While(NamedTuple):
         return self.condition_constants + self.body_constants
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Constants of the condition, constants of the body, carried operands."""
+        """Splits operands into constants of the condition, constants of the body, and carried ones."""
         return (
             list(operands[: self.condition_constants]),
             list(operands[self.condition_constants : self.first_carried]),
@@ -131,7 +131,7 @@ class While(NamedTuple):
 
 
 class Cond(NamedTuple):
-    """An equation that runs one of its branches on all operands but the first, which says which one."""
+    """An equation that runs one of its branches. The first operand says which, the others go into the branch."""
 
     equation: Any
     branches: tuple[Program, ...]
@@ -160,7 +160,7 @@ _READERS: dict[str, Callable[[Any], Inside]] = {
 
 
 def inside(equation: Any) -> Inside | None:
-    """The programs inside an equation; `None` where there are none."""
+    """The record of the programs inside an equation; `None` if there are none."""
     reader = _READERS.get(equation.primitive.name)
     return None if reader is None else reader(equation)
 
@@ -174,9 +174,9 @@ class PositionLike(Protocol):
 
 
 class Position(NamedTuple):
-    """A position that is its path alone.
+    """A position that has only a path.
 
-    The programs of a while loop are its condition and its body, numbers 0 and 1.
+    In a while loop, program 0 is the condition and program 1 is the body.
     """
 
     path: ProgramPath = ()
@@ -191,21 +191,21 @@ P = TypeVar('P', bound=PositionLike)
 
 
 class Visitor(abc.ABC, Generic[T, P]):
-    """Visits equations: `T` is what it knows of a value, `P` where it is.
+    """Visits equations. `T` is what it knows of a value, and `P` is its position.
 
-    Each method gets what is known of the operands and returns the same of the results.
+    Each method gets what is known of the operands, and returns what is known of the results.
     """
 
     @abc.abstractmethod
     def visit_program(self, program: Program, inputs: Sequence[T], position: P) -> list[T]:
-        """Goes through a program."""
+        """Visits a program."""
 
     @abc.abstractmethod
     def visit_plain(self, equation: Any, operands: list[T], position: P) -> list[T]:
-        """An equation with no program inside, or one that the visitor does not look into."""
+        """Visits an equation with no program inside, or one whose programs the visitor does not visit."""
 
     def visit_equation(self, equation: Any, operands: list[T], position: P) -> list[T]:
-        """An equation, by what is inside."""
+        """Visits an equation, by the method for the programs inside it."""
         match inside(equation):
             case ShardMap() as shard_map:
                 return self.visit_shard_map(shard_map, operands, position)
@@ -220,23 +220,23 @@ class Visitor(abc.ABC, Generic[T, P]):
         return self.visit_plain(equation, operands, position)
 
     def visit_call(self, call: Call, operands: list[T], position: P) -> list[T]:
-        """A call; its program is the only one in it."""
+        """Visits a call. Its program has number 0."""
         return self.visit_program(call.program, operands, position.at(0))
 
     def visit_shard_map(self, shard_map: ShardMap, operands: list[T], position: P) -> list[T]:
-        """A program that each device runs."""
+        """Visits a program that each device runs."""
         return self.visit_plain(shard_map.equation, operands, position)
 
     def visit_scan(self, scan: Scan, operands: list[T], position: P) -> list[T]:
-        """A scan."""
+        """Visits a scan."""
         return self.visit_plain(scan.equation, operands, position)
 
     def visit_while(self, loop: While, operands: list[T], position: P) -> list[T]:
-        """A while loop."""
+        """Visits a while loop."""
         return self.visit_plain(loop.equation, operands, position)
 
     def visit_cond(self, cond: Cond, operands: list[T], position: P) -> list[T]:
-        """One of several branches."""
+        """Visits an equation with branches."""
         return self.visit_plain(cond.equation, operands, position)
 
 
@@ -245,7 +245,7 @@ class Evaluator(Visitor[T, P]):
 
     @abc.abstractmethod
     def constant(self, value: Any, aval: Any) -> T:
-        """What is known of a constant in a program, of this shape and dtype."""
+        """What is known of a constant in a program. `aval` has its shape and dtype."""
 
     def positions_in(self, program: Program, position: P) -> Iterable[P]:
         """The position of each equation of a program."""
@@ -253,7 +253,7 @@ class Evaluator(Visitor[T, P]):
         return map(position.at, range(count))
 
     def visit_program(self, program: Program, inputs: Sequence[T], position: P) -> list[T]:
-        """The results of a program."""
+        """Visits each equation of a program."""
         jaxpr = program.jaxpr
         values: dict[int, T] = {}
         for variable, constant in zip(jaxpr.constvars, program.constants, strict=True):

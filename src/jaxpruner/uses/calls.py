@@ -1,4 +1,4 @@
-"""Runs the program of a call in the way of its equation: compiled for itself, or computed again for derivatives."""
+"""Runs another program in the place of a call, jitted or checkpointed as the call was."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,29 +14,32 @@ RULED = RULED_BACKWARDS | {'custom_jvp_call'}
 
 
 def run_call(equation: Any, run: Callable[..., list[Any]], operands: Sequence[Any]) -> list[Any]:
-    """Runs a function in the place of a call's program: what was jitted or checkpointed stays so.
+    """Runs a function in the place of a call's program, jitted or checkpointed as the call was.
 
     Args:
       equation: the call.
-      run: what the program computes; operands and results may be empty trees.
-      operands: what it is called with.
+      run: computes what the program does. Operands and results may be empty trees.
+      operands: of the call.
     """
-    name, params = equation.primitive.name, equation.params
+    name = equation.primitive.name
+    params = equation.params
     if name in CHECKPOINTS:
         run = jax.checkpoint(run, prevent_cse=params['prevent_cse'], policy=params['policy'])
-    elif name in JITS:
-        run.__name__ = params['name']
-        operands = _with_shardings(operands, params['in_shardings'])
-        run = jax.jit(run, inline=params['inline'])
-        return _with_shardings(run(*operands), params['out_shardings'])
-    return run(*operands)
+    if name not in JITS:
+        return run(*operands)
+    run.__name__ = params['name']
+    run = jax.jit(run, inline=params['inline'])
+    operands = _with_shardings(operands, params['in_shardings'])
+    results = run(*operands)
+    return _with_shardings(results, params['out_shardings'])
 
 
 def _with_shardings(values: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
-    """Values with the shardings that were asked for where they go into a program, or come out of it."""
+    """Constrains values to the shardings that a call asks for. Empty trees stay."""
     placed = []
     for value, sharding in zip(values, shardings, strict=True):
         is_array = bool(jax.tree.leaves(value))
-        is_asked = isinstance(sharding, jax.sharding.Sharding) and is_array
-        placed.append(lax.with_sharding_constraint(value, sharding) if is_asked else value)
+        if is_array and isinstance(sharding, jax.sharding.Sharding):
+            value = lax.with_sharding_constraint(value, sharding)
+        placed.append(value)
     return placed

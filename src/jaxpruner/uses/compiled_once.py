@@ -1,4 +1,4 @@
-"""Compiles a program once, whichever function it was made of: layers of like shape run the same program."""
+"""Compiles equal programs once, even if they are made of different functions, such as layers of like shape."""
 
 import collections
 import hashlib
@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 _MOST_KEPT = 128  # executables
-# Programs with larger constants, such as frozen weights that a model closes over, end with the function that has them.
+# Programs with larger constants, such as frozen weights that a model closes over, are not kept.
 _LARGEST_CONSTANTS = 1 << 16  # elements
-_LONGEST_KEPT = 1 << 20  # characters, for constants inside inner functions
+_LONGEST_KEPT = 1 << 20  # characters of a program, which may have constants in inner functions
 
 _executables: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
 
@@ -19,15 +19,15 @@ _executables: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
 class CompiledOnce:
     """A compiled function of pytrees that shares its executable with all functions of the same program.
 
-    `jax.jit` compiles each function anew. Here it is traced and lowered, which takes a tenth of the time, and compiled
-    only if no function with the same program was compiled before. Arrays that the function merely closes over become
+    `jax.jit` compiles each function anew. Here the function is traced and lowered, which takes a tenth of the time. It
+    is compiled only if no function with the same program was compiled before. Arrays that the function closes over are
     part of the program. Results may take the memory of the arguments `donate_argnums`.
     """
 
     def __init__(self, function: Callable[..., Any], donate_argnums: tuple[int, ...] = ()):
         self._function = function
         self._donated = donate_argnums
-        # Executables, and the structures of their results.
+        # Signature of the arguments -> an executable, and the structure of its results.
         self._compiled: dict[Hashable, tuple[Any, Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
@@ -36,7 +36,7 @@ class CompiledOnce:
         key = treedef, tuple(map(_signature, leaves))
         if key not in self._compiled:
             traced, structure = self._trace(arguments)
-            self._compiled[key] = executable_of(traced, leaves), structure
+            self._compiled[key] = _executable_of(traced, leaves), structure
         executable, structure = self._compiled[key]
         return jax.tree.unflatten(structure, executable(*leaves))
 
@@ -63,7 +63,7 @@ class CompiledOnce:
             if number in self._donated:
                 donated += range(start, end)
             start = end
-        # An argument that is left out would not show in the program, and the next would take its place.
+        # All arguments are kept: without an unused one, the next would take its place in an equal program.
         compiled = jax.jit(flat, donate_argnums=tuple(donated), keep_unused=True)
         traced = compiled.trace(*leaves)
         return traced, structures[-1]
@@ -75,13 +75,13 @@ def _signature(leaf: Any) -> Hashable:
     return jnp.shape(leaf), jnp.result_type(leaf), is_weak, sharding
 
 
-def executable_of(traced: Any, leaves: list[Any]) -> Any:
-    """The compiled program of what `jax.jit(function).trace` returned for these leaves, made before or made now."""
+def _executable_of(traced: Any, leaves: list[Any]) -> Any:
+    """Compiles what `jax.jit(function).trace` returned for these leaves, unless an equal program is kept."""
     lowered = traced.lower()
     if sum(map(jnp.size, traced.jaxpr.consts)) > _LARGEST_CONSTANTS:
         return lowered.compile()
     program = lowered.as_text()
-    # Which Python function is called back does not show in a program.
+    # The text of a program does not say which Python function it calls back.
     calls_python = 'callback' in program
     if calls_python or len(program) > _LONGEST_KEPT:
         return lowered.compile()

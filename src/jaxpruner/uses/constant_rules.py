@@ -1,7 +1,7 @@
-"""Rules that look at what the other operands are, where these are constants: indices, counters of loops, masks.
+"""Rules for operations whose other operands are constants: indices, counters of loops, masks.
 
-With them a view stays exact. Each returns `None` where it does not apply, and the general rule of the primitive has its
-turn. So each primitive here needs a general rule in `rules.RULES`, too.
+They keep views exact. Each rule returns `None` if it does not apply. Then the general rule of the primitive is asked,
+so each primitive here needs a rule in `rules.RULES`, too.
 """
 
 import functools
@@ -24,7 +24,7 @@ Rule = Callable[[Any, Values], Results | None]
 
 
 def _dynamic_slice(equation: Any, values: Values) -> Results | None:
-    """A slice at indices that are known, maybe other ones in each trip of a loop."""
+    """A slice at known indices, which may differ between the trips of a loop."""
     operand, *indices = values
     known = [index.known_integer for index in indices]
     starts = [start for start in known if start is not None]
@@ -72,7 +72,7 @@ def _sliced(view: View, starts: Sequence[KnownInteger], sizes: Sequence[int]) ->
 
 
 def _taken_in_loop(view: View, number: int, counter: Counter) -> View | None:
-    """An element of an axis for each trip: the axis becomes a stack; an axis of length 1 takes its place."""
+    """An element of an axis for each trip. The axis becomes a stack, and an axis of length 1 takes its place."""
     axis = view.axes[number]
     indices = np.clip(counter.values, 0, axis.length - 1)
     is_hit = (indices >= axis.start) & (indices < axis.stop)
@@ -99,17 +99,17 @@ def _taken_in_loop(view: View, number: int, counter: Counter) -> View | None:
 
 
 def _gather(equation: Any, values: Values) -> Results | None:
-    """Elements at indices that are known: permutations, tables of positions, single elements."""
+    """Elements at known indices: permutations, tables of positions, single elements."""
     operand, indices = values
     starts = _array(indices)
     gather = GatherAxes.of(equation)
-    if starts is None or gather.has_batches:
+    if starts is None or gather.batching:
         return None
     last = np.subtract(shape_of(equation.invars[0]), gather.sizes)
     last = last[list(gather.indexed)]
     is_outside = (starts < 0) | (starts > last)
     if starts.size == 0 or is_outside.any():
-        return None  # what then happens is said by the mode
+        return None  # the mode of the gather says what happens then
     if gather.rows and any(map(gather.reads_part_of, operand.views)):
         return None
     gathered = functools.partial(
@@ -170,7 +170,7 @@ def _selection(equation: Any, values: Values) -> Results | None:
             numbers.append(number)
         elif not _is_zero(case):
             return None
-    # The predicate itself may be made of a leaf.
+    # The predicate may be made of a leaf.
     if len(numbers) != 1 or which.views or predicate is None:
         return None
     (number,) = numbers
@@ -189,7 +189,7 @@ def _array(value: Value) -> np.ndarray | None:
 
 
 def _masked(operand: Views, step: Move, mask: np.ndarray) -> Results:
-    """The same views; but elements that stand in several places may differ from one of these to the next."""
+    """The views of masked values. Along an axis with copies, the mask may make elements differ."""
     shape = shape_of(step.equation.outvars[0])
     mask = np.broadcast_to(mask, shape)
 
@@ -204,7 +204,7 @@ def _masked(operand: Views, step: Move, mask: np.ndarray) -> Results:
         for i, axis in enumerate(view.axes):
             is_varying = np.diff(mask, axis=i).any()
             if is_varying and _has_copies(axis):
-                # A diagonal is made of copies of a row.
+                # For example, copies of a row may become a diagonal.
                 factors = views.mixed(every_factor, axis.size).factors
                 axes[i] = axis._replace(factors=factors)
                 differs = True

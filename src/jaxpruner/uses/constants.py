@@ -1,4 +1,4 @@
-"""Values that a program makes of constants alone: masks, permutations. They are computed when a rule asks for them."""
+"""Values that a program makes only of constants, such as masks and permutations. They are computed on demand."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Constant:
-    """A value that no parameter and no input has a part in: a result of an equation, or a value that is known."""
+    """A value that depends on no parameter and no input: a result of an equation, or a known value."""
 
     def __init__(
         self, equation: Any, operands: Sequence['Constant'], result: int = 0, value: Any = None
@@ -20,7 +20,7 @@ class Constant:
         self._value = value
 
     def array(self) -> np.ndarray | None:
-        """The value; `None` where it cannot be computed here, such as a tracer, or what another host has."""
+        """The value; `None` if it cannot be computed here, such as a tracer or an array on another host."""
         try:
             with jax.ensure_compile_time_eval():
                 return np.asarray(self._compute())
@@ -37,7 +37,7 @@ class Constant:
 
 
 def known_integer(constant: Constant | None, aval: Any) -> int | None:
-    """The value where it is a whole number or a truth value; `aval` has its shape and dtype."""
+    """The value of a constant if it is an integer or a boolean. `aval` has its shape and dtype."""
     if constant is None or aval.shape or not _is_whole(aval.dtype):
         return None
     array = constant.array()
@@ -50,12 +50,12 @@ def _is_whole(dtype: Any) -> bool:
 
 
 def of_value(value: Any) -> Constant:
-    """A constant that is known."""
+    """The constant of a known value."""
     return Constant(None, (), value=value)
 
 
 def of_results(equation: Any, operands: Sequence[Constant | None]) -> list[Constant | None]:
-    """The results of an equation that runs no other program: `None` unless all operands are constants."""
+    """The results of an equation with no program inside: `None` unless all operands are constants."""
     constants = [operand for operand in operands if operand is not None]
     count = len(equation.outvars)
     if len(constants) < len(operands) or equation.effects:

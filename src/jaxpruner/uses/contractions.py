@@ -1,24 +1,24 @@
-"""Contractions, the operations that multiply and sum: which axes of an operand they contract, and what they cost."""
+"""Contractions, the operations that multiply and sum: the axes that they contract, and their FLOPs."""
 
 from typing import Any, NamedTuple
 
-from jaxpruner.uses.views import NoRuleError
+from jaxpruner.uses.views import NoRuleError, all_but
 
-# Products of groups of rows with a matrix each, as a mixture of experts has them; older JAX has the first alone.
+# Products of groups of rows with a matrix each, as in a mixture of experts. Older JAX only has the first one.
 RAGGED = frozenset(('ragged_dot', 'ragged_dot_general'))
-# Primitives, and the name of the operation in a `Use`.
+# Primitive -> the name of the operation in a `Use`.
 OPERATIONS = {'dot_general': 'dot', 'conv_general_dilated': 'conv', **dict.fromkeys(RAGGED, 'dot')}
 
 AxisNumbers = tuple[int, ...]
 
 
 class DotAxes(NamedTuple):
-    """The axes of a product, of its left and its right operand.
+    """The axes of a product: pairs for its left and its right operand.
 
     Attributes:
-      contract: that are summed over.
-      batch: that both have.
-      groups: of the right operand: each group of rows of the left one meets one element of them.
+      contract: axes that are summed over.
+      batch: axes that both operands and the result have.
+      groups: axes of the right operand with an element for each group of rows of the left one.
     """
 
     contract: tuple[AxisNumbers, AxisNumbers]
@@ -26,12 +26,12 @@ class DotAxes(NamedTuple):
     groups: AxisNumbers = ()
 
 
-# Of `ragged_dot`: rows (rows, inputs), and for each group of them a matrix (groups, inputs, outputs).
+# Of `ragged_dot`: rows (rows, inputs), and a matrix for each group of rows (groups, inputs, outputs).
 PLAIN_RAGGED_DOT = DotAxes(contract=((1,), (1,)), batch=((), ()), groups=(0,))
 
 
 def dot_axes(equation: Any) -> DotAxes:
-    """The axes of a product that is no convolution."""
+    """Reads the axes of a product that is no convolution."""
     name, params = equation.primitive.name, equation.params
     if name == 'ragged_dot':
         return PLAIN_RAGGED_DOT
@@ -48,7 +48,7 @@ def dot_axes(equation: Any) -> DotAxes:
 
 
 class Roles(NamedTuple):
-    """What an operation does with the axes of one of its operands."""
+    """The axes of one operand, by what an operation does with them."""
 
     contract: AxisNumbers
     free: AxisNumbers
@@ -56,7 +56,7 @@ class Roles(NamedTuple):
 
 
 def roles(equation: Any, operand: int) -> Roles:
-    """The roles of an operand's axes in a contraction; an axis of groups counts as a batch.
+    """The roles of an operand's axes in a contraction. An axis of groups counts as a batch.
 
     Raises:
       NoRuleError: the operand is the image of a convolution, or the sizes of groups.
@@ -68,10 +68,8 @@ def roles(equation: Any, operand: int) -> Roles:
         contract, batch = axes.contract[operand], axes.batch[operand]
         if operand == 1:
             batch += axes.groups
-        rank = len(equation.invars[operand].aval.shape)
-        not_free = {*contract, *batch}
-        free = tuple([axis for axis in range(rank) if axis not in not_free])
-        return Roles(contract, free, batch)
+        free = all_but(contract + batch, equation.invars[operand].aval.shape)
+        return Roles(contract, tuple(free), batch)
     if operand == 0:
         raise NoRuleError('no rule for a convolution with a parameter as its image')
     output, *inputs = equation.params['dimension_numbers'].rhs_spec
@@ -81,8 +79,8 @@ def roles(equation: Any, operand: int) -> Roles:
 def flops(equation: Any) -> int:
     """Floating point operations of a contraction: two for each product that is summed.
 
-    A convolution counts each output with each element of the window, padding included; where the image is dilated, as
-    in a transposed convolution, each input with each element of the window. Of groups of rows each row counts once.
+    A convolution multiplies each output position by each element of the window, padding included. If the image is
+    dilated, as in a transposed convolution, it multiplies each input position. In groups of rows each row counts once.
     """
     variables = (*equation.invars[:2], equation.outvars[0])
     products = 1
@@ -92,9 +90,9 @@ def flops(equation: Any) -> int:
 
 
 def factors(equation: Any) -> list[tuple[int, int]]:
-    """The axes whose sizes, multiplied, are the number of products that a contraction sums; see `flops`.
+    """The axes whose sizes are multiplied to count the products that a contraction sums; see `flops`.
 
-    Each is the number of a value, 0 and 1 for the operands and 2 for the result, and the number of its axis.
+    Each is a pair: the number of a value, 0 and 1 for the operands and 2 for the result, and the number of its axis.
     """
     if OPERATIONS[equation.primitive.name] == 'dot':
         rank = len(equation.invars[0].aval.shape)
@@ -113,9 +111,9 @@ def factors(equation: Any) -> list[tuple[int, int]]:
 
 
 def input_axes(equation: Any, operand: int) -> AxisNumbers:
-    """An operand's contracted axes in the order in which they are laid out as the rows of a matrix, innermost last.
+    """An operand's contracted axes in the order in which they form the rows of a matrix, innermost last.
 
-    Of a convolution these are the axes of the window, then that of the channels.
+    For a convolution these are the axes of the window, then that of the channels.
     """
     if OPERATIONS[equation.primitive.name] == 'dot':
         return tuple(sorted(dot_axes(equation).contract[operand]))
@@ -124,5 +122,5 @@ def input_axes(equation: Any, operand: int) -> AxisNumbers:
 
 
 def innermost(equation: Any, operand: int) -> int:
-    """Which of an operand's contracted axes lies innermost where they are laid out as the rows of a matrix."""
+    """The innermost of an operand's contracted axes in the rows of a matrix."""
     return input_axes(equation, operand)[-1]

@@ -1,4 +1,4 @@
-"""How the walk goes through equations with programs inside: `scan`, `while` and `cond`."""
+"""The walk through equations with programs inside: `scan`, `while` and `cond`."""
 
 import dataclasses
 import functools
@@ -15,12 +15,12 @@ from jaxpruner.uses.known_integers import Counter
 from jaxpruner.uses.records import DATA, Value, Values, Walker, WalkPosition
 from jaxpruner.uses.views import View
 
-# What is carried is joined with what comes out of the body until nothing changes, which is after two or three trips.
+# Carried values are joined with those from the body until nothing changes, which takes two or three walks.
 _MOST_TRIPS = 20
 
 
 def walk_scan(walker: Walker, scan: Scan, values: Values, position: WalkPosition) -> Values:
-    """A scan: the body is walked through until what is carried stays the same."""
+    """Walks through the body of a scan until its carried values stay the same."""
     constant_values, carried, sliced = scan.split(values)
     if not scan.length:
         count = len(scan.equation.outvars) - scan.carried
@@ -46,7 +46,7 @@ def walk_scan(walker: Walker, scan: Scan, values: Values, position: WalkPosition
         return results
 
     def to_next_trip(value: Value) -> Value:
-        """Without the elements of the stacks: the next trip has others."""
+        """Drops views of the trip's elements of stacks, since the next trip has others."""
         return _with_views(value, functools.partial(_without, loop=loop))
 
     body = _LoopBody(scan, position, needed, walk_body, to_next_trip)
@@ -67,7 +67,7 @@ def _with_views(value: Value, function: Callable[[View], View]) -> Value:
 
 
 def walk_while(walker: Walker, loop: While, values: Values, position: WalkPosition) -> Values:
-    """A while loop, as a scan of which nothing is sliced and that runs as often as its condition says."""
+    """Walks through a while loop, like a scan without slices whose number of trips is unknown."""
     equation = loop.equation
     condition_constants, body_constants, first = loop.split(values)
     needed = liveness.needed_of_while_body(loop, position.needed)
@@ -87,7 +87,7 @@ def walk_while(walker: Walker, loop: While, values: Values, position: WalkPositi
     walker.findings.add_opaque([again], 'it decides how often a loop runs', equation, position)
     if not again.data:
         return carried
-    # How far a counter has got depends on data, then.
+    # Data decide the number of trips, so all values that the body changes are data.
     jaxpr = loop.body.jaxpr
     before = jaxpr.invars[loop.body_constants :]
     after = list(carried)
@@ -99,7 +99,7 @@ def walk_while(walker: Walker, loop: While, values: Values, position: WalkPositi
 
 
 def walk_cond(walker: Walker, cond: Cond, values: Values, position: WalkPosition) -> Values:
-    """One of several branches: what holds of all of them."""
+    """Walks through all branches, and joins their results."""
     index, *operands = values
     walker.findings.add_opaque([index], 'it decides which branch runs', cond.equation, position)
     results_of_branches = []
@@ -118,14 +118,14 @@ def walk_cond(walker: Walker, cond: Cond, values: Values, position: WalkPosition
 
 
 def enter_loop(view: View, loop: ProgramPath) -> View:
-    """What each trip of a scan gets of a value: an element of its first axis, which becomes a stack."""
+    """The view of a value's element in each trip of a scan. Its first axis becomes a stack."""
     first, *others = view.axes
     inside = view.moved(others, views.ENTER_LOOP)
     return inside.stacked(views.StackAxis(loop, first))
 
 
 def leave_loop(view: View, loop: ProgramPath, length: int) -> View:
-    """What all trips of a scan have put in an array."""
+    """The view of the array that all trips of a scan put together."""
     if view.stack and view.stack[-1].loop == loop:
         axes = (view.stack[-1].axis, *view.axes)
         outside = view.moved(axes, views.LEAVE_LOOP)
@@ -142,7 +142,7 @@ def _without(view: View, loop: ProgramPath) -> View:
 
 
 def _element(value: Value, variable: Any, loop: ProgramPath) -> Value:
-    """What each trip of a scan gets of a value; of a list of whole numbers that is known, a counter."""
+    """The element of a value in each trip of a scan. Known integers become a counter."""
     enter = functools.partial(enter_loop, loop=loop)
     element = Value(value.data, tuple(map(enter, value.views)))
     is_whole_number = jnp.issubdtype(variable.aval.dtype, jnp.integer)
@@ -156,7 +156,7 @@ def _element(value: Value, variable: Any, loop: ProgramPath) -> Value:
 
 
 def _counters(scan: Scan, carried: Values, loop: ProgramPath) -> dict[int, Value]:
-    """What is carried and only counts, such as the number of a `fori_loop`'s trip: by its number among the carried."""
+    """Carried values that only count, such as the trips of a `fori_loop`, by their numbers among the carried values."""
     jaxpr = scan.body.jaxpr
     made_by = {}
     for equation in jaxpr.eqns:
@@ -179,7 +179,7 @@ def _counters(scan: Scan, carried: Values, loop: ProgramPath) -> dict[int, Value
 
 
 def _increment(equation: Any, counter: Any) -> int | None:
-    """The whole number that an equation adds to a variable; `None` where it does not."""
+    """The integer that an equation adds to a variable; `None` if it does something else."""
     if equation is None or equation.primitive.name != 'add':
         return None
     first, second = equation.invars
@@ -191,7 +191,7 @@ def _increment(equation: Any, counter: Any) -> int | None:
 
 
 def _join(before: Value, after: Value) -> Value:
-    """What holds of either of two values."""
+    """What is known of a value that is one of two."""
     if before.data or after.data:
         return DATA
     if before == after:
@@ -208,8 +208,8 @@ class _LoopBody(NamedTuple):
       loop: the loop.
       position: of the loop.
       needed: which results of the body are needed.
-      walk: from what is carried to the results of the body.
-      to_next_trip: from what is carried out of a trip to what the next one gets.
+      walk: from carried values to the results of the body.
+      to_next_trip: from a value that a trip carries out to the value that the next one gets.
     """
 
     loop: Scan | While
@@ -220,9 +220,9 @@ class _LoopBody(NamedTuple):
 
 
 def _settle(walker: Walker, body: _LoopBody, first: Values) -> tuple[Values, Values]:
-    """Walks through a loop's body until what is carried stays the same; only the last walk is kept.
+    """Walks through a loop's body until the carried values stay the same. Only findings of the last walk are kept.
 
-    Returns what is carried, and the results of the body.
+    Returns the carried values, and the results of the body.
     """
     equation = body.loop.equation
     position = body.position
@@ -257,15 +257,15 @@ def _record_lost(
     position: WalkPosition,
     first: int = 0,
 ) -> None:
-    """Parameters that go where data go, too, are used there: a learned first state, or one of two branches.
+    """Records a use of each parameter that is joined with data, such as a learned first state.
 
     Args:
-      walker: what records.
+      walker: has the findings.
       equation: the loop or the branch.
-      values: of operands that follow one another, or of results of the program inside.
-      joined: what they become.
-      position: where they stand; for the results of a program inside, see `Site.path`.
-      first: the number of the first of them.
+      values: consecutive operands, or the results of the program inside.
+      joined: the values that they are joined to.
+      position: of the operands; for the results of a program inside, see `Site.path`.
+      first: the number of the first operand.
     """
     for number, value in enumerate(values):
         if joined[number].data:

@@ -1,4 +1,4 @@
-"""What is known of how a model uses its parameters: `UseGraph` maps each leaf's path to its uses."""
+"""How a model uses its parameters: `UseGraph` maps the path of each leaf to its uses."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from jaxpruner.uses.views import View
 
 
 class UnsupportedPrimitive(NotImplementedError):
-    """A parameter goes through an operation that is not understood, so nothing is said about its uses.
+    """A parameter goes through an operation that is not understood, so its uses are unknown.
 
     >>> raise UnsupportedPrimitive('kernel: no rule for svd')
     Traceback (most recent call last):
@@ -21,14 +21,14 @@ class UnsupportedPrimitive(NotImplementedError):
     """
 
 
-# The last number of the path of a `Site` where a parameter leaves a program as one of its results. Numbers of equations
-# are 0 and above, so that these are below. Loops and branches are told apart by their equation.
-NEXT_TRIP = -1  # what the body of a loop hands to the next trip
-AFTER_LOOP = -2  # what a while loop returns
+# The last number in the path of a `Site` at which a parameter leaves a program as a result. It is negative, unlike the
+# numbers of equations. The equation tells loops from branches.
+NEXT_TRIP = -1  # a result that the body of a loop passes to the next trip
+AFTER_LOOP = -2  # a result that a while loop returns
 
 
 def branch_result(branch: int) -> int:
-    """The last number of the path of a result of a branch, likewise.
+    """The last number in the path of a result of a branch, likewise.
 
     >>> branch_result(0), branch_result(1)
     (-1, -2)
@@ -37,7 +37,7 @@ def branch_result(branch: int) -> int:
 
 
 def leaves_a_program(path: ProgramPath) -> bool:
-    """Whether a path is that of a result that leaves a program, and not of an operand.
+    """Whether a path is that of a result that leaves a program, instead of an operand.
 
     >>> leaves_a_program((2, NEXT_TRIP)), leaves_a_program((2, 0, 5))
     (True, False)
@@ -53,13 +53,13 @@ class Site:
     """Where in the program a parameter meets data.
 
     Attributes:
-      path: number of the equation, then for each program inside an equation which one it is, and the number therein:
-        `(2, 0, 5)` is equation 5 of program 0 in equation 2. Where a parameter is no operand but a result that leaves a
-        program inside equation 2, the last number is negative and says which result: `NEXT_TRIP` of a loop's body,
-        `AFTER_LOOP` of a while loop, or `branch_result(i)` of branch i.
+      path: numbers of the equation, of a program inside it, of an equation in that program, and so on: `(2, 0, 5)` is
+        equation 5 of program 0 in equation 2. A parameter may also leave a program inside equation 2 as a result. Then
+        the last number is negative: `NEXT_TRIP` for a loop's body, `AFTER_LOOP` for a while loop, `branch_result(i)`
+        for branch i.
       equation: the equation itself, `None` for a result of the program.
-      operand: which of its operands is read from the parameter; of results of a program, which of them.
-      view: how.
+      operand: the number of the operand, or of the result, that is read from the parameter.
+      view: how it is read.
     """
 
     path: ProgramPath
@@ -70,21 +70,21 @@ class Site:
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """One use of a parameter: an operation in which it, or what is computed from it alone, meets data.
+    """One use of a parameter: an operation in which it, or a value computed from it alone, meets data.
 
-    Axes are those of the parameter, in ascending order. An axis that is indexed or summed away before is in none.
+    Axes are those of the parameter, in ascending order. Axes that were indexed or summed away before are left out.
 
     Attributes:
       op: `'dot'` (also of groups of rows with a matrix each), `'conv'`, `'gather'` (rows looked up by data),
         `'elementwise'` (added, multiplied, concatenated, …), or `'output'` (returned without meeting data).
       contract: axes that are summed over, the inputs.
       free: axes that the result has, the outputs.
-      batch: axes that the result and the other operand have, or of which each group of rows meets one element.
-      stack: axes of which each trip of a loop takes one element.
+      batch: axes that the result and the other operand have, or axes with an element for each group of rows.
+      stack: axes that each trip of a loop takes one element of.
       flops: floating point operations of all trips: two for each product of a contraction that is summed, one for each
         element of an elementwise result. Uses in the same operation each count all of it.
-      trips: how often it runs; `None` where data decide, and `flops` counts a loop's body or a branch once.
-      exact: the operand holds the parameter's own elements, at most moved, cast, copied or masked by constants.
+      trips: how often it runs; `None` if data decide. Then `flops` counts a loop's body or a branch once.
+      exact: whether the operand has the parameter's own elements, at most moved, cast, copied or masked by constants.
       where: source line.
       site: the operation in the program.
 
@@ -104,10 +104,9 @@ class Use:
     site: Site = dataclasses.field(default=Site((), None, 0, None), repr=False, compare=False)
 
     def read(self, leaf: Any) -> Any:
-        """The operand of the operation, made from the parameter.
+        """Makes the operand of the operation from the parameter.
 
-        A linear function of it; `jax.linear_transpose` turns it round. Axes that loops have taken apart stand in
-        front.
+        This is a linear function, which `jax.linear_transpose` transposes. Axes that loops take apart come first.
 
         Args:
           leaf: the parameter.
@@ -120,11 +119,11 @@ class Use:
 
     @property
     def input_axis(self) -> int | None:
-        """The contracted axis whose elements follow one another in a matrix product; of several the innermost.
+        """The innermost contracted axis in the order of a matrix product's rows.
 
-        Of a convolution that is the axis of the input channels. `None` where nothing is contracted, or where several
-        axes are mixed in it. Groups of N:M along the inputs need not end with this axis: they run over all contracted
-        axes as one, in the order of a matrix product's rows.
+        For a convolution it is the axis of the input channels. It is `None` if nothing is contracted, or if several
+        axes are mixed. Groups of N:M along the inputs may extend beyond this axis: they run over all contracted axes as
+        one, in the order of a matrix product's rows.
         """
         if not self.contract:
             return None
@@ -142,7 +141,7 @@ class Use:
         return last.axes[0] if len(last.axes) == 1 else None
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the site, for JSON."""
+        """Everything except the site, for JSON."""
         values = dict(vars(self))
         del values['site']
         return values
@@ -153,13 +152,13 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
     """The uses of a model's parameters, by path. Each leaf is in the mapping, in `opaque`, or in `unused`.
 
     Attributes:
-      opaque: path -> reason, of leaves that go through an operation that is not understood.
+      opaque: path -> reason, for leaves that go through an operation that is not understood.
       unused: paths of leaves that have no part in the results: zeroing them changes nothing.
-      flops: floating point operations of the model: of all contractions, those between activations included, and of
-        elementwise operations with parameters. What a loop or branch does that data decide counts once, and
-        what all devices of a shard_map do alike counts for each.
-      uncounted: operations that may cost much and are not in `flops`, such as a Fourier transform or a kernel of one's
-        own: name of the primitive -> source line.
+      flops: floating point operations of the model: those of all contractions, also between activations, and of
+        elementwise operations with parameters. Loops and branches that data decide count once. Operations in a
+        shard_map count for each device.
+      uncounted: name of a primitive -> source line, for operations that may cost much and are not in `flops`, such as a
+        Fourier transform or a custom kernel.
       program: the traced program, a `jax.extend.core.ClosedJaxpr` of parameters and inputs.
 
     >>> from jaxpruner.uses import param_uses
@@ -167,7 +166,7 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
     >>> graph = param_uses(lambda p, x: x @ p['w'], {'w': jnp.ones((3, 4)), 'old': jnp.ones(2)}, jnp.ones((2, 3)))
     >>> list(graph), graph.unused, graph.flops
     ([('w',)], (('old',),), 48)
-    >>> graph['w'][0].contract  # as in settings, a leaf may also be named by a string
+    >>> graph['w'][0].contract  # as in settings, the path may be a string
     (0,)
     """
 
@@ -213,7 +212,7 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
 
     @property
     def leaf_flops(self) -> dict[tree_lib.Path, int]:
-        """For each leaf that is contracted the floating point operations of its contractions, as `erk` takes them."""
+        """The floating point operations of each contracted leaf's contractions, for `erk`."""
         by_leaf: dict[tree_lib.Path, int] = {}
         for path, uses in self.items():
             for use in uses:
@@ -222,7 +221,7 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
         return by_leaf
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the program, under strings, for JSON."""
+        """Everything except the program, with strings as keys, for JSON."""
         uses = {}
         for path, uses_of_leaf in self.items():
             name = tree_lib.path_string(path)
@@ -262,7 +261,7 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
 
 
 def _texts(use: Use) -> list[str]:
-    """The cells of a row of the table, without the name of the leaf."""
+    """The cells of a row of the table, after the name of the leaf."""
     texts = [use.op]
     for axes in (use.contract, use.free, use.batch, use.stack):
         texts.append(','.join(map(str, axes)) or '-')

@@ -1,4 +1,4 @@
-"""Rules for primitives that take or replace elements at indices which do not depend on data, and are not known."""
+"""Rules for primitives that take or replace elements at indices that do not depend on data, but are unknown."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,10 +14,11 @@ class GatherAxes(NamedTuple):
     Attributes:
       indexed: axes of the operand along which indices say where a window begins.
       gone: axes of the operand that the result does not have.
-      kept: axes of the operand that the result has, and which axes of the result they are.
+      kept: axis of the operand that the result has -> axis of the result.
       rows: axes of the result along which the indices lie.
       sizes: of the window, for each axis of the operand.
-      has_batches: the operand and the indices have axes in common.
+      batching: axes that the operand shares with the indices.
+      batching_of_indices: these axes in the indices.
     """
 
     indexed: Sequence[int]
@@ -25,29 +26,30 @@ class GatherAxes(NamedTuple):
     kept: dict[int, int]
     rows: Sequence[int]
     sizes: Sequence[int]
-
-    has_batches: bool
+    batching: Sequence[int]
+    batching_of_indices: Sequence[int]
 
     @classmethod
     def of(cls, equation: Any) -> 'GatherAxes':
         """Reads the equation."""
         dimension_numbers = equation.params['dimension_numbers']
         offset_dims = dimension_numbers.offset_dims
-        # Older JAX has none.
-        batching_dims = getattr(dimension_numbers, 'operand_batching_dims', ())
-        gone = (*dimension_numbers.collapsed_slice_dims, *batching_dims)
-        kept = _all_but(gone, shape_of(equation.invars[0]))
+        # Older JAX has no shared axes.
+        batching = getattr(dimension_numbers, 'operand_batching_dims', ())
+        gone = (*dimension_numbers.collapsed_slice_dims, *batching)
+        kept = views.all_but(gone, shape_of(equation.invars[0]))
         return cls(
             indexed=dimension_numbers.start_index_map,
             gone=gone,
             kept=dict(zip(kept, offset_dims, strict=True)),
-            rows=_all_but(offset_dims, shape_of(equation.outvars[0])),
+            rows=views.all_but(offset_dims, shape_of(equation.outvars[0])),
             sizes=equation.params['slice_sizes'],
-            has_batches=len(batching_dims) > 0,
+            batching=batching,
+            batching_of_indices=getattr(dimension_numbers, 'start_indices_batching_dims', ()),
         )
 
     def window_axis(self, view: View, axis: int) -> ViewAxis:
-        """What the window holds of an axis of the operand."""
+        """The window's axis along an axis of the operand."""
         whole = view.axes[axis]
         size = self.sizes[axis]
         return whole if whole.length == size else views.mixed(whole.factors, size)
@@ -57,17 +59,13 @@ class GatherAxes(NamedTuple):
         return not all(view.axes[axis].is_whole for axis in self.indexed)
 
 
-def _all_but(axes: Sequence[int], shape: Sequence[int]) -> list[int]:
-    return [axis for axis in range(len(shape)) if axis not in axes]
-
-
 def _dynamic_slice(equation: Any, view: View, step: Move) -> View:
     del step
     return _indexed(view, equation.params['slice_sizes'])
 
 
 def _indexed(view: View, sizes: Sequence[int]) -> View:
-    """A slice that begins where the program says, mostly at the number of a loop's trip: that axis is a stack."""
+    """A slice at an index that is mostly the number of a loop's trip. An axis sliced to one element is a stack."""
     axes = list(view.axes)
     for i, size in enumerate(sizes):
         axis = axes[i]
@@ -82,7 +80,7 @@ def _indexed(view: View, sizes: Sequence[int]) -> View:
 
 
 def _gather(equation: Any, view: View, step: Move) -> View:
-    """Rows of a parameter at indices that do not depend on data, such as a table of relative positions."""
+    """Rows of a parameter at indices that are no data, such as those of relative positions."""
     del step
     gather = GatherAxes.of(equation)
     if not gather.rows:
@@ -101,7 +99,7 @@ def _gather(equation: Any, view: View, step: Move) -> View:
 
 
 def _update(equation: Any, operands: Operands) -> Results:
-    """Some elements of the first operand are replaced by constants."""
+    """Replaces some elements of the first operand by constants."""
     if any(operands[1:]):
         raise NoRuleError(f'no rule for {equation.primitive.name} of a parameter')
     return [moves.join(operands[0])]
@@ -109,7 +107,7 @@ def _update(equation: Any, operands: Operands) -> Results:
 
 def _top_k(equation: Any, operands: Operands) -> Results:
     shape = shape_of(equation.outvars[0])
-    axis = equation.params.get('axis', -1) % len(shape)  # older JAX knows the last alone
+    axis = equation.params.get('axis', -1) % len(shape)  # older JAX only takes the last
 
     def largest(view: View) -> View:
         axes = list(view.axes)

@@ -1,4 +1,4 @@
-"""N:M along the axis over which a model sums, whatever the layout of its framework."""
+"""N:M along the axis that a model sums over, in the layout of any framework."""
 
 import dataclasses
 import logging
@@ -18,13 +18,13 @@ logger = logging.getLogger(__name__)
 def with_input_axes(
     sparsity_type: Any, graph: UseGraph
 ) -> Callable[[tree_lib.Path, Any], sparsity_types.SparsityType | None]:
-    """A `sparsity_type` setting in which each `NByM(…, axis='input')` lies along the axis that the model sums over.
+    """Makes a `sparsity_type` setting in which `NByM(…, axis='input')` lies along the axis that the model sums over.
 
-    Hardware wants the groups of N:M there. For a matrix that is its input axis. Several axes, such as heads and
-    features of an attention's output, count as one: where m divides the innermost (of a convolution the input channels)
-    groups lie along that axis, else along a tuple of all of them. Leaves that are in no contraction (embeddings that
-    are only looked up, biases) stay dense, and with a log line kernels of depthwise convolutions that have no axis of
-    input channels, `(height, width, channels, 1)`.
+    Hardware needs the groups of N:M there. For a matrix that is its input axis. Several axes, such as heads and
+    features of an attention's output, count as one axis. Groups lie along the innermost one if m divides it (for a
+    convolution the input channels), and along a tuple of all of them otherwise. Leaves in no contraction stay dense,
+    such as biases and embeddings that are only looked up. So do kernels of depthwise convolutions without an axis of
+    input channels, `(height, width, channels, 1)`, with a log line.
 
     Args:
       sparsity_type: a type, a string, a mapping from names to types, or a function, as for any algorithm.
@@ -32,8 +32,8 @@ def with_input_axes(
 
     Returns:
       A function of a leaf's path and the leaf, which is a `sparsity_type` setting as well. It raises
-      `UnsupportedPrimitive` for a leaf of which the graph says nothing, and `ValueError` for one that is summed along
-      several axes; a mapping with `None` or a number as their axis leaves them out.
+      `UnsupportedPrimitive` for an opaque leaf, and `ValueError` for a leaf that is summed along several axes. To leave
+      them out, give a mapping with `None` for them, or with a number as their axis.
 
     >>> import jax.numpy as jnp
     >>> from jaxpruner.uses import param_uses
@@ -55,7 +55,7 @@ def with_input_axes(
         axis = None if path in graph.unused else _input_axis(path, graph)
         if axis is None:
             return None
-        # Counted from the end, the axis is the same in one layer of a stack.
+        # Counted from the end, the axis is the same for one layer of a stack.
         along = dataclasses.replace(leaf_type, axis=axis - leaf.ndim)
         if leaf.shape[axis] % leaf_type.m:
             axes = _axes_as_one(graph[path], leaf.shape)
@@ -68,7 +68,7 @@ def with_input_axes(
 
 
 def _types_of_leaves(setting: Any, graph: UseGraph) -> Callable[[tree_lib.Path, Any], Any]:
-    """What a setting that names leaves says of each leaf of the graph."""
+    """Reads a setting that names leaves as a function of a path and a leaf of the graph."""
     paths = [*graph, *graph.opaque, *graph.unused]
     resolved = resolve_types(setting, paths, paths)
     types = dict(zip(paths, resolved, strict=True))
@@ -111,7 +111,7 @@ def _contractions(uses: Iterable[Use]) -> list[Use]:
 
 
 def _axes_as_one(uses: Iterable[Use], shape: Sequence[int]) -> AxisNumbers:
-    """The leaf's axes that all contractions count as one, in this order; none where they are not whole, or differ."""
+    """The leaf's axes that all contractions count as one, in order; none if they are not whole, or differ."""
     orders = set(map(_order_of_inputs, _contractions(uses)))
     if len(orders) != 1:
         return ()
@@ -123,7 +123,7 @@ def _axes_as_one(uses: Iterable[Use], shape: Sequence[int]) -> AxisNumbers:
 
 
 def _order_of_inputs(use: Use) -> tuple[AxisNumbers, AxisNumbers]:
-    """Along which of the leaf's axes the inputs of a contraction lie, and how far, the innermost last."""
+    """The leaf's axes along which the inputs of a contraction lie, and their sizes, the innermost last."""
     axes, sizes = [], []
     for operand_axis in contractions.input_axes(use.site.equation, use.site.operand):
         for factor in use.site.view.axes[operand_axis].factors:
@@ -137,7 +137,7 @@ def _order_of_inputs(use: Use) -> tuple[AxisNumbers, AxisNumbers]:
 
 
 def _has_no_channels(use: Use) -> bool:
-    """Whether a kernel sums over windows alone, and the axis of its input channels is none of the leaf's."""
+    """Whether a kernel sums only over windows, and has no axis of the leaf for input channels."""
     if use.op != 'conv':
         return False
     channels = contractions.innermost(use.site.equation, use.site.operand)

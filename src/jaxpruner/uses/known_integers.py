@@ -1,6 +1,6 @@
-"""Whole numbers that a program computes from constants alone, such as the index -1 made positive.
+"""Integers that a program computes only from constants, such as the index -1 made positive.
 
-Within a loop the number of the trip is one of them: a `Counter` knows what it is in each trip.
+In a loop, the number of the trip is one of them. A `Counter` has its value in each trip.
 """
 
 import operator
@@ -37,17 +37,17 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def _quotient(dividend: int, divisor: int) -> int:
-    """Rounded towards zero, as XLA has it."""
+    """A quotient rounded towards zero, as in XLA."""
     quotient = abs(dividend) // abs(divisor)
     return quotient if (dividend < 0) == (divisor < 0) else -quotient
 
 
 class Counter(NamedTuple):
-    """A whole number that is known in each trip of a loop.
+    """An integer that is known in each trip of a loop.
 
     Attributes:
       loop: the loop's path.
-      values: one for each trip, in the order of the axis that is scanned. A reverse scan runs them from the last on.
+      values: one for each trip, in the order of the scanned axis. A reverse scan begins with the last one.
     """
 
     loop: ProgramPath
@@ -55,7 +55,7 @@ class Counter(NamedTuple):
 
     @staticmethod
     def in_trip(value: 'KnownInteger', trip: int) -> int:
-        """What a known integer is in a trip."""
+        """The value of a known integer in a trip."""
         return value.values[trip] if isinstance(value, Counter) else value
 
 
@@ -63,7 +63,7 @@ KnownInteger = int | Counter
 
 
 def of_result(equation: Any, operands: Sequence[KnownInteger | None]) -> KnownInteger | None:
-    """The result of an equation where all operands are known and it is a whole number."""
+    """The result of an equation if it is an integer and all operands are known."""
     function = _FUNCTIONS.get(equation.primitive.name)
     known = [value for value in operands if value is not None]
     if function is None or len(known) < len(operands):
@@ -77,12 +77,12 @@ def of_result(equation: Any, operands: Sequence[KnownInteger | None]) -> KnownIn
     def evaluate(trip: int = 0) -> int:
         operands = [Counter.in_trip(value, trip) for value in known]
         value = np.array(int(function(*operands)))
-        return int(value.astype(result.dtype))  # what does not fit wraps round
+        return int(value.astype(result.dtype))  # overflow wraps around
 
     try:
         if not counters:
             return evaluate()
         trips = range(len(counters[0].values))
         return Counter(counters[0].loop, tuple(map(evaluate, trips)))
-    except (ArithmeticError, ValueError):  # divided by zero
+    except (ArithmeticError, ValueError):  # division by zero
         return None

@@ -1,4 +1,4 @@
-"""Which equations of a program have a part in its results: what is traced and thrown away is no use of a parameter."""
+"""Finds the live equations of a program: those that its results depend on. Others are no uses of a parameter."""
 
 import functools
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from jaxpruner.uses.bodies import Cond, Position, Program, Scan, ShardMap, Visitor, While
 
-# A callback that only shows something changes no result.
+# Callbacks that only show something change no result.
 _SHOWS = frozenset({'debug_callback', 'debug_print'})
 
 # For each of some values, whether it is needed.
@@ -18,8 +18,8 @@ class Live(NamedTuple):
     """What a program needs for some of its results.
 
     Attributes:
-      inputs: which of its inputs have a part in them.
-      results: for each equation, which of its results do; all False where it can be left out.
+      inputs: for each input, whether it is needed.
+      results: for each equation, which of its results are needed; all False if it can be left out.
     """
 
     inputs: Needed
@@ -28,35 +28,35 @@ class Live(NamedTuple):
 
 @functools.lru_cache(4096)
 def live(jaxpr: Any, needed: Needed) -> Live:
-    """What a program needs for the results that are needed."""
-    needed_variables = _chosen(jaxpr.outvars, needed)
+    """Finds what a program needs for the needed ones of its results."""
+    live_ids = _ids(jaxpr.outvars, needed)
     results = []
     for equation in reversed(jaxpr.eqns):
-        acts = bool(equation.effects) and equation.primitive.name not in _SHOWS
-        needed_here = [acts or id(result) in needed_variables for result in equation.outvars]
-        results.append(tuple(needed_here))
-        if acts or any(needed_here):
-            operands = _BACKWARDS.visit_equation(equation, needed_here, Position())
-            needed_variables |= _chosen(equation.invars, operands)
-    inputs = tuple(id(variable) in needed_variables for variable in jaxpr.invars)
-    return Live(inputs, tuple(reversed(results)))
+        has_effect = bool(equation.effects) and equation.primitive.name not in _SHOWS
+        flags = [has_effect or id(result) in live_ids for result in equation.outvars]
+        results.append(tuple(flags))
+        if has_effect or any(flags):
+            operands = _BACKWARDS.visit_equation(equation, flags, Position())
+            live_ids |= _ids(equation.invars, operands)
+    inputs = [id(variable) in live_ids for variable in jaxpr.invars]
+    return Live(tuple(inputs), tuple(reversed(results)))
 
 
-def _chosen(variables: Sequence[Any], needed: Sequence[bool]) -> set[int]:
-    """The variables that are needed, by `id`: literals are not hashable in some versions."""
-    chosen = set()
-    for variable, is_needed in zip(variables, needed, strict=True):
-        if is_needed:
-            chosen.add(id(variable))
-    return chosen
+def _ids(variables: Sequence[Any], flags: Sequence[bool]) -> set[int]:
+    """The `id` of each flagged variable. Literals are not hashable in some versions of JAX."""
+    ids = set()
+    for variable, is_flagged in zip(variables, flags, strict=True):
+        if is_flagged:
+            ids.add(id(variable))
+    return ids
 
 
 class _Backwards(Visitor[bool, Position]):
-    """Tells which operands of an equation are needed for those of its results that are needed.
+    """Finds which operands of an equation are needed for its needed results.
 
-    Other visitors go from operands to results. This one goes backwards: each method gets flags of the results,
-    `results`, and returns flags of the operands. Its parameters are named for that, unlike those of the base class,
-    which passes them by position alone.
+    Other visitors go from operands to results. This one goes backwards: each method gets flags of the results, and
+    returns flags of the operands. So the parameter `results` has another name than in the base class, which passes it
+    by position.
     """
 
     def visit_program(
@@ -72,13 +72,13 @@ class _Backwards(Visitor[bool, Position]):
 
     def visit_scan(self, scan: Scan, results: Flags, position: Position) -> Flags:
         carried, _ = scan.split_results(results)
-        if not scan.length:  # what is carried goes through, and nothing else does
-            needed = [False] * len(scan.equation.invars)
-            needed[scan.constants : scan.constants + scan.carried] = carried
-            return needed
-        body = live(scan.body.jaxpr, needed_of_scan_body(scan, tuple(results)))
+        if not scan.length:  # only carried values are passed through
+            constants, _, sliced = scan.split([False] * len(scan.equation.invars))
+            return constants + carried + sliced
+        needed = needed_of_scan_body(scan, tuple(results))
+        body = live(scan.body.jaxpr, needed)
         constants, carried_in, sliced = scan.split(body.inputs)
-        # What is carried out without having gone through the body is the operand itself.
+        # A carried value may be returned without having gone through the body.
         return constants + _either(carried, carried_in) + sliced
 
     def visit_while(self, loop: While, results: Flags, position: Position) -> Flags:
@@ -101,7 +101,7 @@ _BACKWARDS = _Backwards()
 
 
 def needed_of_scan_body(scan: Scan, needed: Needed) -> Needed:
-    """Which results of a scan's body are needed for some results of the scan."""
+    """Finds the results of a scan's body that some results of the scan need."""
     while True:
         body = live(scan.body.jaxpr, needed)
         _, carried_in, _ = scan.split(body.inputs)
@@ -113,7 +113,7 @@ def needed_of_scan_body(scan: Scan, needed: Needed) -> Needed:
 
 
 def needed_of_while_body(loop: While, needed: Needed) -> Needed:
-    """Which results of a while loop's body are needed for some results of the loop."""
+    """Finds the results of a while loop's body that some results of the loop need."""
     condition = live(loop.condition.jaxpr, (True,))
     decide = condition.inputs[loop.condition_constants :]
     needed = tuple(_either(needed, decide))

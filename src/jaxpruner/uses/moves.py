@@ -1,6 +1,6 @@
-"""What moving or combining values does to their views: one function for each operation.
+"""Moves and combines views, with one function for each operation on values.
 
-`steps` is what an exact view adds to how it is read.
+`steps` are added to the steps by which an exact view is read.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,6 +13,7 @@ from jaxpruner.uses.views import (
     View,
     ViewAxis,
     Views,
+    all_but,
     axis_of,
     copies,
     mixed,
@@ -21,7 +22,7 @@ from jaxpruner.uses.views import (
 
 
 def transpose(view: View, permutation: Iterable[int], *steps: Step) -> View:
-    """The axes in another order, or some of them."""
+    """The view with its axes in another order, or with some of them."""
     axes = [view.axes[i] for i in permutation]
     return view.moved(axes, *steps)
 
@@ -29,9 +30,9 @@ def transpose(view: View, permutation: Iterable[int], *steps: Step) -> View:
 def broadcast(
     view: View, new_shape: Sequence[int], dimensions: Iterable[int], *steps: Step
 ) -> View:
-    """Copies along new axes and along those of length 1.
+    """The view of a value that is copied along new axes and along those of length 1.
 
-    `dimensions` says for each axis of the value which axis of the result it is.
+    `dimensions` has for each axis of the value the axis of the result.
     """
     axes = list(map(copies, new_shape))
     for axis, target in zip(view.axes, dimensions, strict=True):
@@ -44,17 +45,14 @@ def broadcast(
 
 
 def align(view: View, shape: Sequence[int]) -> View:
-    """The view in an elementwise operation: scalars and axes of length 1 may stand among arrays."""
+    """The view in an elementwise operation of this shape, with copies for scalars and axes of length 1."""
     rank = len(shape)
     last_axes = range(rank - len(view.axes), rank)
     return broadcast(view, shape, last_axes)
 
 
 def cut(view: View, taken: Sequence[range], *steps: Step) -> View | None:
-    """A slice of the value: the elements that are taken of each axis.
-
-    `None` where the slice holds nothing of the parameter.
-    """
+    """The view of a slice, with these elements of each axis; `None` if nothing of the parameter is in it."""
     axes = []
     for axis, indices in zip(view.axes, taken, strict=True):
         part = _cut_axis(axis, indices)
@@ -81,7 +79,7 @@ def _ceil_div(dividend: int, divisor: int) -> int:
 
 
 def _cut_factors(factors: Factors, taken: range) -> Factors:
-    """The factors of some elements; the last one that is taken stands before `taken.stop`."""
+    """The factors of the taken elements, the last of which lies before `taken.stop`."""
     count = len(taken)
     if count == size_of(factors):
         return factors
@@ -97,14 +95,14 @@ def _cut_factors(factors: Factors, taken: range) -> Factors:
         return _cut_factors(others, range(inner_start, inner_last + 1, step))
     if step == 1 and inner_start == 0 and inner_last == inner - 1:
         return (Factor(first.axes, count // inner), *others)
-    if step % inner == 0:  # the same element of each turn of the inner factors
+    if step % inner == 0:  # each step takes the same element of the inner factors
         outer = range(outer_start, outer_last + 1, step // inner)
         return _cut_factors((first,), outer)
     return mixed(factors, count).factors
 
 
 def shift(view: View, axis: int, before: int, after: int, *steps: Step) -> View:
-    """The value between other elements of an axis: in a concatenation, or padded."""
+    """The view of a value between other elements of an axis, as in a concatenation or padding."""
     axes = list(view.axes)
     axes[axis] = shift_axis(axes[axis], before, after)
     return view.moved(axes, *steps)
@@ -117,15 +115,13 @@ def shift_axis(axis: ViewAxis, before: int, after: int) -> ViewAxis:
 
 
 def drop(view: View, axes: Sequence[int]) -> View:
-    """What is left after a reduction along some axes."""
-    kept = list(view.axes)
-    for i in sorted(axes, reverse=True):
-        del kept[i]
+    """The view after a reduction along some axes."""
+    kept = [view.axes[i] for i in all_but(axes, view.axes)]
     return view.computed(kept)
 
 
 def join(views: Iterable[View]) -> Views:
-    """The views of a value computed from values with these: one for each parameter and region."""
+    """The views of a value computed from values with these views: one for each parameter and region."""
     joined: dict[Any, View] = {}
     for view in views:
         key = (view.leaf, view.region, view.stack)

@@ -1,11 +1,11 @@
-"""Rules for primitives that move elements, or cast or copy them: exact views stay exact.
+"""Rules for primitives that move, cast or copy elements, so that exact views stay exact.
 
-A primitive that moves the elements of one operand is a function of the equation, a view and the step that is added to
-it, and a row of `MOVING`.
+A primitive that moves the elements of one operand has a function and a row of `MOVING`. The function gets the equation,
+a view, and the step that is added to the view.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,14 +18,14 @@ Operands = Sequence[Views]
 Results = list[Views]
 Rule = Callable[[Any, Operands], Results]
 
-# Each result is the operand of the same number as it is, cast or placed elsewhere.
+# Each result is the operand of the same number, at most cast or placed elsewhere.
 SAME = frozenset(
     """
     convert_element_type copy copy_p device_put mesh_cast name optimization_barrier pbroadcast pvary reduce_precision
     reshard sharding_constraint stop_gradient
     """.split()
 )
-# These change nothing at all, and have no transpose in some releases of JAX.
+# These change nothing at all, and have no transpose in some versions of JAX.
 _NOTHING = frozenset(('name', 'optimization_barrier'))
 
 
@@ -34,11 +34,19 @@ def shape_of(variable: Any) -> tuple[int, ...]:
     return tuple(variable.aval.shape)
 
 
-def moving(function: Callable[[Any, View, Move], View | None]) -> Rule:
-    """A rule that moves the elements of the first operand into the only result.
+def slices(params: Mapping[str, Any]) -> list[range]:
+    """The positions that a `slice` with these parameters takes along each axis."""
+    starts = params['start_indices']
+    limits = params['limit_indices']
+    strides = params['strides'] or [1] * len(starts)
+    return list(map(range, starts, limits, strides))
 
-    `function` gets the equation, a view and the step of the move, and returns the view of the result, `None` where
-    that holds nothing of the parameter.
+
+def moving(function: Callable[[Any, View, Move], View | None]) -> Rule:
+    """Makes a rule for moving the elements of the first operand into the only result.
+
+    `function` gets the equation, a view and the step of the move. It returns the view of the result, or `None` if
+    nothing of the parameter is in the result.
     """
 
     def rule(equation: Any, operands: Operands) -> Results:
@@ -55,7 +63,7 @@ def moving(function: Callable[[Any, View, Move], View | None]) -> Rule:
 
 
 def same(equation: Any, operands: Operands) -> Results:
-    """A rule of operations that leave each operand as it is, but for its dtype or place."""
+    """The rule for operations that change at most the dtype or place of each operand."""
     results = []
     for i, operand in enumerate(operands):
         step = Move(equation, operand=i, result=i)
@@ -65,7 +73,7 @@ def same(equation: Any, operands: Operands) -> Results:
 
 
 def _cast(view: View, step: Move) -> View:
-    """A value of the same elements, which are rounded at most."""
+    """The view of a cast value, which stays exact if elements are at most rounded."""
     equation = step.equation
     if equation.primitive.name in _NOTHING:
         return view
@@ -83,16 +91,14 @@ def _transpose(equation: Any, view: View, step: Move) -> View:
 
 
 def _squeeze(equation: Any, view: View, step: Move) -> View:
-    axes = list(view.axes)
-    for i in sorted(equation.params['dimensions'], reverse=True):
-        del axes[i]
-    return view.moved(axes, step)
+    kept = views.all_but(equation.params['dimensions'], view.axes)
+    return moves.transpose(view, kept, step)
 
 
 def _reshape(equation: Any, view: View, step: Move) -> View:
     order = equation.params.get('dimensions')
     if order is not None:
-        # The elements are read in this order of the axes, last one first with order='F'.
+        # Elements are read in this order of the axes, which order='F' reverses.
         view = moves.transpose(view, order)
     return reshaping.reshape(view, shape_of(equation.outvars[0]), step)
 
@@ -103,11 +109,7 @@ def _broadcast(equation: Any, view: View, step: Move) -> View:
 
 
 def _slice(equation: Any, view: View, step: Move) -> View | None:
-    params = equation.params
-    starts = params['start_indices']
-    strides = params['strides'] or [1] * len(starts)
-    taken = map(range, starts, params['limit_indices'], strides)
-    return moves.cut(view, list(taken), step)
+    return moves.cut(view, slices(equation.params), step)
 
 
 def _reverse(equation: Any, view: View, step: Move) -> View:
@@ -139,7 +141,7 @@ def _pad(equation: Any, view: View, step: Move) -> View | None:
 
 
 def _padded(axis: ViewAxis, padding: tuple[int, int, int]) -> ViewAxis:
-    """An axis between zeros; with zeros between elements the view is that of all in between."""
+    """An axis with zeros before and after it. Zeros between elements are mixed with the elements."""
     before, after, between = padding
     step = between + 1
     if between:

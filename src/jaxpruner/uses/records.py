@@ -1,4 +1,4 @@
-"""What the walk through a program knows of a value, where it is, what it has found, and what its rules need of it."""
+"""Records of the walk through a program: a value, a position, and the findings."""
 
 import math
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from jaxpruner.uses.views import Factor, Views
 
 
 class Value(NamedTuple):
-    """What is known of a value; as a default, of a constant of which nothing is known.
+    """What is known of a value. The default is an unknown constant.
 
     Attributes:
-      data: it depends on an input of the model.
-      views: how it is read or computed from parameters; only where it is not data.
-      known_integer: a whole number that is known, maybe another one in each trip of a loop.
-      constant: what it is, where it is made of constants alone and no loop goes through them.
+      data: whether it depends on an input of the model.
+      views: how it is read or computed from parameters; empty for data.
+      known_integer: its value if it is a known integer, which may differ between the trips of a loop.
+      constant: the constant, if it is made only of constants and does not differ between trips.
     """
 
     data: bool = False
@@ -40,7 +40,7 @@ def views_of(values: Sequence[Value]) -> list[Views]:
 
 
 def has_views(values: Sequence[Value]) -> bool:
-    """Whether a parameter has a part in some of these values."""
+    """Whether one of these values is made of a parameter."""
     return any(views_of(values))
 
 
@@ -48,12 +48,12 @@ class WalkPosition(NamedTuple):
     """Where the walk is.
 
     Attributes:
-      needed: which results of the program, or of the equation, have a part in the results of the model.
-      path: the equation's, see `Site`.
-      trips: how often it runs; a while loop's body and a branch count once.
-      trips_are_known: whether `trips` is how often it runs; not in a while loop or a branch, where data may decide.
+      needed: which results of the program or equation the results of the model depend on.
+      path: of the equation, see `Site`.
+      trips: how often it runs. The body of a while loop and a branch count once.
+      trips_are_known: whether it runs exactly so often. In a while loop or a branch data may decide.
       devices: how many devices run it.
-      line: of the source, the nearest that is known.
+      line: of the source, the nearest known one.
     """
 
     needed: tuple[bool, ...] = ()
@@ -70,19 +70,19 @@ class WalkPosition(NamedTuple):
     def inside(
         self, equation: Any, number: int, needed: Sequence[bool] | None = None
     ) -> 'WalkPosition':
-        """A program in this equation, of which these results are needed; by default the equation's."""
+        """A program in this equation, with these of its results needed; by default as for the equation."""
         needed = self.needed if needed is None else tuple(needed)
         return self.at(number)._replace(needed=needed, line=self.where(equation))
 
     def where(self, equation: Any) -> str:
-        """The line of the source that an equation comes from; within JAX, that of the call which led there."""
+        """The line of the source that an equation comes from. For an equation made by JAX, the line of the call."""
         if equation is None:
             return 'the result'
         return source_info_util.summarize(equation.source_info) or self.line
 
 
 class Findings:
-    """What the walk has found.
+    """The findings of the walk.
 
     Attributes:
       uses: by path of the equation, operand, leaf and region.
@@ -99,7 +99,7 @@ class Findings:
         self.uncounted: dict[str, str] = {}
 
     def copy(self) -> 'Findings':
-        """The same, to be changed apart."""
+        """Copies the findings."""
         other = Findings(self.shapes)
         other.uses = dict(self.uses)
         other.opaque = dict(self.opaque)
@@ -131,10 +131,10 @@ class Findings:
 
         Args:
           op: the operation, as in `Use`.
-          site: where it happens.
+          site: of the operand.
           position: of the equation.
           flops: of one run of the equation.
-          roles: what happens to the operand's axes; `None` for all free.
+          roles: of the operand's axes; `None` if all are free.
         """
         view = site.view
         if roles is None:
@@ -169,7 +169,7 @@ class Findings:
         factors = []
         for i in axes:
             for factor in site.view.axes[i].factors:
-                # An axis of which one element was taken is not there any more.
+                # An axis that was indexed does not lie there any more.
                 lengths = [shape[axis] for axis in factor.axes]
                 if factor.size > 1 or math.prod(lengths) == 1:
                     factors.append(factor)
@@ -177,14 +177,14 @@ class Findings:
 
 
 def _share_of(site: Site) -> float:
-    """The share of an operand that is the parameter's."""
+    """The share of an operand's elements that are the parameter's."""
     sizes = [axis.size for axis in site.view.axes]
     elements = math.prod(site.view.shape)
     return math.prod(sizes) / max(elements, 1)
 
 
 class Walker(Protocol):
-    """What the rules of equations with programs inside need of the walk."""
+    """The part of the walk that rules for equations with programs inside use."""
 
     findings: Findings
 

@@ -1,4 +1,4 @@
-"""What a reshape does to a view: axes are split into factors and put together again."""
+"""Reshapes views: axes are split into factors, which are put together again."""
 
 import math
 from collections.abc import Sequence
@@ -8,31 +8,31 @@ from jaxpruner.uses.views import Factor, Factors, NoRuleError, Range, Step, View
 
 
 def reshape(view: View, new_shape: Sequence[int], *steps: Step) -> View:
-    """The value in another shape."""
+    """The view of a value in another shape."""
     axes = []
-    for group in _groups(view.shape, new_shape):
-        axes += _regrouped(view.axes[group.old], new_shape[group.new])
+    for runs in matching_runs(view.shape, new_shape):
+        axes += _regrouped(view.axes[runs.old], new_shape[runs.new])
     return view.moved(axes, *steps)
 
 
-class _Group(NamedTuple):
+class Runs(NamedTuple):
     """A run of old axes and a run of new ones that hold the same elements."""
 
     old: slice
     new: slice
 
 
-def _groups(shape: Sequence[int], new_shape: Sequence[int]) -> list[_Group]:
-    """Matches runs of axes, the shortest that hold the same elements.
+def matching_runs(shape: Sequence[int], new_shape: Sequence[int]) -> list[Runs]:
+    """Finds the shortest runs of axes that hold the same elements in two shapes, one after the other.
 
-    >>> for group in _groups((6, 4, 5), (2, 3, 20)):
-    ...     print(group.old, group.new)
+    >>> for runs in matching_runs((6, 4, 5), (2, 3, 20)):
+    ...     print(runs.old, runs.new)
     slice(0, 1, None) slice(0, 2, None)
     slice(1, 3, None) slice(2, 3, None)
     """
     if 0 in shape:
         raise NoRuleError('reshape of an empty array')
-    groups: list[_Group] = []
+    all_runs: list[Runs] = []
     i = j = 0
     while i < len(shape) or j < len(new_shape):
         old_end = min(i + 1, len(shape))
@@ -46,18 +46,18 @@ def _groups(shape: Sequence[int], new_shape: Sequence[int]) -> list[_Group]:
             else:
                 new_size *= new_shape[new_end]
                 new_end += 1
-        if new_end == j and groups:  # lengths of 1 at the end
-            start = groups[-1].old.start
-            groups[-1] = groups[-1]._replace(old=slice(start, old_end))
+        if new_end == j and all_runs:  # lengths of 1 at the end
+            start = all_runs[-1].old.start
+            all_runs[-1] = all_runs[-1]._replace(old=slice(start, old_end))
         else:
-            group = _Group(slice(i, old_end), slice(j, new_end))
-            groups.append(group)
+            runs = Runs(slice(i, old_end), slice(j, new_end))
+            all_runs.append(runs)
         i, j = old_end, new_end
-    return groups
+    return all_runs
 
 
 def _regrouped(axes: Sequence[ViewAxis], sizes: Sequence[int]) -> list[ViewAxis]:
-    """The elements of some axes, along axes of other lengths."""
+    """Puts the elements of some axes along axes of other lengths."""
     ranges = _ranges(*_linear_range(axes), sizes)
     factors: Factors = ()
     for axis in axes:
@@ -71,7 +71,7 @@ def _regrouped(axes: Sequence[ViewAxis], sizes: Sequence[int]) -> list[ViewAxis]
 
 
 def _linear_range(axes: Sequence[ViewAxis]) -> Range:
-    """The parameter's elements, counted through all of these axes; they must follow one another."""
+    """The range of the parameter's elements, counted through all of these axes. They must be consecutive."""
     first, count = 0, 1
     for axis in axes:
         if count > 1 and not axis.is_whole:
@@ -82,7 +82,7 @@ def _linear_range(axes: Sequence[ViewAxis]) -> Range:
 
 
 def _ranges(start: int, stop: int, sizes: Sequence[int]) -> list[Range]:
-    """A run of elements as a region of axes of these sizes."""
+    """A range of elements as a region of axes of these sizes."""
     region: list[Range] = []
     inner = math.prod(sizes)
     for size in sizes:
@@ -104,7 +104,7 @@ class _Dealt(NamedTuple):
     Attributes:
       left: the factors that are left.
       axes: the factors of each axis.
-      missing: what the last of these axes lacks; 1 if it is complete.
+      missing: the size that the last of these axes lacks; 1 if it is complete.
     """
 
     left: Factors
@@ -115,10 +115,10 @@ class _Dealt(NamedTuple):
 def _deal(factors: Factors, sizes: Sequence[int]) -> list[Factors]:
     """Deals the factors out to axes of these sizes, in order.
 
-    Dealing begins at the front and stops at the first axis that no factor fits. Take a parameter of shape (4, 6, 5)
-    that becomes (3, 8, 5): 3 does not divide the factor of 4, nor 4 the axis of 3. The axes after that one are dealt
-    from the back, which still finds that the last axis is the parameter's axis of 5. Only the axes that neither end
-    reaches are mixed: here the axes of 3 and 8 hold elements along the parameter's axes 0 and 1.
+    Dealing begins at the front, and stops at the first axis that no factor fits. Take a parameter of shape (4, 6, 5)
+    that becomes (3, 8, 5). 3 does not divide the factor of 4, and 4 does not divide the axis of 3. The other axes are
+    dealt from the back, which finds that the last axis is the parameter's axis of 5. The axes in between are mixed:
+    here the axes of 3 and 8 hold elements along the parameter's axes 0 and 1.
 
     >>> factors = Factor((0,), 4), Factor((1,), 6), Factor((2,), 5)
     >>> for axis in _deal(factors, [3, 8, 5]):
@@ -133,8 +133,8 @@ def _deal(factors: Factors, sizes: Sequence[int]) -> list[Factors]:
             dealt[-1] += left
         return dealt
     first = len(dealt) - 1  # the axis at which dealing from the front has stopped
-    sizes_from_behind = [*reversed(sizes[first + 1 :]), missing]
-    from_behind = _deal_from_front(left[::-1], sizes_from_behind)
+    sizes_from_back = [*reversed(sizes[first + 1 :]), missing]
+    from_behind = _deal_from_front(left[::-1], sizes_from_back)
     last = len(sizes) - len(from_behind.axes)  # the axis at which dealing from the back has stopped
     behind = [axis[::-1] for axis in reversed(from_behind.axes)]
     if last == first:
@@ -149,7 +149,7 @@ def _deal(factors: Factors, sizes: Sequence[int]) -> list[Factors]:
 
 
 def _deal_from_front(factors: Factors, sizes: Sequence[int]) -> _Dealt:
-    """Deals factors out as long as they divide what an axis lacks, or this divides them."""
+    """Deals factors out as long as a factor divides the size that an axis lacks, or the size divides the factor."""
     left = list(factors)
     dealt = []
     for size in sizes:

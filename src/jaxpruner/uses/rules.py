@@ -1,7 +1,7 @@
 """What each primitive does to views: a table from its name to a rule.
 
-A rule gets the equation and the views of each operand, none of which depends on data, and returns the views of each
-result. What has no rule here makes its parameters opaque.
+A rule gets the equation and the views of each operand, none of which depends on data. It returns the views of each
+result. A primitive without a rule makes its parameters opaque.
 
 The head of `walk` says when rules are asked. CONTRIBUTING.md lists where a new primitive goes.
 """
@@ -16,7 +16,7 @@ from jaxpruner.uses.moving_rules import MOVING, Operands, Results, Rule, shape_o
 from jaxpruner.uses.records import Value, views_of
 from jaxpruner.uses.views import NoRuleError
 
-# One result, each element of it from the elements of the operands at the same place.
+# Each element of the only result is computed from the operands' elements at the same position.
 ARITHMETIC = frozenset(
     """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex
@@ -34,12 +34,13 @@ _ALONG_AN_AXIS = frozenset('cumlogsumexp cummax cummin cumprod cumsum sort'.spli
 
 
 def views_of_results(equation: Any, values: Sequence[Value]) -> Results:
-    """The views of an equation's results, where nothing depends on data.
+    """The views of the results of an equation without data.
 
-    A constant rule comes first. Each needs a general rule in `RULES`, too, which follows where it does not apply.
+    The constant rule of the primitive is asked first. If there is none, or it does not apply, the rule in `RULES` is
+    asked.
 
     Raises:
-      NoRuleError: there is no rule for the primitive, or it does what the rule cannot follow.
+      NoRuleError: there is no rule for the primitive, or the rule cannot follow it.
     """
     name = equation.primitive.name
     if name not in RULES:
@@ -76,7 +77,7 @@ def _along_an_axis(equation: Any, operands: Operands) -> Results:
 
 
 def _dot(equation: Any, operands: Operands) -> Results:
-    """A contraction of two values that are computed from parameters alone."""
+    """A contraction of two values that are computed only from parameters."""
     roles = [contractions.roles(equation, k) for k in (0, 1)]
     products = []
     for k, operand in enumerate(operands):
@@ -100,8 +101,8 @@ RULES: dict[str, Rule] = {
     'dot_general': _dot,
 }
 
-# What costs no more than a few operations for each element, which are not counted, and contractions, which are. Others
-# may cost anything, so that they are named.
+# Primitives that cost a few operations for each element, which are not counted, and contractions, which are counted.
+# All others may cost anything, so `UseGraph.uncounted` names them.
 CHEAP = (
     frozenset(RULES)
     | frozenset(contractions.OPERATIONS)

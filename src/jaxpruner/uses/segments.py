@@ -1,7 +1,7 @@
 """Runs a traced model in segments, with parameters that change in between.
 
-At a cut between two steps, or two trips of a scan, what is kept of a batch are the values that depend on it and are
-read further on; what is made of parameters alone is made anew, from the parameters as they are by then.
+A cut lies between two steps, or between two trips of a scan. There the values of a batch are kept that depend on its
+inputs and are read later. Values that are made only of parameters are made anew, from the current parameters.
 """
 
 import functools
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import PyTree
 from jaxpruner.uses.bodies import Position, Scan
 from jaxpruner.uses.compiled_once import CompiledOnce
 from jaxpruner.uses.graph import Use, UseGraph
@@ -21,18 +21,20 @@ from jaxpruner.uses.taps import TapRun, Taps
 
 
 def _observe_nothing(use: Use, operands: Sequence[Any]) -> None:
-    """The statistic of a run without taps; never called."""
+    """The statistic of a run without taps. It is never called."""
 
 
 _NO_TAPS = TapRun(Taps(places=[], statistic=_observe_nothing), totals={})
-# Values of the program by number; `env` is all that are known at a step.
+# Number of a value of the program -> the value. `env` has all values that are known at a step.
 Values = dict[int, Any]
 # The parameters' leaves; `None` for those that a segment does not read.
 Leaves = list[Any]
+Totals = list[Any]
+Function = Callable[..., Any]
 
 
 class ProgramCut(NamedTuple):
-    """A place in the program: before a step; or, where the step is a scan, inside it between two trips.
+    """A place in the program: before a step, or between two trips of a step that is a scan.
 
     Attributes:
       step: the number of the step.
@@ -44,12 +46,12 @@ class ProgramCut(NamedTuple):
 
 
 class State(NamedTuple):
-    """What is kept of a batch at a cut.
+    """The values of a batch that are kept at a cut.
 
     Attributes:
       values: by number; inside a scan those that it does not change.
-      carried: inside a scan what is carried to the next trip.
-      outputs: inside a scan what all trips put together, as far as it is read later.
+      carried: inside a scan the values that are carried to the next trip.
+      outputs: inside a scan the stacked results that are read later.
     """
 
     values: Values
@@ -58,29 +60,29 @@ class State(NamedTuple):
 
 
 class Observer(NamedTuple):
-    """Adds what goes into operations to their totals, in place.
+    """Adds statistics of the inputs of operations to their totals, in place.
 
     Attributes:
-      compiled: of the totals, the leaves that it reads, the state of a batch, and how many trips of a scan are done.
-      leaves_of: the leaves that it reads, of the parameters.
+      compiled: `(totals, leaves that it reads, state of a batch, trips of a scan that are done) -> totals`.
+      leaves_of: parameters -> the leaves that it reads.
     """
 
     compiled: CompiledOnce
-    leaves_of: Callable[[tree_lib.PyTree], Leaves]
+    leaves_of: Callable[[PyTree], Leaves]
 
-    def __call__(
-        self, totals: list[Any], params: tree_lib.PyTree, state: State, trips: Any
-    ) -> list[Any]:
+    def __call__(self, totals: Totals, params: PyTree, state: State, trips: Any) -> Totals:
         """The new totals."""
-        return self.compiled(totals, self.leaves_of(params), state, trips)
+        leaves = self.leaves_of(params)
+        return self.compiled(totals, leaves, state, trips)
 
-    def lower(self, totals: Any, params: tree_lib.PyTree, state: State, trips: Any) -> Any:
+    def lower(self, totals: Any, params: PyTree, state: State, trips: Any) -> Any:
         """The lowered program of arguments, or of their shapes."""
-        return self.compiled.lower(totals, self.leaves_of(params), state, trips)
+        leaves = self.leaves_of(params)
+        return self.compiled.lower(totals, leaves, state, trips)
 
 
 class Segments:
-    """A model that is run from cut to cut, and not beyond the uses that are going to be observed.
+    """A model that runs from cut to cut, and no further than the last use that is observed.
 
     Attributes:
       program: its steps.
@@ -88,7 +90,7 @@ class Segments:
 
     def __init__(self, graph: UseGraph, uses: Iterable[Use]):
         self.program = ModelSteps(graph, uses)
-        # Each function is made and compiled once for each step, or pair of steps.
+        # Each function is made and compiled once for each step or pair of steps.
         self._compiled = functools.cache(_compile)
 
     def begin(self, *inputs: Any) -> State:
@@ -98,10 +100,8 @@ class Segments:
         numbers = self.program.inputs[first:]
         return State(dict(zip(numbers, leaves, strict=True)))
 
-    def advance(
-        self, params: tree_lib.PyTree, state: State, here: ProgramCut, there: ProgramCut
-    ) -> State:
-        """Runs a batch from one cut to a later one; returns its state there."""
+    def advance(self, params: PyTree, state: State, here: ProgramCut, there: ProgramCut) -> State:
+        """Runs a batch from one cut to a later one, and returns its state there."""
         while here != there:
             step = here.step
             if here.trips is None and step < there.step:
@@ -127,16 +127,17 @@ class Segments:
         return state
 
     def observe(self, taps: Taps, here: ProgramCut, stop: int) -> Observer:
-        """A compiled function that adds what goes into operations to their totals, in place.
+        """Makes an `Observer` for the operations of some taps.
 
         Args:
-          taps: the operations; those in the scan of the cut within one trip.
-          here: where to begin; of a scan any trip.
+          taps: the operations. Those in the scan of the cut are observed in one trip.
+          here: where to begin. Inside a scan, any trip will do.
           stop: the step before which to stop.
         """
 
-        def run(totals: list[Any], leaves: Leaves, state: State, trips: Any) -> list[Any]:
-            running = TapRun(taps, dict(enumerate(totals)))
+        def run(totals: Totals, leaves: Leaves, state: State, trips: Any) -> Totals:
+            totals_by_place = dict(enumerate(totals))
+            running = TapRun(taps, totals_by_place)
             if here.trips is None:
                 self._run(running, leaves, state, range(here.step, stop))
             else:
@@ -149,8 +150,8 @@ class Segments:
         leaves_of = functools.partial(self._leaves_of, start=here.step, values=values)
         return Observer(compiled, leaves_of)
 
-    def _leaves_of(self, params: tree_lib.PyTree, start: int, values: Sequence[int]) -> Leaves:
-        """The leaves of which some values are made, `None` in place of others: segments of like layers take alike."""
+    def _leaves_of(self, params: PyTree, start: int, values: Sequence[int]) -> Leaves:
+        """The leaves that some values are made of; `None` for others, so that like layers have equal programs."""
         needed = set(values)
         for step in self.program.made_anew(values, start):
             needed.update(step.reads)
@@ -161,7 +162,7 @@ class Segments:
         return leaves
 
     def _values_at(self, leaves: Leaves, state: State, start: int, values: Sequence[int]) -> Values:
-        """All that is known before a step, with some values that are made of parameters alone."""
+        """The known values before a step, with these values that are made only of parameters."""
         program = self.program
         env = dict(program.constants)
         for number, leaf in zip(program.inputs, leaves, strict=False):
@@ -173,15 +174,15 @@ class Segments:
         return env
 
     def _run(self, running: TapRun, leaves: Leaves, state: State, steps: range) -> Values:
-        """Runs steps; returns all values that are known after them."""
+        """Runs steps, and returns all values that are known after them."""
         values = self.program.reads_between(steps.start, steps.stop)
         env = self._values_at(leaves, state, steps.start, values)
         for number in steps:
             _evaluate(self.program.steps[number], env, running)
         return env
 
-    def _segment(self, start: int, stop: int) -> Callable[..., State]:
-        """From one step to another."""
+    def _segment(self, start: int, stop: int) -> Function:
+        """Makes the function that runs from one step to another."""
         live = self.program.live(stop)
 
         def run(leaves: Leaves, state: State) -> State:
@@ -190,8 +191,8 @@ class Segments:
 
         return run
 
-    def _enter(self, number: int) -> Callable[..., State]:
-        """To the first trip of a scan."""
+    def _enter(self, number: int) -> Function:
+        """Makes the function that runs to the first trip of a scan."""
         step = self.program.steps[number]
         constants, carried, sliced = self._scan(number).split(step.reads)
         live = self.program.live(number + 1)
@@ -206,12 +207,13 @@ class Segments:
                 aval = step.equation.outvars[i].aval
                 stacked.append(jnp.zeros(aval.shape, aval.dtype))
             values = _chosen(env, unchanged)
-            return State(values, [env[value] for value in carried], stacked)
+            carried_values = [env[value] for value in carried]
+            return State(values, carried_values, stacked)
 
         return run
 
-    def _trip(self, number: int) -> Callable[..., State]:
-        """One trip of a scan."""
+    def _trip(self, number: int) -> Function:
+        """Makes the function that runs one trip of a scan."""
         scan = self._scan(number)
         outputs = self._outputs(number)
 
@@ -228,7 +230,7 @@ class Segments:
         return run
 
     def _leave(self, number: int, state: State) -> State:
-        """After the last trip of a scan."""
+        """The state after the last trip of a scan."""
         writes = self.program.steps[number].writes
         values = dict(state.values)
         values.update(zip(writes, state.carried, strict=False))
@@ -242,19 +244,16 @@ class Segments:
         return Scan.of(self.program.steps[number].equation)
 
     def _outputs(self, number: int) -> list[int]:
-        """Which results of a scan are put together from all trips and read later."""
+        """The numbers of a scan's stacked results that are read later."""
         writes = self.program.steps[number].writes
         live = self.program.live(number + 1)
-        outputs = []
-        for i in range(self._scan(number).carried, len(writes)):
-            if writes[i] in live:
-                outputs.append(i)
-        return outputs
+        first_stacked = self._scan(number).carried
+        return [i for i in range(first_stacked, len(writes)) if writes[i] in live]
 
     def _run_trip(
         self, running: TapRun, number: int, leaves: Leaves, state: State, trips: Any
     ) -> list[Any]:
-        """Runs the body of a scan once; returns its results."""
+        """Runs the body of a scan once, and returns its results."""
         step = self.program.steps[number]
         scan = self._scan(number)
         constants, _, sliced = scan.split(step.reads)
@@ -270,13 +269,14 @@ class Segments:
         return running.visit_program(scan.body, inputs, in_body)
 
 
-def _compile(make: Callable[..., Callable[..., Any]], *steps: int) -> CompiledOnce:
-    """Makes a function of some steps with a method such as `Segments._segment`, and compiles it."""
-    return CompiledOnce(make(*steps))
+def _compile(make: Function, *steps: int) -> CompiledOnce:
+    """Makes a function for some steps with a method such as `Segments._segment`, and compiles it."""
+    function = make(*steps)
+    return CompiledOnce(function)
 
 
 def _element_of(scan: Scan, trips: Any) -> Any:
-    """The element of the stacks that the next trip takes."""
+    """The index of the sliced elements that the next trip takes."""
     return scan.length - 1 - trips if scan.reverse else trips
 
 

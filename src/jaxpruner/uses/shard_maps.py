@@ -1,4 +1,4 @@
-"""How the walk goes through a `shard_map`."""
+"""The walk through a `shard_map`."""
 
 import functools
 import math
@@ -15,7 +15,7 @@ from jaxpruner.uses.views import NoRuleError, View, ViewAxis
 def walk_shard_map(
     walker: Walker, shard_map: ShardMap, values: Values, position: WalkPosition
 ) -> Values:
-    """Each device has a part of each axis; how large it is says which."""
+    """Walks through the program of a `shard_map`, in which each device has a part of each axis."""
     jaxpr = shard_map.program.jaxpr
     inside = _rescaled(walker, shard_map, values, jaxpr.invars, position)
     devices = position.devices * device_count(shard_map.equation.params)
@@ -25,7 +25,7 @@ def walk_shard_map(
 
 
 def device_count(params: Mapping[str, Any]) -> int:
-    """How many parts a shard_map has: axes of the mesh that are left to the compiler divide nothing."""
+    """How many parts a shard_map has. Axes of the mesh that are left to the compiler do not count."""
     sizes = dict(params['mesh'].shape)
     manual = params.get('newly_manual_axes', params.get('manual_axes'))
     if manual is None:
@@ -40,7 +40,7 @@ def _rescaled(
     variables: Sequence[Any],
     position: WalkPosition,
 ) -> Values:
-    """What is known of arrays of which each device has a part, or of the arrays that the parts make."""
+    """What is known of the devices' parts of some arrays, or of the arrays that are made of such parts."""
     results = []
     for value, variable in zip(values, variables, strict=True):
         resized = functools.partial(_resized, new_shape=shape_of(variable))

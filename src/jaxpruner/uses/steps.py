@@ -1,4 +1,4 @@
-"""A traced model as one list of steps, calls taken apart."""
+"""A traced model as one list of steps, without calls."""
 
 import itertools
 import math
@@ -20,10 +20,10 @@ class Step(NamedTuple):
 
 
 class ModelSteps:
-    """The steps of a model up to the last operation that is observed, and which values they pass on.
+    """The steps of a model up to the last operation that is observed, and the values that they pass on.
 
     Attributes:
-      steps: in the order of the program; each value has a number of its own.
+      steps: in the order of the program. Each value has a number of its own.
       inputs: numbers of the parameters and of the inputs.
       constants: the constants' values by number.
     """
@@ -49,15 +49,15 @@ class ModelSteps:
         del self.steps[stop:]
 
     def place_of(self, path: ProgramPath) -> int:
-        """The number of the step in which an equation lies."""
+        """The number of the step that an equation lies in."""
         while path not in self._numbers:
             path = path[:-1]
         return self._numbers[path]
 
     def scan_of(self, uses: Iterable[Use]) -> int | None:
-        """The number of the scan of which each trip takes its own element of what all these uses of a leaf read.
+        """The number of the scan whose trips each take an element of what all these uses of a leaf read.
 
-        `None` if there is no such scan, or it lies in another loop.
+        It is `None` if there is no such scan, or if the scan lies in another loop.
         """
         loops = set()
         for use in uses:
@@ -68,7 +68,7 @@ class ModelSteps:
         return self._numbers.get(loops.pop())
 
     def live(self, start: int) -> list[int]:
-        """Values that depend on the inputs, are there before a step, and are read from there on."""
+        """The values that depend on the inputs, are made before a step, and are read in it or later."""
         reads: set[int] = set()
         writes: set[int] = set()
         for step in self.steps[start:]:
@@ -77,7 +77,7 @@ class ModelSteps:
         return sorted(reads & self._data - writes)
 
     def bytes_kept(self) -> list[int]:
-        """For each step, and for the end, how many bytes the values take that `live` names there."""
+        """The bytes of the `live` values before each step, and at the end."""
         first = dict.fromkeys(self.inputs, 0)
         last: dict[int, int] = {}
         for number, step in enumerate(self.steps):
@@ -97,11 +97,11 @@ class ModelSteps:
         return reads
 
     def of_data(self, values: Iterable[int]) -> list[int]:
-        """Those of some values that depend on the inputs."""
+        """The values among these that depend on the inputs."""
         return sorted(self._data.intersection(values))
 
     def made_anew(self, values: Iterable[int], stop: int) -> list[Step]:
-        """The steps before one that make some values of parameters and constants alone, in their order."""
+        """The steps before `stop` that make these values only of parameters and constants, in order."""
         needed = set(values)
         steps = []
         for step in reversed(self.steps[:stop]):
@@ -115,7 +115,7 @@ class ModelSteps:
 class _Flattening(bodies.Evaluator[int, Position]):
     """Numbers the values of a program, and appends its equations to one list.
 
-    All calls are taken apart: one that returns a parameter beside data does not make it data.
+    The equations of a call are listed instead of the call. So a parameter that a call returns beside data is no data.
     """
 
     def __init__(self):

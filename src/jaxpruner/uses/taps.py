@@ -1,7 +1,7 @@
-"""Runs a traced model and adds up what goes into chosen operations: here statistics of activations are taken.
+"""Runs a traced model and adds up statistics of the inputs of chosen operations.
 
-The program is evaluated as it was traced; only equations on the way to a chosen operation are taken apart. Totals go
-along through loops and branches and are added to in place, so that they take memory once if they are donated.
+The program runs as it was traced. Only equations with a chosen operation inside are opened. Totals are passed through
+loops and branches and added to in place, so that they take memory only once if they are donated.
 """
 
 import functools
@@ -27,9 +27,9 @@ from jaxpruner.uses.bodies import (
 from jaxpruner.uses.graph import UnsupportedPrimitive, Use, UseGraph, leaves_a_program
 
 Values = list[Any]
-# By number of the place.
+# Number of a place -> its total.
 Totals = dict[int, Any]
-# In which trip each loop is, by its path.
+# Path of a loop -> its current trip.
 Trips = Mapping[ProgramPath, Any]
 Statistic = Callable[[Use, list[jax.Array]], Any]
 
@@ -43,8 +43,8 @@ def run_with_taps(
 ) -> tuple[list[jax.Array], list[Any]]:
     """Runs the model and takes a statistic of the operands of some of its operations.
 
-    A function of arrays: call it inside `jax.jit`. `use.site.equation` is the operation, and the operand number
-    `use.site.operand` is read from the parameter.
+    Call this function inside `jax.jit`. `use.site.equation` is the operation, and its operand number `use.site.operand`
+    is read from the parameter.
 
     Args:
       graph: of the model, traced with inputs of these shapes.
@@ -54,11 +54,11 @@ def run_with_taps(
       *inputs: the inputs.
 
     Returns:
-      The leaves of the model's results, and a statistic for each use: summed over the trips of loops, stacked in front
-      along the loops from which each trip gets its own element of the parameter.
+      The leaves of the model's results, and a statistic for each use. It is summed over the trips of loops. If each
+      trip of a loop gets its own element of the parameter, it is stacked along a first axis instead.
 
     Raises:
-      UnsupportedPrimitive: an operation lies in a program that cannot be taken apart.
+      UnsupportedPrimitive: an operation lies in a program that cannot be opened.
 
     >>> from jaxpruner.uses import param_uses
     >>> params, x = {'w': jnp.ones((3, 4))}, jnp.arange(6.0).reshape(2, 3)
@@ -84,7 +84,7 @@ class Taps:
     Attributes:
       places: the uses of each place, all with statistics of the same shape.
       statistic: `(use, operands) -> pytree of arrays`.
-      opened: paths of the equations that have to be taken apart.
+      opened: paths of the equations that have an operation inside.
     """
 
     def __init__(self, places: Sequence[Sequence[Use]], statistic: Statistic):
@@ -101,19 +101,19 @@ class Taps:
                     self.opened.add(path[:length])
 
     def zeros(self, within: ProgramPath | None = None) -> list[Any]:
-        """Totals to begin with, one for each place.
+        """Zero totals, one for each place.
 
-        `within` is the path of a loop of which a single trip is going to be run.
+        `within` is the path of a loop if only single trips of it are run.
         """
         return [self._zeros_of(uses[0], within) for uses in self.places]
 
     def run(
         self, graph: UseGraph, totals: Sequence[Any], params: tree_lib.PyTree, *inputs: Any
     ) -> tuple[list[jax.Array], list[Any]]:
-        """Runs the model; returns the leaves of its results, and the totals with what was observed.
+        """Runs the model, and returns the leaves of its results and the new totals.
 
         Raises:
-          UnsupportedPrimitive: an operation lies in a program that cannot be taken apart.
+          UnsupportedPrimitive: an operation lies in a program that cannot be opened.
         """
         running = TapRun(self, dict(enumerate(totals)))
         program = Program.of(graph.program)
@@ -122,11 +122,11 @@ class Taps:
         return results, list(running.totals.values())
 
     def at(self, path: ProgramPath) -> Sequence[Tap]:
-        """Those of an equation."""
+        """The taps of an equation."""
         return self._taps.get(path, ())
 
     def within(self, path: ProgramPath) -> list[Tap]:
-        """Those of the equations inside an equation."""
+        """The taps of an equation and of the equations inside it."""
         inside: list[Tap] = []
         for at, taps in self._taps.items():
             if at[: len(path)] == path:
@@ -151,12 +151,12 @@ class Taps:
 
 
 class TapRun(Evaluator[Any, Position]):
-    """A run of a program, in which taps add to their totals.
+    """A run of a program in which taps add to their totals.
 
     Attributes:
       taps: the operations that are observed.
-      totals: what has been found so far.
-      trips: in which trip the loops around the program are.
+      totals: the current totals.
+      trips: the current trips of the loops around the program.
     """
 
     def __init__(self, taps: Taps, totals: Totals, trips: Trips = types.MappingProxyType({})):
@@ -253,7 +253,7 @@ class TapRun(Evaluator[Any, Position]):
         return results
 
     def _inside(self, totals: Totals, trips: Trips) -> 'TapRun':
-        """A run of a program inside an equation."""
+        """A run of a program inside an equation, with these totals and trips."""
         return type(self)(self.taps, totals, trips)
 
     def _totals_within(self, position: Position) -> Totals:
@@ -279,12 +279,12 @@ def _check_observable(use: Use) -> None:
 
 
 def _add(total: jax.Array, statistic: jax.Array, index: Sequence[Any]) -> jax.Array:
-    """Adds a statistic to the total, or to the element of stacked totals that belongs to the trip."""
+    """Adds a statistic to its total, or to the current trip's element of a stacked total."""
     if not index:
         return total + statistic
     in_front = range(len(index))
     statistic = jnp.expand_dims(statistic, tuple(in_front))
-    # Indices must be of one dtype, whatever that is.
+    # All indices must have the same dtype.
     zero = jnp.zeros_like(index[0])
     other_axes = statistic.ndim - len(index)
     start = (*index, *[zero] * other_axes)

@@ -1,4 +1,4 @@
-"""`param_uses`: traces a model once and says what each parameter is for."""
+"""`param_uses`: traces a model once and finds the uses of each parameter."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,22 +16,22 @@ from jaxpruner.uses.walk import Walk
 def param_uses(
     apply_fn: Callable[..., Any], params: tree_lib.PyTree, *inputs: Any, strict: bool = False
 ) -> UseGraph:
-    """How a model uses each of its parameters, in whatever framework it is written.
+    """Finds how a model of any framework uses each of its parameters.
 
-    The model is traced, not computed: shapes (`jax.ShapeDtypeStruct`) do for parameters and inputs.
+    The model is traced, not computed. So shapes (`jax.ShapeDtypeStruct`) are enough for parameters and inputs.
 
     Args:
       apply_fn: `(params, *inputs) -> results`, any function that JAX can trace.
       params: any pytree of arrays, or of their shapes.
-      *inputs: what else it is called with, pytrees of arrays or of their shapes.
-      strict: raise where nothing can be said of a leaf.
+      *inputs: the other arguments, pytrees of arrays or of their shapes.
+      strict: raise an error if a leaf cannot be followed.
 
     Returns:
-      For each path of a leaf its uses; what cannot be followed is in `opaque`, what has no part in the results in
-      `unused`.
+      The uses of each leaf by its path. Leaves that cannot be followed are in `opaque`, and leaves that the results do
+      not depend on are in `unused`.
 
     Raises:
-      ValueError: there are no inputs, so that data cannot be told from parameters.
+      ValueError: there are no inputs, so data cannot be told from parameters.
       TypeError: a leaf of `params` is no array.
       UnsupportedPrimitive: `strict`, and a leaf is opaque.
 
@@ -53,15 +53,17 @@ def param_uses(
     program = jax.make_jaxpr(apply_fn)(params, *inputs)
     graph = _graph(paths, _walk_through(program, shapes), program)
     if strict and graph.opaque:
-        reasons = '; '.join(
-            f'{tree_lib.path_string(path)}: {reason}' for path, reason in graph.opaque.items()
+        reasons = []
+        for path, reason in graph.opaque.items():
+            reasons.append(f'{tree_lib.path_string(path)}: {reason}')
+        raise UnsupportedPrimitive(
+            f'{"; ".join(reasons)}; with strict=False these leaves are in graph.opaque'
         )
-        raise UnsupportedPrimitive(f'{reasons}; with strict=False these leaves are in graph.opaque')
     return graph
 
 
 def _walk_through(program: Any, shapes: Sequence[tuple[int, ...]]) -> Findings:
-    """What the walk finds in a program of parameters of these shapes and of inputs."""
+    """Walks through a program of parameters with these shapes and of inputs."""
     arguments = []
     for leaf, shape in enumerate(shapes):
         view = views.whole(leaf, shape)
@@ -103,7 +105,7 @@ def _order_in_program(use: Use) -> tuple[tuple[int, ...], int]:
 
 
 def leaf_shape(leaf: Any, path: tree_lib.Path) -> tuple[int, ...]:
-    """The shape of a parameter; raises TypeError where it is no array."""
+    """The shape of a parameter. Raises TypeError if it is no array."""
     if hasattr(leaf, 'shape') and hasattr(leaf, 'dtype'):
         return tuple(leaf.shape)
     if isinstance(leaf, int | float | complex):

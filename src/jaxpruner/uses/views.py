@@ -1,7 +1,7 @@
-"""How the axes of a value lie along the axes of the parameter that it was read from.
+"""Views: how the axes of a value lie along the axes of the parameter that it was made of.
 
-A `View` says so for one parameter. A value that only moves the parameter's elements (transposed, reshaped, sliced,
-cast) has an exact view. A view of a computed value keeps what is still known of the axes.
+The view of a value is exact if the value has the parameter's own elements, at most moved (transposed, reshaped, sliced)
+or cast. The view of a computed value keeps what is still known of the axes.
 """
 
 import dataclasses
@@ -18,11 +18,11 @@ from jaxpruner.uses.bodies import ProgramPath
 
 
 class NoRuleError(Exception):
-    """An operation does to a view what cannot be followed; the parameter becomes opaque."""
+    """An operation cannot be followed for a view, so the parameter becomes opaque."""
 
 
 class Factor(NamedTuple):
-    """A part of an axis: `size` elements that lie along these axes of the parameter, none for copies."""
+    """A part of an axis: `size` elements along these axes of the parameter. Copies lie along no axes."""
 
     axes: tuple[int, ...]
     size: int
@@ -39,12 +39,12 @@ Range = tuple[int, int]
 
 
 class ViewAxis(NamedTuple):
-    """An axis of a value, of which the parameter has a run of elements; other values may have the others.
+    """An axis of a value. A range of its elements is the parameter's; others may come from other values.
 
     Attributes:
-      factors: how the parameter's elements lie along its axes.
+      factors: how the range lies along the parameter's axes.
       length: number of elements of the axis.
-      start: the first element that is the parameter's.
+      start: where the range begins.
     """
 
     factors: Factors
@@ -73,12 +73,18 @@ class ViewAxis(NamedTuple):
 
     @property
     def along(self) -> tuple[int, ...]:
-        """The parameter's axes that have a part in this one."""
+        """The parameter's axes that this axis lies along."""
         return axes_of(self.factors)
 
     def __str__(self) -> str:
         factors = ' '.join(map(str, self.factors)) or '1'
         return factors if self.is_whole else f'{factors} at {self.start} of {self.length}'
+
+
+def all_but(numbers: Iterable[int], entries: Sequence[Any]) -> list[int]:
+    """Returns the numbers of all entries but these."""
+    others = set(range(len(entries))).difference(numbers)
+    return sorted(others)
 
 
 def axis_of(*factors: Factor) -> ViewAxis:
@@ -97,12 +103,12 @@ def mixed(factors: Iterable[Factor], size: int) -> ViewAxis:
 
 
 def size_of(factors: Iterable[Factor]) -> int:
-    """How many elements factors have together."""
+    """How many elements some factors have together."""
     return math.prod(factor.size for factor in factors)
 
 
 def axes_of(factors: Iterable[Factor]) -> tuple[int, ...]:
-    """The parameter's axes that have a part in these factors, in ascending order."""
+    """The parameter's axes that some factors lie along, in ascending order."""
     axes: set[int] = set()
     for factor in factors:
         axes.update(factor.axes)
@@ -110,10 +116,10 @@ def axes_of(factors: Iterable[Factor]) -> tuple[int, ...]:
 
 
 class StackAxis(NamedTuple):
-    """An axis of which each trip of a loop gets one element.
+    """An axis that each trip of a loop gets one element of.
 
     Attributes:
-      loop: path of the loop, `()` where the program itself takes the element by a number that it counts.
+      loop: path of the loop; `()` if the program itself indexes the element, by a number that it counts.
       axis: the axis.
     """
 
@@ -142,9 +148,9 @@ class Move:
 
     Attributes:
       equation: the equation.
-      operand: the operand that is moved.
-      result: the result that it is moved to.
-      others: constants that are operands, too, by number: indices, a mask.
+      operand: the number of the operand that is moved.
+      result: the number of the result that it is moved to.
+      others: number of an operand -> its constant value, such as indices or a mask.
     """
 
     equation: Any
@@ -153,9 +159,9 @@ class Move:
     others: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def __call__(self, value: jax.Array) -> jax.Array:
-        """The result, with zeros for operands that are not known.
+        """Computes the result, with zeros for unknown operands.
 
-        Operands of the moved operand's dtype are cast with it.
+        Operands with the dtype of the moved one are cast as it is.
         """
         operands = []
         moved_dtype = self.equation.invars[self.operand].aval.dtype
@@ -174,20 +180,20 @@ class Move:
 # Steps between `ENTER_LOOP` and `LEAVE_LOOP` are vmapped over the first axis.
 ENTER_LOOP: Literal['enter'] = 'enter'
 LEAVE_LOOP: Literal['leave'] = 'leave'
-# A step is a `Move`, `ENTER_LOOP`, `LEAVE_LOOP`, or a function of the array (made in `constant_rules`).
+# A step is a `Move`, `ENTER_LOOP`, `LEAVE_LOOP`, or a function of an array (made in `constant_rules`).
 Step = Move | Literal['enter', 'leave'] | Callable[[jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """How a value is read from a parameter.
+    """How a value is made of a parameter.
 
     Attributes:
-      leaf: index of the parameter.
+      leaf: number of the parameter.
       axes: the axes of the value.
-      stack: the axes that loops have taken apart.
-      exact: the value's elements are the parameter's own.
-      steps: what was done to the parameter, where exact.
+      stack: axes of the parameter that loops around the value take one element of.
+      exact: whether the value's elements are the parameter's own.
+      steps: the steps that make the value from the parameter; empty if not exact.
     """
 
     leaf: int
@@ -198,7 +204,7 @@ class View:
 
     @functools.cached_property
     def region(self) -> tuple[Range, ...]:
-        """For each axis of the value, from where to where it is this parameter's."""
+        """For each axis of the value, the range that is this parameter's."""
         return tuple(axis.range for axis in self.axes)
 
     @property
@@ -212,18 +218,18 @@ class View:
         return dataclasses.replace(self, axes=tuple(axes), steps=all_steps)
 
     def computed(self, axes: Iterable[ViewAxis] | None = None) -> 'View':
-        """The view of values computed from these, along the same axes or others."""
+        """The view of a value computed from this one, along the same axes or others."""
         axes = self.axes if axes is None else tuple(axes)
         return dataclasses.replace(self, axes=axes, exact=False, steps=())
 
     def stacked(self, entry: StackAxis) -> 'View':
-        """The view in a loop that takes an axis apart."""
+        """The view in a loop that takes one element of an axis in each trip."""
         return dataclasses.replace(self, stack=(*self.stack, entry))
 
     def read(self, leaf: jax.Array) -> jax.Array:
-        """The value, made from the parameter: a linear function of it.
+        """Makes the value from the parameter. This is a linear function.
 
-        Axes that loops have taken apart stand in front; what other parameters fill in is zero.
+        Axes that loops take apart come first. Elements that come from other parameters are zero.
 
         Raises:
           ValueError: the view is not exact.
@@ -232,7 +238,7 @@ class View:
             raise ValueError(
                 'this value is computed from its parameter, not read from it; see Use.exact'
             )
-        value = jnp.asarray(leaf)  # a number of Python has no dtype
+        value = jnp.asarray(leaf)  # a Python number has no dtype
         depth = 0
         for step in self.steps:
             if step == ENTER_LOOP:
@@ -254,7 +260,7 @@ Views = tuple[View, ...]
 
 
 def whole(leaf: int, shape: Sequence[int]) -> View:
-    """The parameter itself."""
+    """The view of the parameter itself."""
     axes = []
     for number, length in enumerate(shape):
         axes.append(axis_of(Factor((number,), length)))
@@ -262,7 +268,7 @@ def whole(leaf: int, shape: Sequence[int]) -> View:
 
 
 def map_views(function: Callable[[View], View | None], views: Iterable[View]) -> Views:
-    """The views that a function makes of some, without those of which it leaves nothing (`None`)."""
+    """Applies a function to views, and drops those for which it returns `None`."""
     results = []
     for view in views:
         result = function(view)

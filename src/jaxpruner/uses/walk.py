@@ -1,11 +1,11 @@
 """The walk through a program that finds where parameters meet data.
 
-Each value of the program is data (it depends on an input), or made of parameters alone and has views of them, or
-constant. Where a value with views and one that is data go into the same operation, that is a use.
+A value of the program is data if it depends on an input. Otherwise it is made only of parameters and has views of them,
+or it is constant. An operation on a value with views and on data is a use.
 
-The rules of `rules` are asked only where no operand is data; those of `moving_rules.SAME` always, since they treat each
-operand by itself. What a parameter does beside data is decided in `Walk._meet`. So a primitive that places parameters
-among data also goes into `_PLACES`.
+The rules of `rules` are asked only if no operand is data. Those of `moving_rules.SAME` are always asked, since they
+treat each operand by itself. `Walk._meet` decides how a parameter is used beside data. So a primitive that places
+parameters among data also goes into `_PLACES`.
 """
 
 import math
@@ -28,9 +28,9 @@ from jaxpruner.uses.moving_rules import SAME, same
 from jaxpruner.uses.records import Findings, Value, Values, WalkPosition, has_views, views_of
 from jaxpruner.uses.views import NoRuleError
 
-# Operations in which a parameter takes its place among data, beside the elementwise ones.
+# Operations that place parameters among data, besides the elementwise ones.
 _PLACES = frozenset('concatenate dynamic_update_slice pad stack'.split())
-# What these read may have been written by any equation before.
+# These read memory that any earlier equation may have written.
 _READS_MEMORY = frozenset(('addupdate', 'get', 'swap'))
 _LOOKS_UP = frozenset(('dynamic_slice', 'gather'))
 
@@ -86,7 +86,7 @@ class Walk(Evaluator[Value, WalkPosition]):
         if not has_parameters:
             return unknown
         try:
-            if name in SAME:  # each for itself, whatever stands beside it
+            if name in SAME:  # it treats each operand by itself
                 return _moved(equation, operands)
             if is_data:
                 self._meet(equation, operands, position)
@@ -113,9 +113,10 @@ class Walk(Evaluator[Value, WalkPosition]):
 
     def _meet_in_contraction(self, equation: Any, operands: Values, position: WalkPosition) -> None:
         name = equation.primitive.name
-        number = next(i for i, value in enumerate(operands) if value.views)
-        if has_views(operands[number + 1 :]):
+        numbers = [i for i, value in enumerate(operands) if value.views]
+        if len(numbers) > 1:
             raise NoRuleError(f'no rule for {name} of several parameters')
+        (number,) = numbers
         op = contractions.OPERATIONS[name]
         roles = contractions.roles(equation, number)
         flops = contractions.flops(equation)
@@ -130,7 +131,6 @@ class Walk(Evaluator[Value, WalkPosition]):
         flops = 0
         if name in rules.ARITHMETIC:
             flops = math.prod(equation.outvars[0].aval.shape)
-        if flops:
             self.findings.add_flops(flops, position)
         for number, value in enumerate(operands):
             for view in value.views:
@@ -139,7 +139,7 @@ class Walk(Evaluator[Value, WalkPosition]):
 
 
 def _indices(name: str, operands: Values) -> Values:
-    """The operands that say where others go."""
+    """The operands that are indices, of operations that place others there."""
     if name in FOLLOWED_SCATTERS:
         return operands[1:2]
     return operands[2:] if name == 'dynamic_update_slice' else []
@@ -154,9 +154,11 @@ def _moved(equation: Any, operands: Values) -> Values:
 
 
 def _constants(equation: Any, operands: Values) -> Values:
-    """The results of an equation that no parameter and no input has a part in."""
-    known_integer = known_integers.of_result(equation, [value.known_integer for value in operands])
-    results = constants.of_results(equation, [value.constant for value in operands])
+    """The results of an equation whose operands are constants."""
+    integers = [value.known_integer for value in operands]
+    known_integer = known_integers.of_result(equation, integers)
+    constant_operands = [value.constant for value in operands]
+    results = constants.of_results(equation, constant_operands)
     if known_integer is not None:
         return [Value(known_integer=known_integer, constant=results[0])]
     avals = [variable.aval for variable in equation.outvars]
