@@ -80,7 +80,9 @@ def _check(graph, groups, cuttable, inputs, rng):
         removed[group.atom] = rng.permutation(group.size)[: max(1, group.size // 2)]
     trace = graph.trace
     recorded = _Recorded(trace)
-    recorded.run()
+    leaves = map(recorded.zeroed, trace.leaves)
+    states = {path: recorded.zeroed(axes) for path, axes in trace.named_states}
+    recorded.run(list(leaves), states)
     run = _Zeroed(trace, removed, recorded.fills)
     arguments = []
     axes_of_leaves = (*trace.leaves, *trace.states)

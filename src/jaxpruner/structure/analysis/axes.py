@@ -1,7 +1,7 @@
 """Axes of values as expressions over atoms.
 
-An atom is a set of indices that are kept or removed together wherever the atom occurs. A reshape makes an axis a
-product of others, a concatenation makes it a sum:
+An atom is a set of indices. Wherever the atom occurs, the same indices are kept. A reshape turns axes into a product of
+atoms, a concatenation turns them into a sum:
 
 >>> heads, features = atom(4), atom(16)
 >>> merged = product([heads, features])
@@ -12,7 +12,9 @@ product of others, a concatenation makes it a sum:
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
+
+from jaxpruner.uses.views import all_but
 
 Form = Literal['atom', 'product', 'sum']
 T = TypeVar('T')
@@ -23,8 +25,8 @@ class Pin(NamedTuple):
 
     Attributes:
       reason: in words.
-      primitive: the operation that does it; empty for inputs and results of the model.
-      find_line: returns its line of the source, which takes time to look up.
+      primitive: the operation that pins it; empty for inputs and results of the model.
+      find_line: returns the operation's line of the source. It is called late, since looking it up takes time.
       mixes: whether elements at different indices meet, as they do along the axis of a sort.
     """
 
@@ -42,7 +44,7 @@ class Pin(NamedTuple):
 class Axis:
     """An axis of one or more values: an atom, a product (first factor outermost), or a sum.
 
-    Two axes are the same if `resolved` returns the same object for both.
+    An axis can become another one, as in a union-find. Two axes are the same if `resolved` returns one object for both.
 
     Attributes:
       size: how many indices it has.
@@ -79,7 +81,7 @@ class Axis:
 
     @property
     def pin(self) -> Pin | None:
-        """Why no index of this atom can be removed; `None` if they can."""
+        """Why no index of this atom can be removed; `None` if indices can be removed."""
         return self.resolved()._pin
 
     def become(self, other: 'Axis') -> None:
@@ -110,7 +112,7 @@ def new_axes(shape: Iterable[int]) -> Axes:
 
 
 def resolve_each(axes: Iterable[Axis]) -> list[Axis]:
-    """The axes that these have become."""
+    """Resolves several axes."""
     return [axis.resolved() for axis in axes]
 
 
@@ -124,19 +126,13 @@ def pick(entries: Sequence[T], numbers: Iterable[int]) -> tuple[T, ...]:
     return tuple([entries[number] for number in numbers])
 
 
-def all_but(numbers: Iterable[int], entries: Sequence[Any]) -> list[int]:
-    """Returns the numbers of all entries but some."""
-    others = set(range(len(entries))).difference(numbers)
-    return sorted(others)
-
-
 def drop(entries: Sequence[T], numbers: Iterable[int]) -> tuple[T, ...]:
     """Returns all entries but those with these numbers."""
     return pick(entries, all_but(numbers, entries))
 
 
 def replace(entries: Sequence[T], number: int, entry: T) -> tuple[T, ...]:
-    """Returns the entries with another one in the place of one."""
+    """Returns the entries with one of them replaced."""
     replaced = list(entries)
     replaced[number] = entry
     return tuple(replaced)
@@ -144,7 +140,7 @@ def replace(entries: Sequence[T], number: int, entry: T) -> tuple[T, ...]:
 
 def product(factors: Iterable[Axis]) -> Axis:
     """Returns the axis that a reshape makes of several; the first is outermost."""
-    parts = flat_parts('product', factors, neutral=1)
+    parts = flat_parts('product', factors)
     if len(parts) == 1:
         return parts[0]
     size = math.prod(sizes_of(parts))
@@ -153,28 +149,29 @@ def product(factors: Iterable[Axis]) -> Axis:
 
 def total(segments: Iterable[Axis]) -> Axis:
     """Returns the axis that a concatenation makes of several."""
-    parts = flat_parts('sum', segments, neutral=0)
+    parts = flat_parts('sum', segments)
     if len(parts) == 1:
         return parts[0]
     size = sum(sizes_of(parts))
     return Axis(size, 'sum', parts)
 
 
-def flat_parts(form: Form, axes: Iterable[Axis], neutral: int) -> list[Axis]:
-    """Returns factors without nested products, or segments without nested sums, and without neutral ones."""
+def flat_parts(form: Form, axes: Iterable[Axis]) -> list[Axis]:
+    """Returns factors without nested products and factors of 1, or segments without nested sums and empty segments."""
+    neutral_size = 1 if form == 'product' else 0
     parts: list[Axis] = []
     for axis in axes:
-        if axis.size == neutral:
+        if axis.size == neutral_size:
             continue
         if axis.form == form:
-            parts += flat_parts(form, axis.parts, neutral)
+            parts += flat_parts(form, axis.parts)
         else:
             parts.append(axis.resolved())
     return parts
 
 
 def atoms(axis: Axis) -> list[Axis]:
-    """Lists the atoms of an expression in their order; one that occurs twice is listed twice."""
+    """Lists the atoms of an expression in order. An atom that occurs twice is listed twice."""
     axis = axis.resolved()
     if axis.form == 'atom':
         return [axis]
@@ -185,7 +182,7 @@ def atoms(axis: Axis) -> list[Axis]:
 
 
 def atoms_of_values(values: Iterable[Iterable[Axis]]) -> list[Axis]:
-    """Lists the atoms along the axes of some values, in their order."""
+    """Lists the atoms along all axes of some values, in order."""
     atoms_along: list[Axis] = []
     for axes in values:
         for axis in axes:
@@ -194,7 +191,7 @@ def atoms_of_values(values: Iterable[Iterable[Axis]]) -> list[Axis]:
 
 
 def set_pin(axis: Axis, pin: Pin) -> None:
-    """Pins all atoms of an expression. The first reason stays, unless a later one mixes and it does not."""
+    """Pins all atoms of an expression. The first pin of an atom stays, unless only the later one mixes."""
     for pinned in atoms(axis):
         earlier = pinned._pin
         if earlier is None or (pin.mixes and not earlier.mixes):

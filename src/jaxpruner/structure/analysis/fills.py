@@ -1,14 +1,15 @@
-"""What stands at removed channels once the parameters of their group are zero.
+"""Fills: the scalars at removed channels once the parameters of their group are zero.
 
-Removing channels equals zeroing them if nothing else sees the zeroed ones. An elementwise operation never mixes
-channels. A sum over them does, and is the same only if what it adds for a removed channel is zero. So each value has a
-`Fill`: for each axis and each atom along it the one scalar that stands at all its removed indices, where it is known.
+Removing channels is the same as zeroing them if the zeroed channels affect nothing else. An elementwise operation never
+mixes channels. A sum over channels does. It is the same without a channel only if it adds zero for that channel. So
+each value has a `Fill`. For each axis, and each atom along it, the fill is the one scalar at all removed indices of the
+atom, if that is known.
 
-A parameter is filled with 0 along its groups. If an operation has known operands, it is run on them, and its result is
-known, too. `exp(0)` is 1, so a softmax over channels is not exact. `0 * logistic(0)` is 0, so SiLU is.
+Parameters have a fill of 0 along their groups. An operation whose operands are known is run on them, so that its result
+is known, too. `exp(0)` is 1, so a softmax over channels is not exact. `0 * logistic(0)` is 0, so SiLU is exact.
 
-Unknown scalars are the activations of a model that works. They count as finite, and as not zero where they divide. What
-the zeroing itself makes is computed, not assumed: `log(0)` and `0 / 0` are not finite.
+Unknown scalars are activations of a working model. They count as finite, and as not zero in a divisor. Scalars that
+come from the zeroing are computed, not assumed: `log(0)` and `0 / 0` are not finite.
 """
 
 import functools
@@ -26,43 +27,44 @@ from jaxpruner.structure.analysis.records import EquationAxes
 # A known scalar of any dtype of JAX, or `None`.
 Scalar = Any
 
-# (axis, atom) -> the scalar at the atom's removed indices along this axis.
+# (axis, atom) -> the scalar at removed indices of the atom along this axis.
 Find = Callable[[int, Axis], Scalar]
 
-NAN = float('nan')  # the only one, so that it equals itself in keys of caches
+NAN = float('nan')  # one object for every NaN, so that it equals itself in keys of caches
 
 
 class Fill(NamedTuple):
-    """What is known of a value at removed channels.
+    """The scalars at removed channels of a value, as far as they are known.
 
     Attributes:
-      everywhere: the scalar that all elements of the value are, `None` if there is none.
-      channels: for each axis, atom -> the scalar at all its removed indices along this axis.
+      everywhere: the scalar that all elements of the value equal; `None` if there is none.
+      channels: for each axis, atom -> the scalar at all removed indices of the atom along this axis.
     """
 
     everywhere: Scalar
     channels: tuple[Mapping[Axis, Scalar], ...]
 
     def at(self, axis: int, atom: Axis) -> Scalar:
-        """The scalar at removed indices of an atom along an axis; `None` where it is not known."""
+        """The scalar at removed indices of an atom along an axis; `None` if it is not known."""
         if self.everywhere is not None:
             return self.everywhere
         return self.channels[axis].get(atom)
 
 
 def nothing_of(rank: int) -> Fill:
-    """A value of this rank of which nothing is known."""
+    """The fill of a value of this rank, if nothing is known."""
     return Fill(None, ({},) * rank)
 
 
 class EquationFills:
-    """An equation, and what is known of its operands at removed channels.
+    """An equation and the fills of its operands.
 
     Attributes:
       equation: the equation.
       operands: the axes of its operands.
       results: the axes of its results.
-      of_operands: what is known of its operands.
+      of_operands: the fills of its operands.
+      candidates: axis -> the atoms in it that could be removed.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class EquationFills:
         self.operands = axes.operands
         self.results = axes.results
         self.of_operands = of_operands
-        self.candidates = candidates  # axis -> the atoms in it that could be removed
+        self.candidates = candidates
         self._reject = reject
 
     @property
@@ -86,13 +88,13 @@ class EquationFills:
         return self.equation.params
 
     def reject(self, atom: Axis, reason: str) -> None:
-        """Removing channels of this atom is not the same as zeroing them."""
+        """Notes that removing channels of this atom is not the same as zeroing them."""
         self._reject(atom, reason)
 
     def axes_with(
         self, atom: Axis, among: Iterable[int] | None = None, operand: int = 0
     ) -> list[int]:
-        """The axes of an operand that have an atom, of these or of all."""
+        """Finds the axes of an operand that have an atom, among these or among all."""
         axes = self.operands[operand]
         if among is None:
             among = range(len(axes))
@@ -103,17 +105,17 @@ class EquationFills:
         return with_atom
 
     def constant(self, scalar: Scalar) -> Fill:
-        """A result of which all elements are one scalar."""
+        """The fill of a result whose elements all equal one scalar."""
         nothing = nothing_of(len(self.results[0]))
         return nothing._replace(everywhere=scalar)
 
     def fill_results(self, find: Find, everywhere: Scalar = None) -> list[Fill]:
-        """The fill of each result: the same for all of them, if there are several."""
+        """The fills of all results, with the same scalars for each."""
         indices = range(len(self.results))
         return [self.result(everywhere, find, index) for index in indices]
 
     def result(self, everywhere: Scalar, find: Find, index: int = 0) -> Fill:
-        """The fill of a result, with what `find(axis, atom)` returns for each of its axes and atoms."""
+        """The fill of a result, with the scalar that `find(axis, atom)` returns for each of its axes and atoms."""
         channels = []
         for i, axis in enumerate(self.results[index]):
             scalars = {}
@@ -126,12 +128,12 @@ class EquationFills:
 
 
 def is_finite(value: Scalar) -> bool:
-    """Whether a scalar is finite; an unknown one counts as finite."""
+    """Whether a scalar is finite. An unknown scalar counts as finite."""
     return value is None or bool(np.isfinite(value))
 
 
 def join(values: Iterable[Scalar]) -> Scalar:
-    """What is known of an element that is one of these scalars: nothing if they differ, NaN if one is not finite."""
+    """The scalar of an element that is one of these. If they differ it is unknown, or NaN if one is not finite."""
     values = list(values)
     first = values[0]
     if all(value == first or value is first for value in values):
@@ -140,7 +142,7 @@ def join(values: Iterable[Scalar]) -> Scalar:
 
 
 def join_fills(first: Fill, second: Fill) -> Fill:
-    """What is known of a value that is one of two, with the same axes."""
+    """The fill of a value that is one of two values with the same axes."""
     is_same = first.everywhere == second.everywhere
     everywhere = first.everywhere if is_same else None
     channels = []
@@ -166,12 +168,12 @@ def product(first: Scalar, second: Scalar) -> Scalar:
 
 
 def computed(equation: Any, values: Sequence[Scalar], literals: Sequence[bool]) -> Scalar:
-    """What an elementwise operation makes of scalars.
+    """The result of an elementwise operation on scalars.
 
     Args:
       equation: the operation.
-      values: of each operand.
-      literals: whether it is this scalar in the whole model, so that zeroing has no part in it.
+      values: the scalar of each operand.
+      literals: for each operand whether it equals this scalar in the whole model, without any zeroing.
     """
     name = equation.primitive.name
     if name == 'select_n' and values[0] is not None:
@@ -193,7 +195,7 @@ def computed(equation: Any, values: Sequence[Scalar], literals: Sequence[bool]) 
 
 
 def _selected(values: Sequence[Scalar]) -> Scalar:
-    """What a selection with a known predicate returns; the predicate is the first value."""
+    """The result of a selection whose predicate, the first value, is known."""
     predicate, *cases = values
     if not np.isfinite(predicate):
         return NAN
@@ -201,7 +203,7 @@ def _selected(values: Sequence[Scalar]) -> Scalar:
 
 
 def _one_of(cases: Sequence[Scalar], literals: Sequence[bool]) -> Scalar:
-    """What a selection with an unknown predicate returns; literals that are not finite are the model's own."""
+    """The result of a selection with an unknown predicate. A literal that is not finite is the model's own."""
     if len(set(cases)) == 1:
         return cases[0]
     for case, is_literal in zip(cases, literals, strict=True):
@@ -211,7 +213,7 @@ def _one_of(cases: Sequence[Scalar], literals: Sequence[bool]) -> Scalar:
 
 
 def _quotient(dividend: Scalar, divisor: Scalar) -> Scalar:
-    """The quotient of two scalars; one of them is unknown."""
+    """The quotient of two scalars, one of which is unknown."""
     if divisor == 0 or not is_finite(dividend) or not is_finite(divisor):
         return NAN
     return 0 if dividend == 0 else None
@@ -231,7 +233,7 @@ def _evaluated(equation: Any, values: Sequence[Scalar]) -> Scalar:
     try:
         return _run(equation.primitive, params, tuple(operand_dtypes), tuple(values))
     except (NotImplementedError, RuntimeError, TypeError, ValueError):
-        return NAN  # it cannot be run on scalars: nothing is assumed of what zeroing makes
+        return NAN  # it cannot be run on scalars, and nothing is assumed of them
 
 
 @functools.lru_cache(4096)
@@ -245,7 +247,7 @@ def _run(primitive: Any, params: Any, dtypes: Any, values: tuple[Scalar, ...]) -
 
 
 def is_key(value: Any) -> bool:
-    """Whether a value is keys of random numbers."""
+    """Whether a value consists of random keys."""
     return _is_dtype_of_keys(jnp.result_type(value))
 
 
@@ -254,26 +256,26 @@ def _is_dtype_of_keys(dtype: Any) -> bool:
 
 
 def scalar_of(array: np.ndarray) -> Scalar:
-    """An array of one element as a scalar; all NaNs become the same object."""
-    if array.dtype.kind not in 'biufc':  # small floats of other libraries
+    """The element of an array of size one. All NaNs become the same object."""
+    if array.dtype.kind not in 'biufc':  # small floats such as bfloat16
         array = array.astype(np.float64)
     value = array.item()
     return NAN if value != value else value
 
 
 def of_constant(value: Any, candidates: Sequence[Sequence[Axis]]) -> Fill:
-    """What is known of a constant: that all its elements are one scalar, or that some are not finite.
+    """The fill of a constant. It says whether all elements are one scalar, and otherwise whether some are not finite.
 
     Args:
       value: the constant.
-      candidates: for each of its axes the atoms that could be removed.
+      candidates: for each of its axes, the atoms that could be removed.
     """
     nothing = nothing_of(len(candidates))
     if tree_lib.is_traced(value) or is_key(value):
         return nothing
     try:
         array = np.asarray(value)
-    except RuntimeError:  # what another host has
+    except RuntimeError:  # an array on another host
         return nothing
     first = array.ravel()[:1]
     if array.size and (array == first).all():

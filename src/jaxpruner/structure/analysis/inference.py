@@ -1,4 +1,4 @@
-"""Goes through a traced program and states what each of its equations says of axes."""
+"""Goes through a traced program and unifies the axes that its equations tie together."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ class Inference(LiveEvaluator[Axes]):
 
     def __init__(self, leaves: Sequence[Axes]):
         self.first_uses: dict[int, int] = {}  # number of a leaf -> when it is first used
-        # By the `id` of the axes that stand for a leaf: its number, and the axes, so that they stay alive.
+        # `id` of a leaf's axes -> the number of the leaf, and the axes, so that they stay alive.
         self._leaves: dict[int, tuple[int, Axes]] = {}
         for number, axes in enumerate(leaves):
             self._leaves[id(axes)] = number, axes
@@ -33,7 +33,7 @@ class Inference(LiveEvaluator[Axes]):
         self.constants: dict[ProgramPath, tuple[Axes, ...]] = {}
         self.trips: dict[ProgramPath, Axis] = {}
         self.contractions: list[Contraction] = []
-        self.read: list[Axes] = []  # what equations read of values, without what is cut off
+        self.read: list[Axes] = []  # axes of values, or of their parts, that equations read
 
     def constant(self, value: Any, aval: Any) -> Axes:
         if isinstance(value, KnownConstant):
@@ -75,7 +75,7 @@ class Inference(LiveEvaluator[Axes]):
         return results
 
     def _note_uses(self, operands: Iterable[Axes]) -> None:
-        """Notes which leaves are used here for the first time."""
+        """Notes the leaves that are used here for the first time."""
         now = len(self.equations)
         for axes in operands:
             if id(axes) in self._leaves:
@@ -83,7 +83,7 @@ class Inference(LiveEvaluator[Axes]):
                 self.first_uses.setdefault(number, now)
 
     def visit_scan(self, scan: Scan, operands: list[Axes], position: TracePosition) -> list[Axes]:
-        """What is carried keeps its axes. The sliced and stacked axes have an index for each trip."""
+        """Carried values keep their axes. The sliced and stacked axes have an index for each trip."""
         _, carried, sliced = scan.split(operands)
         trips = Axis(scan.length)
         self.trips[position.path] = trips
@@ -100,7 +100,7 @@ class Inference(LiveEvaluator[Axes]):
         return carried + with_trips
 
     def _slice(self, axes: Axes) -> Axes:
-        """The axes of an operand in one trip; a slice of a leaf counts as that leaf."""
+        """The axes of an operand in one trip. A slice of a leaf counts as that leaf."""
         axes_in_trip = axes[1:]
         if id(axes) in self._leaves:
             number, _ = self._leaves[id(axes)]

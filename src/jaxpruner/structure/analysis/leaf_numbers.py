@@ -1,4 +1,4 @@
-"""Which leaves of a traced model the leaves of another tree are: of all parameters, or of a subtree of them."""
+"""Matches the leaves of another tree, or of a subtree, with the leaves of a traced model."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -9,12 +9,12 @@ from jaxpruner.structure.analysis.records import Trace
 
 
 def leaf_numbers(trace: Trace, paths: Collection[Path]) -> dict[Path, int]:
-    """The number of each leaf in a trace, by its path; leaves that the model does not have are left out.
+    """Finds the number in a trace of each of these leaves. Leaves that the model does not have are left out.
 
-    A pruner may have a subtree of the parameters: `a/kernel` is `params/a/kernel` then.
+    A pruner may have a subtree of the parameters. Then `a/kernel` is `params/a/kernel`.
 
     Raises:
-      ValueError: none of the leaves is one of the model's, or they may be those of several subtrees.
+      ValueError: the model has none of these leaves, or has them in several subtrees.
     """
     number_of = trace.leaf_numbers
     prefix = _find_prefix(trace, paths)
@@ -26,7 +26,7 @@ def leaf_numbers(trace: Trace, paths: Collection[Path]) -> dict[Path, int]:
 
 
 def _find_prefix(trace: Trace, paths: Collection[Path]) -> Path:
-    """The path of the subtree to which most leaves fit; the whole tree, if they fit to that."""
+    """The path of the subtree that has most of these leaves. It is `()` if the whole tree has one of them."""
     own_paths = set(trace.paths)
     if not paths or not own_paths.isdisjoint(paths):
         return ()

@@ -1,13 +1,13 @@
-"""Groups whose channels need not be the same in each trip of a scan, each expert, or each head.
+"""Groups whose channels may differ between the trips of a scan, between experts, or between heads.
 
-Layers of a scan share the group of their hidden units: all have the same number. But layer 3 may keep other units than
-layer 5, since no operation ever compares units of different layers. So it is with the features of heads and the hidden
-units of experts. Here is the rule: channels may be chosen apart for each index of an atom t if
+Layers of a scan share the group of their hidden units, so all have the same number of units. But layer 3 may keep other
+units than layer 5, since no operation compares units of different layers. The same holds for the features of heads and
+the hidden units of experts. Each index of an atom t owns a list of channels of its own if
 
-- every value with the channels also has t, once, or stands in the body of the scan whose trips t counts, and
+- every value with the channels also has t, once, or lies in the body of the scan whose trips t counts, and
 - no operation mixes different indices of t, and
 - no contraction over t leaves the channels in its result, and
-- no contraction of the channels has t on one side alone, since it compares the channels of different t then.
+- no contraction of the channels has t in only one operand, since it would compare the channels of different t.
 """
 
 import itertools
@@ -28,7 +28,7 @@ class _Value(NamedTuple):
 
     Attributes:
       terms: of each axis.
-      trips: atoms of the scans in whose bodies it stands.
+      trips: atoms of the scans around it.
     """
 
     terms: Sequence[Sequence[Term]]
@@ -37,13 +37,13 @@ class _Value(NamedTuple):
     def has_one_owner(self, atom: Axis, owner: Axis) -> bool:
         """Whether each channel has exactly one index of an owner beside it.
 
-        A channel lies in a term of one axis. Beside it are the scans around the value, the rest of that term, and of
-        each other axis one of its terms. All of these together have the owner once:
+        A channel lies in a term of one axis. Beside it are the scans around the value, the rest of that term, and one
+        term of each other axis. Together they must have the owner once:
 
             trips.count(owner) + term.count(owner) + sum over the other axes of term.count(owner) = 1
 
         With heads h and features c, axes (h, c) and (h * c,) have one owner. Axes (h, h * c) have two. Axes (h + g, c)
-        have one beside the first elements of axis 0 and none beside the others, which is none that can be relied on.
+        have one beside the first elements of axis 0 and none beside the others, which counts as none.
         """
         times_in_axes = [_times_in_each(terms, owner) for terms in self.terms]
         for i, terms in enumerate(self.terms):
@@ -60,7 +60,7 @@ class _Value(NamedTuple):
 
 
 def _times_in_each(terms: Sequence[Term], owner: Axis) -> float:
-    """How often each term of an axis has an atom; infinity where terms differ, so that no sum with it is 1."""
+    """How often each term of an axis has an atom; infinity if the terms differ, so that no sum with it is 1."""
     counts = {term.count(owner) for term in terms}
     return counts.pop() if len(counts) == 1 else math.inf
 
@@ -68,7 +68,7 @@ def _times_in_each(terms: Sequence[Term], owner: Axis) -> float:
 def owners_of_lists(
     traces: Sequence[Trace], removable: Iterable[Axis]
 ) -> dict[Axis, tuple[Axis, ...]]:
-    """For each atom of a group the atoms of which each index may keep channels of its own, in all programs."""
+    """For each atom of a group the atoms that own its lists: each of their indices may keep channels of its own."""
     trips: set[Axis] = set()  # their order matters
     mixed: set[tuple[Axis, Axis]] = set()
     for trace in traces:
@@ -91,14 +91,14 @@ def owners_of_lists(
 
 
 def _may_own(owner: Axis, atom: Axis, values: Iterable[_Value]) -> bool:
-    """Whether all values with the channels have an owner beside them, whose indices never meet."""
+    """Whether all values with the channels have the owner beside them, and no operation mixes its indices."""
     if owner.pin is not None and owner.pin.mixes:
         return False
     return all(value.has_one_owner(atom, owner) for value in values)
 
 
 def _mixed_pairs(trace: Trace) -> set[tuple[Axis, Axis]]:
-    """Pairs of channels and an atom of which a contraction lets different indices meet."""
+    """Pairs of a channel's atom and another one whose indices a contraction mixes for that channel."""
     pairs = set()
     for contraction in trace.contractions:
         shared, summed, free = map(_atoms_of, contraction)
@@ -113,7 +113,7 @@ def _atoms_of(axes: Axes) -> set[Axis]:
 
 
 def _possible_owners(value: _Value, atom: Axis) -> list[Axis]:
-    """The other atoms of a value, and those of the scans around it."""
+    """The other atoms of a value and of the scans around it."""
     beside = list(value.trips)
     for terms in value.terms:
         for term in terms:
@@ -124,7 +124,7 @@ def _possible_owners(value: _Value, atom: Axis) -> list[Axis]:
 
 
 def _values_by_atom(trace: Trace, removable: set[Axis]) -> dict[Axis, list[_Value]]:
-    """For each group's atom the values with its channels, each once."""
+    """For each group's atom the distinct values with its channels."""
     values: dict[Axis, list[_Value]] = {}
     for axes, trips in _distinct_values(trace):
         atoms_along = _atoms_of(axes) & removable
@@ -137,7 +137,7 @@ def _values_by_atom(trace: Trace, removable: set[Axis]) -> dict[Axis, list[_Valu
 
 
 def _distinct_values(trace: Trace) -> Iterable[tuple[Axes, Sequence[Axis]]]:
-    """The axes of values, and the atoms of the scans in whose bodies they stand; those that are alike once."""
+    """The axes of values, and the atoms of the scans around them, without duplicates."""
     values: dict[Any, tuple[Axes, Sequence[Axis]]] = {}
 
     def add(axes: Axes, trips: Sequence[Axis]) -> None:
@@ -155,7 +155,7 @@ def _distinct_values(trace: Trace) -> Iterable[tuple[Axes, Sequence[Axis]]]:
 
 
 def _trips_around(trace: Trace, path: ProgramPath) -> tuple[Axis, ...]:
-    """The atoms of the scans in whose bodies an equation stands."""
+    """The atoms of the scans around an equation."""
     trips = []
     for length in range(1, len(path) - 1):
         outer_path = path[:length]
@@ -165,7 +165,7 @@ def _trips_around(trace: Trace, path: ProgramPath) -> tuple[Axis, ...]:
 
 
 def terms_of(axis: Axis) -> list[Term]:
-    """The terms of an expression, in their order."""
+    """The terms of an expression, in order."""
     if axis.form == 'atom':
         return [(axis.resolved(),)]
     terms_of_parts = map(terms_of, axis.parts)

@@ -1,4 +1,4 @@
-"""Goes through the equations of a program that have a part in its needed results."""
+"""Goes through the live equations of a program: those that its needed results depend on."""
 
 import abc
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,26 +12,26 @@ T = TypeVar('T')
 
 
 class KnownConstant(Generic[T]):
-    """What is known of a constant, in its place among a program's constants."""
+    """What an evaluator knows of a constant; it takes the constant's place in a program."""
 
     def __init__(self, value: T):
         self.value = value
 
 
 def with_constants(program: Program, known: Iterable[Any]) -> Program:
-    """The program with what is known of its constants in their place."""
+    """The program with `KnownConstant` in the place of its constants."""
     constants = map(KnownConstant, known)
     return Program(program.jaxpr, tuple(constants))
 
 
 def live_in_whole(jaxpr: Any) -> liveness.Live:
-    """What has a part in the results of a whole program."""
+    """What the results of a whole program depend on."""
     all_results = (True,) * len(jaxpr.outvars)
     return liveness.live(jaxpr, all_results)
 
 
 class LiveEvaluator(Evaluator[T, TracePosition]):
-    """An evaluator that leaves out what is not needed; `T` is what it knows of a value."""
+    """An evaluator that leaves out equations that are not live; `T` is what it knows of a value."""
 
     def visit_whole(self, program: Any, inputs: Sequence[T]) -> list[T]:
         """Goes through a whole traced program, a `ClosedJaxpr`."""
@@ -40,10 +40,10 @@ class LiveEvaluator(Evaluator[T, TracePosition]):
 
     @abc.abstractmethod
     def unneeded(self, equation: Any) -> list[T]:
-        """What stands for the results of an equation that is left out."""
+        """Returns placeholders for the results of an equation that is left out."""
 
     def visit_needed(self, equation: Any, operands: list[T], position: TracePosition) -> list[T]:
-        """An equation with a result that is needed."""
+        """Visits a live equation."""
         return super().visit_equation(equation, operands, position)
 
     def visit_equation(self, equation: Any, operands: list[T], position: TracePosition) -> list[T]:
@@ -68,7 +68,7 @@ class LiveEvaluator(Evaluator[T, TracePosition]):
         slices: list[T],
         position: TracePosition,
     ) -> list[T]:
-        """Goes through the body of a scan, with this in place of what is carried and sliced."""
+        """Goes through the body of a scan, with these carried values and slices."""
         constants, _, _ = scan.split(operands)
         inputs = [*constants, *carried, *slices]
         inside = position.in_scan(scan)
@@ -77,7 +77,7 @@ class LiveEvaluator(Evaluator[T, TracePosition]):
     def visit_condition(
         self, loop: While, operands: list[T], carried: list[T], position: TracePosition
     ) -> list[T]:
-        """Goes through the condition of a loop, with this in place of what is carried."""
+        """Goes through the condition of a loop, with these carried values."""
         constants, _, _ = loop.split(operands)
         inside = position.in_condition(loop)
         return self.visit_program(loop.condition, constants + carried, inside)
@@ -85,7 +85,7 @@ class LiveEvaluator(Evaluator[T, TracePosition]):
     def visit_loop_body(
         self, loop: While, operands: list[T], carried: list[T], position: TracePosition
     ) -> list[T]:
-        """Goes through the body of a loop, with this in place of what is carried."""
+        """Goes through the body of a loop, with these carried values."""
         _, constants, _ = loop.split(operands)
         inside = position.in_body(loop)
         return self.visit_program(loop.body, constants + carried, inside)
@@ -93,7 +93,7 @@ class LiveEvaluator(Evaluator[T, TracePosition]):
     def visit_branches(
         self, cond: Cond, operands: Sequence[T], position: TracePosition
     ) -> Iterator[list[T]]:
-        """Goes through one branch after the other; yields the results of each."""
+        """Goes through each branch in turn, and yields its results."""
         _, *values = operands
         for number, branch in enumerate(cond.branches):
             inside = position.inside(cond.equation, number, position.needed)

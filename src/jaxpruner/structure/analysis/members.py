@@ -19,9 +19,9 @@ class Member:
       path: of the leaf.
       axis: of the leaf.
       offset: where the first channel begins.
-      stride: how many neighbours make one channel.
-      repeats: pairs of a count and a distance, outermost first: the channels are there `count` times in all, each time
-        `distance` positions further on.
+      stride: how many neighbouring positions make one channel.
+      repeats: pairs of a count and a distance, outermost first. For each pair, the channels occur `count` times, each
+        time `distance` positions further on.
 
     >>> Member(('mlp', 'kernel'), axis=1, offset=0, stride=1, repeats=()).name
     'mlp/kernel'
@@ -50,21 +50,20 @@ class Group:
     """Channels that can be removed from a model, each with all of its members.
 
     Attributes:
-      name: the leaf and the axis that make the channels, such as `mlp/up/kernel[1]`; of a part of an axis also which
-        one, as a slice: `attention/qkv[1][0:64:16]` are 4 heads of 16 features.
+      name: the leaf and the axis that make the channels, such as `mlp/up/kernel[1]`. If they are a part of the axis, a
+        slice follows: `attention/qkv[1][0:64:16]` are 4 heads of 16 features.
       size: how many channels there are.
       members: what is removed with a channel, by path and axis.
-      parameters: how many parameters lie along the channels, all together.
+      parameters: how many parameters lie along all channels together.
       exact: whether removing a channel is the same as setting its members to zero.
-      reason: why it is not; empty where it is.
-      atom: what stands for the group in the axes of a `Trace`.
-      lists: atoms that own lists of channels: each of their indices, such as a trip of a scan, an expert or a head, may
-        keep channels of its own. What is kept is then a list for each index, an array of shape `(*sizes of these atoms,
-        channels that are kept)`; `cutting.cut.Lists` holds it, with the same atoms as its `owners`. Empty where all
-        keep the same channels.
-      is_depth: whether the channels are trips of a scan, such as layers that are stacked. Exact are those that hand on
-        what they got once their parameters are zero, as residual blocks do.
-      in_state: where the channels lie in the state, which is cut along and holds no parameters.
+      reason: why it is not exact; empty if it is.
+      atom: the group's atom in the axes of a `Trace`.
+      lists: atoms that own lists of channels. Each of their indices, such as a trip of a scan, an expert or a head, may
+        keep channels of its own. The kept channels are then an array of shape `(*sizes of these atoms, channels that
+        are kept)`; `cutting.cut.Lists` holds it, with these atoms as its `owners`. Empty if all keep the same channels.
+      is_depth: whether the channels are trips of a scan, such as stacked layers. Such a group is exact if a trip with
+        zero parameters returns what it got, as a residual block does.
+      in_state: where the channels lie in the state, which is cut and holds no parameters.
 
     >>> import jax.numpy as jnp
     >>> from jaxpruner.structure import channel_groups
@@ -93,7 +92,7 @@ class PinnedAxis:
 
     Attributes:
       path: of the leaf.
-      axis: of the leaf; `None` for a leaf that has no axis of more than one element.
+      axis: of the leaf; `None` if no axis of the leaf has more than one element.
       offset: where the part begins.
       size: how many indices it has.
       pin: why.

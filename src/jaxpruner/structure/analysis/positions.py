@@ -1,4 +1,4 @@
-"""Where the indices of atoms stand along an axis, and which positions stay where some are removed."""
+"""Where the indices of atoms lie along an axis, and which positions of the axis stay after a cut."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxpruner.structure.analysis.axes import Axis
 
-# Atom -> its kept indices, ascending; of other atoms all are kept.
+# Atom -> its kept indices, ascending; other atoms keep all.
 KeepByAtom = Mapping[Axis, np.ndarray]
 
 
@@ -16,7 +16,7 @@ def kept_positions(axis: Axis, keep: KeepByAtom) -> np.ndarray:
 
     Args:
       axis: an expression.
-      keep: atom -> its kept indices, ascending; of other atoms all are kept.
+      keep: atom -> its kept indices, ascending; other atoms keep all.
 
     >>> from jaxpruner.structure.analysis.axes import atom, product, total
     >>> heads, features = atom(2), atom(3)
@@ -44,10 +44,10 @@ def kept_positions(axis: Axis, keep: KeepByAtom) -> np.ndarray:
 
 
 class Occurrence(NamedTuple):
-    """Where an atom stands in an axis.
+    """Where an atom lies in an axis.
 
-    Index i of the atom is at `offset + i * stride + j` for all j below the stride, and again at distances of `repeats`,
-    pairs of a count and a distance, outermost first.
+    Index i of the atom is at `offset + i * stride + j` for all j below the stride. It is there again at the distances
+    that `repeats` lists, as in `Member`.
     """
 
     atom: Axis
@@ -56,7 +56,7 @@ class Occurrence(NamedTuple):
     repeats: tuple[tuple[int, int], ...]
 
     def positions(self) -> np.ndarray:
-        """The positions of each index along the axis: an array of shape (atom.size, positions of one index)."""
+        """The positions of each index along the axis, of shape `(atom.size, positions of one index)`."""
         shifts = np.zeros(1, int)
         for count, distance in (*self.repeats, (self.stride, 1)):
             distances = distance * np.arange(count)
@@ -67,7 +67,7 @@ class Occurrence(NamedTuple):
 
 
 def occurrences(axis: Axis) -> list[Occurrence]:
-    """Where the atoms of an expression stand.
+    """Where the atoms of an expression lie.
 
     >>> from jaxpruner.structure.analysis.axes import atom, product
     >>> for _, offset, stride, repeats in occurrences(product([atom(2), atom(3)])):
@@ -96,7 +96,7 @@ def _occurrences_in_sum(axis: Axis) -> list[Occurrence]:
 
 def _occurrences_in_product(axis: Axis) -> list[Occurrence]:
     scaled = []
-    outer, inner = 1, axis.size  # products of the factors before and behind this one
+    outer, inner = 1, axis.size  # products of the factors before and after the current one
     for part in axis.parts:
         inner //= part.size
         outer_repeats = ((outer, part.size * inner),) if outer > 1 else ()
@@ -109,7 +109,7 @@ def _occurrences_in_product(axis: Axis) -> list[Occurrence]:
 
 
 def indices_of(atom: Axis, axis: Axis) -> np.ndarray:
-    """The index of an atom for each position along an axis, -1 where it has none.
+    """The index of an atom at each position along an axis, -1 where the atom does not lie.
 
     >>> from jaxpruner.structure.analysis.axes import atom, total
     >>> heads = atom(2)

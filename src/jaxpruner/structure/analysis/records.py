@@ -1,4 +1,4 @@
-"""What the analysis of a program passes on: where an equation stands, its axes, and the row of a primitive."""
+"""Records of the analysis: where an equation is, its axes, a whole trace, and the row of a primitive."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +19,8 @@ class TracePosition(NamedTuple):
 
     Attributes:
       path: of the equation, or of a program inside one; see `uses.graph.Site`.
-      needed: which results have a part in the results of the model.
-      callers: the equations that led here, the innermost last.
+      needed: which results of the equation or program the model's results depend on.
+      callers: the equations around it, the innermost last.
     """
 
     path: ProgramPath = ()
@@ -29,7 +29,7 @@ class TracePosition(NamedTuple):
 
     @classmethod
     def of_whole(cls, program: Any) -> 'TracePosition':
-        """A whole traced program, of which all results are needed."""
+        """A whole traced program, with all its results needed."""
         count = len(program.jaxpr.outvars)
         return cls(needed=(True,) * count)
 
@@ -38,7 +38,7 @@ class TracePosition(NamedTuple):
         return self._replace(path=(*self.path, number))
 
     def inside(self, equation: Any, number: int, needed: Sequence[bool]) -> 'TracePosition':
-        """A program in this equation, of which these results are needed."""
+        """A program in this equation, with these of its results needed."""
         path = (*self.path, number)
         callers = (*self.callers, equation)
         return TracePosition(path, tuple(needed), callers)
@@ -58,7 +58,7 @@ class TracePosition(NamedTuple):
         return self.inside(loop.equation, 1, needed)
 
     def line(self, equation: Any) -> str:
-        """The line of the source that an equation comes from; within JAX, that of the call which led there."""
+        """The line of the source that an equation comes from. For an equation made by JAX, the line of the call."""
         callers = reversed(self.callers)
         for candidate in (equation, *callers):
             line = source_info_util.summarize(candidate.source_info)
@@ -67,7 +67,7 @@ class TracePosition(NamedTuple):
         return ''
 
     def pin(self, equation: Any, reason: str, mixes: bool = True) -> Pin:
-        """Says that an equation here pins an axis."""
+        """The pin of an axis by an equation here."""
         find_line = functools.partial(self.line, equation)
         return Pin(reason, equation.primitive.name, find_line, mixes)
 
@@ -80,7 +80,7 @@ class EquationAxes(NamedTuple):
 
     @property
     def values(self) -> tuple[Axes, ...]:
-        """The operands, and then the results."""
+        """The axes of the operands, then those of the results."""
         return self.operands + self.results
 
 
@@ -88,9 +88,9 @@ class Contraction(NamedTuple):
     """The axes of an operation that multiplies and sums.
 
     Attributes:
-      shared: that both operands have, summed or not.
+      shared: axes of both operands, summed or not.
       summed: those of them that the result lacks.
-      free: that one operand has.
+      free: axes of only one operand.
     """
 
     shared: Axes
@@ -101,24 +101,24 @@ class Contraction(NamedTuple):
 class Trace(NamedTuple):
     """A traced program of a model, and the axes of each of its values.
 
-    Equations that have no part in the results are in none of the mappings: nothing is known of their axes, and the
-    model is the same without them.
+    The mappings leave out equations that the results do not depend on. Their axes are unknown, and the model is the
+    same without them.
 
     Attributes:
-      program: the traced program, a `jax.extend.core.ClosedJaxpr` of the leaves of the parameters, of the state and of
-        the inputs.
+      program: the traced program, a `jax.extend.core.ClosedJaxpr`. Its inputs are the leaves of the parameters, then
+        those of the state, then those of the inputs.
       paths: of the parameters' leaves.
-      leaves: the axes of each leaf.
+      leaves: the axes of each leaf of the parameters.
       state_paths: of the leaves of the state.
-      states: the axes of each of them.
-      returned: number of a result -> number of the leaf of the state that comes back in it.
-      equations: path of an equation -> the axes of its operands and results. An equation with a program inside is
-        there, too. Within a scan the axes of sliced operands and stacked results lack the first.
-      constants: path of a program -> the axes of each of its constants; the whole program's path is `()`.
-      trips: path of a scan -> the axis that has an index for each of its trips.
+      states: the axes of each leaf of the state.
+      returned: number of a result -> number of the leaf of the state that it returns.
+      equations: path of an equation -> the axes of its operands and results. An equation with a program inside has an
+        entry, too. In the body of a scan, sliced operands and stacked results lack their first axis.
+      constants: path of a program -> the axes of each of its constants. The path of the whole program is `()`.
+      trips: path of a scan -> the axis with an index for each of its trips.
       contractions: the axes of each operation that multiplies and sums.
-      used: for each leaf, whether it has a part in the results.
-      first_uses: for each leaf, its place in the order in which the model first uses them.
+      used: for each leaf, whether the results depend on it.
+      first_uses: for each leaf, its place in the order of first uses.
     """
 
     program: Any
@@ -136,22 +136,22 @@ class Trace(NamedTuple):
 
     @property
     def named_leaves(self) -> Iterator[tuple[Path, Axes]]:
-        """The path and the axes of each leaf of the parameters."""
+        """The path and axes of each leaf of the parameters."""
         return zip(self.paths, self.leaves, strict=True)
 
     @property
     def named_states(self) -> Iterator[tuple[Path, Axes]]:
-        """The path and the axes of each leaf of the state."""
+        """The path and axes of each leaf of the state."""
         return zip(self.state_paths, self.states, strict=True)
 
     @property
     def leaf_numbers(self) -> dict[Path, int]:
-        """The number of each leaf of the parameters by its path."""
+        """Path of a leaf of the parameters -> its number."""
         return {path: number for number, path in enumerate(self.paths)}
 
 
 class TraceLike(Protocol):
-    """What a run of a traced program needs of a `Trace`; see there."""
+    """The fields of a `Trace` that a run of the program reads."""
 
     @property
     def program(self) -> Any: ...
@@ -212,13 +212,13 @@ def new_results(equation: Any) -> list[Axes]:
 
 
 class Row(NamedTuple):
-    """What is known of a primitive.
+    """The three rules of a primitive.
 
     Attributes:
-      axes: what it says of axes; returns those of each result.
-      fills: what it makes of removed channels: a rule of a `fills.EquationFills`.
-      resized: how it runs on smaller operands: a rule of a `resizing.EquationCut` and these; `None` if it reads all
-        sizes off its operands.
+      axes: ties the axes of the operands together, and returns the axes of each result.
+      fills: takes a `fills.EquationFills`, and returns the fill of each result.
+      resized: takes a `resizing.EquationCut` and the smaller operands, and runs the primitive on them; `None` if the
+        primitive reads all sizes off its operands.
     """
 
     axes: Callable[[EquationTies], list[Axes]]

@@ -1,6 +1,6 @@
-"""States that two axes are one: their atoms become one, are taken apart, or are pinned.
+"""Ties state that two axes are one: their atoms become one, are split, or are pinned.
 
-`Ties` states that two expressions are one axis. Atoms become one, or are taken apart until both sides are alike:
+Two expressions become one axis. Their atoms become one, or are split until both sides are alike:
 
 >>> from jaxpruner.structure.analysis.axes import atom, atoms
 >>> heads, features = atom(4), atom(16)
@@ -16,7 +16,7 @@
 >>> atoms(whole) == atoms(merged)
 True
 
-What does not fit is pinned, which is always right: none of the indices of a pinned atom is ever removed.
+What does not fit is pinned. That is always right, since no index of a pinned atom is ever removed.
 
 >>> ties.unify(product([atom(3), atom(4)]), total([atom(5), atom(7)]))
 >>> ties.pin(heads, 'returned by the model')
@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Sequence
 from jaxpruner.structure.analysis.axes import (
     Axes,
     Axis,
+    Form,
     Pin,
     flat_parts,
     product,
@@ -38,9 +39,12 @@ from jaxpruner.structure.analysis.axes import (
     total,
 )
 
+# (part, size of its first piece) -> both pieces; nothing if it cannot be split there.
+Split = Callable[[Axis, int], list[Axis]]
+
 
 class Ties:
-    """States what one equation of a program says of axes; `make_pin` says why something is pinned there."""
+    """States what one equation of a program says of axes. `make_pin` makes a pin of a reason there."""
 
     def __init__(self, make_pin: Callable[[str], Pin]):
         self._make_pin = make_pin
@@ -80,12 +84,12 @@ class Ties:
                 _make_one(first, second)
 
     def unify_each(self, first: Iterable[Axis], second: Iterable[Axis]) -> None:
-        """States that the axes of two values are the same, one by one."""
+        """States that two values have the same axes, one by one."""
         for axis, other in zip(first, second, strict=True):
             self.unify(axis, other)
 
     def unify_values(self, first: Iterable[Axes], second: Iterable[Axes]) -> None:
-        """States that values have the same axes as others, one by one."""
+        """States that each value has the same axes as the other value in its place."""
         for axes, other in zip(first, second, strict=True):
             self.unify_each(axes, other)
 
@@ -96,46 +100,50 @@ class Ties:
         return segments
 
     def align_factors(self, left: Iterable[Axis], right: Iterable[Axis]) -> None:
-        """States that two lists of factors have the same product; factors are split where the other list needs it."""
-        first = flat_parts('product', left, 1)
-        second = flat_parts('product', right, 1)
-        while first and second:
-            if first[0].size == second[0].size:
-                self.unify(first.pop(0), second.pop(0))
-            else:
-                longer, shorter = _longer_first(first, second)
-                whole = longer[0]
-                outer = shorter[0].size
-                if whole.size % outer:
-                    break
-                pieces = [Axis(outer), Axis(whole.size // outer)]
-                self.unify(whole, product(pieces))
-                longer[:1] = pieces
-            first = flat_parts('product', first, 1)
-            second = flat_parts('product', second, 1)
+        """States that two lists of factors have the same product. Factors are split where the other list needs it."""
+        first, second = self._align_from_front('product', left, right, self._split_factor)
         while first and second and first[-1].size == second[-1].size:
             self.unify(first.pop(), second.pop())
         self.pin_all((*first, *second), 'the reshape cuts across these sizes')
 
     def _align_segments(self, left: Iterable[Axis], right: Iterable[Axis]) -> None:
-        first = flat_parts('sum', left, 0)
-        second = flat_parts('sum', right, 0)
+        first, second = self._align_from_front('sum', left, right, self._split_segment)
+        self.pin_all((*first, *second), 'segments that do not fit meet')
+
+    def _align_from_front(
+        self, form: Form, left: Iterable[Axis], right: Iterable[Axis], split: Split
+    ) -> tuple[list[Axis], list[Axis]]:
+        """Unifies two lists of parts, and splits the longer of two first parts; returns those that cannot be split."""
+        first = flat_parts(form, left)
+        second = flat_parts(form, right)
         while first and second:
             if first[0].size == second[0].size:
                 self.unify(first.pop(0), second.pop(0))
             else:
                 longer, shorter = _longer_first(first, second)
-                segment = longer[0]
-                size = shorter[0].size
-                self.cut(segment, [size, segment.size - size])
-                if segment.form != 'sum':  # it could not be cut there, and is pinned
-                    self.pin_all((*first, *second), 'segments that do not fit meet')
-                    return
-            first = flat_parts('sum', first, 0)
-            second = flat_parts('sum', second, 0)
+                pieces = split(longer[0], shorter[0].size)
+                if not pieces:
+                    break
+                longer[:1] = pieces
+            first = flat_parts(form, first)
+            second = flat_parts(form, second)
+        return first, second
+
+    def _split_factor(self, factor: Axis, outer: int) -> list[Axis]:
+        """Splits a factor after an outer one of this size; returns nothing if it does not divide the factor."""
+        if factor.size % outer:
+            return []
+        pieces = [Axis(outer), Axis(factor.size // outer)]
+        self.unify(factor, product(pieces))
+        return pieces
+
+    def _split_segment(self, segment: Axis, size: int) -> list[Axis]:
+        """Splits a segment after this many elements; returns nothing if it had to be pinned."""
+        pieces = self.cut(segment, [size, segment.size - size])
+        return pieces if segment.form == 'sum' else []
 
     def _distribute(self, factors_axis: Axis, segments_axis: Axis) -> None:
-        """States that a product is a sum: `(a + b) * c` is `a*c + b*c`, if the factors c fit into each segment."""
+        """States that a product is a sum: `(a + b) * c` is `a*c + b*c` if the factors c divide each segment."""
         segments = segments_axis.parts
         common = math.gcd(*sizes_of(segments))
         outer, inner = _split_factors(factors_axis.parts, common)
@@ -154,21 +162,21 @@ class Ties:
 
 
 def _make_one(first: Axis, second: Axis) -> None:
-    """Makes an axis the same as another, if it has not become so already."""
+    """Makes an axis the same as another, unless it is so already."""
     first, second = first.resolved(), second.resolved()
     if first is not second:
         first.become(second)
 
 
 def _longer_first(first: list[Axis], second: list[Axis]) -> tuple[list[Axis], list[Axis]]:
-    """Returns two lists of axes, first the one that begins with the longer axis."""
+    """Returns two lists of axes. The first one begins with the longer axis."""
     if first[0].size > second[0].size:
         return first, second
     return second, first
 
 
 def _split_factors(factors: Sequence[Axis], common: int) -> tuple[list[Axis], list[Axis]]:
-    """Splits off the innermost factors whose product divides a number; returns the others, and these."""
+    """Splits off the innermost factors whose product divides a number; returns the other factors, then these."""
     outer, inner = list(factors), []
     while common % outer[-1].size == 0:
         factor = outer.pop()

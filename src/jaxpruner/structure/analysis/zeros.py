@@ -1,8 +1,8 @@
-"""Which groups are exact: zeros are followed through the program, from the parameters to every sum over channels.
+"""Finds the exact groups: zeros are followed through the program, from the parameters to every sum over channels.
 
-A group is rejected unless zeros are known wherever its channels are summed over. The body of a loop is passed through
-until what is known of its carried values stays the same. So are programs that hand a state on. Each pass knows at most
-what the pass before knew. So an atom that one pass rejects is rejected by all later ones.
+A group is rejected unless zeros are known wherever its channels are summed over. The body of a loop is visited until
+the fills of its carried values stay the same. So are programs that pass a state on. Each visit knows at most what the
+visit before knew. So an atom that one visit rejects is rejected by all later ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,23 +25,23 @@ from jaxpruner.uses.bodies import Cond, Program, Scan, While
 
 
 def inexact_atoms(traces: Sequence[Trace], leaves: Sequence[Fill] | None = None) -> dict[Axis, str]:
-    """The atoms of which removing channels is not the same as zeroing them, with the reason.
+    """Finds the atoms that are not exact, with the reason: removing their channels differs from zeroing them.
 
-    The parameters are zeroed, and so is the state of the first call. What a call returns is the state of the next one,
-    of any of the programs, until nothing new becomes known.
+    The parameters are zeroed, and so is the state of the first call. The state that a call returns goes into the next
+    call of any program, until the fills of the state stay the same.
 
     Args:
       traces: of the programs of a model.
-      leaves: what is known of the parameters, where they are not zeroed; nothing is known of the state then.
+      leaves: the fills of the parameters, if they are not zeroed. Nothing is known of the state then.
     """
     walks = list(map(ZeroWalk, traces))
+    is_zeroed = leaves is None
+    if leaves is None:
+        leaves = list(map(walks[0].zeroed, traces[0].leaves))
     states: dict[Path, Fill] = {}
     for walk in walks:
-        trace = walk.trace
-        for path, axes in trace.named_states:
-            fill = nothing_of(len(axes))
-            if leaves is None:
-                fill = walk.zeroed(axes)
+        for path, axes in walk.trace.named_states:
+            fill = walk.zeroed(axes) if is_zeroed else nothing_of(len(axes))
             states.setdefault(path, fill)
     before = None
     while states != before:
@@ -54,7 +54,7 @@ def inexact_atoms(traces: Sequence[Trace], leaves: Sequence[Fill] | None = None)
     inexact: dict[Axis, str] = {}
     for walk in walks:
         for atom, reason in walk.inexact.items():
-            inexact.setdefault(atom, reason)  # that of the first program
+            inexact.setdefault(atom, reason)  # the reason in the first program
     return inexact
 
 
@@ -62,10 +62,10 @@ Fills = list[Fill]
 
 
 class ZeroWalk(LiveEvaluator[Fill]):
-    """Follows what stands at removed channels.
+    """Follows the fills of values through a program.
 
     Attributes:
-      inexact: the atoms of which removing channels is not the same as zeroing them, with the reason.
+      inexact: the atoms that are not exact, with the reason.
     """
 
     def __init__(self, trace: Trace):
@@ -74,26 +74,13 @@ class ZeroWalk(LiveEvaluator[Fill]):
         self._in_leaves = set(atoms_of_values(trace.leaves))
         self._candidates: dict[int, tuple[Axis, ...]] = {}
 
-    def run(
-        self,
-        leaves: Sequence[Fill] | None = None,
-        states: Mapping[Path, Fill] | None = None,
-    ) -> Fills:
-        """Goes through the whole program; returns what is known of its results.
-
-        Args:
-          leaves: what is known of the parameters; without it they are zero along all of their groups.
-          states: what is known of the state; likewise.
-        """
+    def run(self, leaves: Sequence[Fill], states: Mapping[Path, Fill]) -> Fills:
+        """Goes through the whole program with these parameters and states; returns the fills of its results."""
         trace = self.trace
-        if leaves is None:
-            leaves = list(map(self.zeroed, trace.leaves))
-        fills = list(leaves)
-        for path, axes in trace.named_states:
-            fill = self.zeroed(axes) if states is None else states[path]
-            fills.append(fill)
+        state_fills = [states[path] for path in trace.state_paths]
+        fills = [*leaves, *state_fills]
         inputs = trace.program.jaxpr.invars[len(fills) :]
-        fills += map(_unknown, inputs)
+        fills += map(unknown, inputs)
         return self.visit_whole(trace.program, fills)
 
     def candidates(self, axis: Axis) -> tuple[Axis, ...]:
@@ -110,7 +97,7 @@ class ZeroWalk(LiveEvaluator[Fill]):
         return is_free and atom in self._in_leaves
 
     def zeroed(self, axes: Axes) -> Fill:
-        """A parameter or a leaf of the state, zero along all of its groups."""
+        """The fill of a leaf of the parameters or of the state that is zero along all of its groups."""
         channels = []
         for axis in axes:
             zeros = dict.fromkeys(self.candidates(axis), 0)
@@ -124,7 +111,7 @@ class ZeroWalk(LiveEvaluator[Fill]):
         return of_constant(value, no_candidates)
 
     def unneeded(self, equation: Any) -> Fills:
-        return list(map(_unknown, equation.outvars))
+        return list(map(unknown, equation.outvars))
 
     def visit_program(
         self, program: Program, inputs: Sequence[Fill], position: TracePosition
@@ -148,7 +135,7 @@ class ZeroWalk(LiveEvaluator[Fill]):
         return fill_results(fills)
 
     def _reject(self, atom: Axis, equation: Any, reason: str, position: TracePosition) -> None:
-        """Notes why an atom is not exact; its first reason stays."""
+        """Notes why an atom is not exact. Its first reason stays."""
         if atom not in self.inexact:
             pin = position.pin(equation, reason)
             self.inexact[atom] = str(pin)
@@ -178,10 +165,10 @@ class ZeroWalk(LiveEvaluator[Fill]):
     def _zeroed_trips(
         self, scan: Scan, sliced: Fills, position: TracePosition
     ) -> list[dict[Axis, Scalar]]:
-        """Rejects the trips of a scan unless one with zeroed parameters hands on what it got.
+        """Rejects the trips of a scan unless a trip with zeroed parameters carries on the values that it got.
 
         Returns:
-          For each stacked result what such trips put there.
+          For each stacked result, atom of the trips -> the scalar that such a trip puts there, if it is known.
         """
         _, results = scan.split_results(scan.equation.outvars)
         channels: list[dict[Axis, Scalar]] = [{} for _ in results]
@@ -217,7 +204,7 @@ class ZeroWalk(LiveEvaluator[Fill]):
 
 
 def _settle(run: Callable[[Fills], Fills], carried: Fills) -> tuple[Fills, Fills]:
-    """What is known of carried values before every pass, and after the last; see the head of this file."""
+    """The fills of carried values before every visit of a loop's body, and after the last one."""
     while True:
         after = run(carried)
         joined = list(map(join_fills, carried, after))
@@ -227,9 +214,10 @@ def _settle(run: Callable[[Fills], Fills], carried: Fills) -> tuple[Fills, Fills
 
 
 class _TripProbe(ZeroWalk):
-    """Runs the body of a scan with zeroed parameters.
+    """Goes through the body of a scan with zeroed parameters.
 
-    Adding zeros returns the other operand itself. So what a trip hands on is known by identity.
+    Adding zeros returns the fill of the other operand itself. So a carried value that stays the same is known by the
+    identity of its fill.
     """
 
     def candidates(self, axis: Axis) -> tuple[Axis, ...]:
@@ -237,26 +225,21 @@ class _TripProbe(ZeroWalk):
 
     def visit_plain(self, equation: Any, operands: Fills, position: TracePosition) -> Fills:
         if equation.primitive.name in ('add', 'add_any'):
+            (result,) = equation.outvars
             for number, other in ((0, 1), (1, 0)):
                 adds_zeros = operands[other].everywhere == 0
-                if adds_zeros and _is_like_result(equation, number):
+                if adds_zeros and has_type_of(equation.invars[number].aval, result.aval):
                     return [operands[number]]
         return super().visit_plain(equation, operands, position)
-
-
-def _is_like_result(equation: Any, operand: int) -> bool:
-    """Whether an operand has the shape and the dtype of the result."""
-    (result,) = equation.outvars
-    return has_type_of(equation.invars[operand].aval, result.aval)
 
 
 def _run_zeroed_trip(
     trace: Trace, scan: Scan, scalars: Sequence[Scalar], position: TracePosition
 ) -> list[Scalar] | None:
-    """What a trip stacks of which the sliced operands are these scalars; `None` if it changes what is carried."""
+    """The scalars that a trip with these slices stacks; `None` if the trip changes a carried value."""
     inside = position.in_scan(scan)
-    unknown = list(map(_unknown, scan.body.jaxpr.invars))
-    constants, carried, sliced = scan.split(unknown)
+    unknown_inputs = list(map(unknown, scan.body.jaxpr.invars))
+    constants, carried, sliced = scan.split(unknown_inputs)
     for i, scalar in enumerate(scalars):
         sliced[i] = sliced[i]._replace(everywhere=scalar)
     inputs = [*constants, *carried, *sliced]
@@ -269,6 +252,6 @@ def _run_zeroed_trip(
     return [fill.everywhere for fill in stacked]
 
 
-def _unknown(variable: Any) -> Fill:
-    """A value of which nothing is known."""
+def unknown(variable: Any) -> Fill:
+    """The fill of a variable of which nothing is known."""
     return nothing_of(len(variable.aval.shape))

@@ -1,4 +1,4 @@
-"""Primitives that multiply and sum, and those that reduce axes or go along them."""
+"""Primitives that multiply and sum, that reduce axes, or that go along an axis."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from jaxpruner.uses.contractions import DotAxes
 
 
 def contraction(ties: EquationTies) -> Contraction:
-    """Which axes a contraction sums over, and which only one of its operands has."""
+    """The axes that a contraction sums over, and those of only one operand."""
     left, right = ties.operands[:2]
     name = ties.equation.primitive.name
     if contractions.OPERATIONS[name] == 'conv':
@@ -37,7 +37,7 @@ def contraction(ties: EquationTies) -> Contraction:
 
 
 def _free_axes(left: Axes, right: Axes, dot_axes: DotAxes) -> Axes:
-    """The axes of a product that only one of its operands has."""
+    """The axes of a product that only one operand has."""
     summed_left, summed_right = dot_axes.contract
     batch_left, batch_right = dot_axes.batch
     free_left = drop(left, summed_left + batch_left)
@@ -58,7 +58,7 @@ def _dot(ties: EquationTies) -> list[Axes]:
 
 
 def _ragged_dot(ties: EquationTies) -> list[Axes]:
-    """Groups of rows, with a matrix for each group: the sizes of groups are data, so no group can be removed."""
+    """A product of groups of rows with a matrix each. Group sizes are data, so that no group can be removed."""
     left, right, sizes = ties.operands
     dot_axes = contractions.dot_axes(ties.equation)
     ranks = len(left), len(right)
@@ -95,7 +95,7 @@ def _conv(ties: EquationTies) -> list[Axes]:
 
 
 def _pin_window(axes: Sequence[Axis], spec: Sequence[int], ties: EquationTies) -> Axes:
-    """Pins the axes along which a window moves; returns the two others."""
+    """Pins the axes along which a window moves, and returns the two others."""
     first, second, *window = spec
     ties.pin_all(pick(axes, window), 'the window moves along it')
     return axes[first], axes[second]
@@ -107,7 +107,7 @@ def _reduce(ties: EquationTies) -> list[Axes]:
 
 
 def _collective(ties: EquationTies) -> list[Axes]:
-    """`vmap` with a name for its axis, over which the program then sums."""
+    """A reduction over an axis that `vmap` has named."""
     reduced = ties.params['axes']
     has_names = not all(isinstance(axis, int) for axis in reduced)
     has_groups = ties.params['axis_index_groups'] is not None
@@ -167,7 +167,7 @@ def _reduce_window(ties: EquationTies) -> list[Axes]:
 
 
 def _copies(params: Mapping[str, Any], i: int) -> bool:
-    """Whether windows of one element just copy an axis."""
+    """Whether the windows along an axis have one element each, and so copy the axis."""
     dilations = params.get('base_dilation')
     is_dilated = dilations is not None and dilations[i] != 1
     is_padded = any(params['padding'][i])
@@ -185,7 +185,7 @@ WINDOWS = frozenset('reduce_window_max reduce_window_min reduce_window_sum'.spli
 ROWS: dict[str, Row] = {
     'dot_general': Row(_dot, contracting_fills.dot),
     'conv_general_dilated': Row(_conv, contracting_fills.conv, resizing.conv),
-    'fft': Row(_fourier, contracting_fills.fourier),
+    'fft': Row(_fourier, contracting_fills.window),
     'top_k': Row(_top_k, contracting_fills.top_k),
     **dict.fromkeys(contractions.RAGGED, Row(_ragged_dot, contracting_fills.dot)),
     **dict.fromkeys(REDUCTIONS, Row(_reduce, contracting_fills.reduce)),

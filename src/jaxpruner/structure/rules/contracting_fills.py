@@ -1,4 +1,4 @@
-"""What operations that sum over axes make of removed channels, and whether the sum is the same without them."""
+"""Fills after operations that sum over axes, and whether the sum is the same without removed channels."""
 
 import functools
 import math
@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpruner.structure.analysis.axes import Axis, all_but, pick, sizes_of
+from jaxpruner.structure.analysis.axes import Axis, pick, sizes_of
 from jaxpruner.structure.analysis.fills import NAN, EquationFills, Fill, Scalar, is_finite, product
 from jaxpruner.uses import contractions
 from jaxpruner.uses.contractions import DotAxes
+from jaxpruner.uses.views import all_but
 
-# The scalar that changes nothing when an operation meets it.
+# Reduction -> the scalar that changes no result.
 _NEUTRAL: dict[str, Scalar] = {
     'reduce_and': True,
     'reduce_or': 0,
@@ -25,20 +26,20 @@ COLLECTIVES = {'pmax': 'reduce_max', 'pmin': 'reduce_min', 'psum': 'reduce_sum'}
 
 
 def _zero_or_unknown(value: Scalar) -> Scalar:
-    """A sum of products with this scalar."""
+    """The fill of a sum of products with this scalar."""
     if not is_finite(value):
         return NAN
     return 0 if value == 0 else None
 
 
 def _check_product(fills: EquationFills, atom: Axis, first: Scalar, second: Scalar) -> None:
-    """Rejects an atom over which products of these scalars are summed, unless they are zero."""
+    """Rejects an atom that is summed over, unless the product of these scalars is zero."""
     if product(first, second) != 0:
         fills.reject(atom, 'sums products of channels that are not zero')
 
 
 def dot(fills: EquationFills) -> list[Fill]:
-    """A product of two values; of groups of rows, too, whose sizes are the third operand."""
+    """A matrix product. The third operand of a product of groups of rows, their sizes, has no part in the fill."""
     left, right = fills.of_operands[:2]
     left_axes, right_axes = fills.operands[:2]
     dot_axes = contractions.dot_axes(fills.equation)
@@ -69,7 +70,7 @@ class _Source(NamedTuple):
 
 
 def _dot_sources(dot_axes: DotAxes, left_rank: int, right_rank: int) -> list[_Source]:
-    """For each axis of a product the axes that it comes from."""
+    """For each axis of a product, the axes that it comes from."""
     summed_left, summed_right = dot_axes.contract
     batch_left, batch_right = dot_axes.batch
     free_left = all_but(summed_left + batch_left, range(left_rank))
@@ -89,7 +90,7 @@ def _zero_product(first: Fill, second: Fill) -> Scalar:
 
 
 def conv(fills: EquationFills) -> list[Fill]:
-    """A convolution sums over the channels of its input; each group of channels meets its own part of the kernel."""
+    """A convolution, which sums over the channels of its image. Each group of channels has a kernel of its own."""
     image, kernel = fills.of_operands
     image_axes, kernel_axes = fills.operands
     dimension_numbers = fills.params['dimension_numbers']
@@ -120,13 +121,13 @@ def conv(fills: EquationFills) -> list[Fill]:
 
 
 def reduce(fills: EquationFills) -> list[Fill]:
-    """What is reduced has to be neutral at removed channels."""
+    """A reduction. Its operand has to be neutral at removed channels."""
     name = fills.equation.primitive.name
     return [_reduce(fills, name, 0)]
 
 
 def collective(fills: EquationFills) -> list[Fill]:
-    """A reduction of each operand along an axis over which the program was mapped."""
+    """A reduction of each operand along an axis that `vmap` has named."""
     name = COLLECTIVES[fills.equation.primitive.name]
     indices = range(len(fills.of_operands))
     return [_reduce(fills, name, index) for index in indices]
@@ -168,7 +169,7 @@ def _reduce_reason(name: str, value: Scalar) -> str:
 
 
 def _reduced(name: str, value: Scalar, count: int) -> Scalar:
-    """What reducing `count` elements gives that are all the same scalar."""
+    """The reduction of `count` elements that all equal one scalar."""
     if value is None:
         return None
     if not is_finite(value):
@@ -194,12 +195,12 @@ def _nothing_found(axis: int, atom: Axis) -> Scalar:
 
 
 def arg_reduce(fills: EquationFills) -> list[Fill]:
-    """An index: nothing is known of it, and it is finite."""
+    """An index, which is finite and otherwise unknown."""
     return fills.fill_results(_nothing_found)
 
 
 def along(fills: EquationFills) -> list[Fill]:
-    """Elements that follow one another: 0 stays 0, and what is sorted or compared stays what it is."""
+    """A scan or sort along an axis: sums and products of 0 stay 0, and sorted or compared elements stay the same."""
     name = fills.equation.primitive.name
     results = []
     for index, fill in enumerate(fills.of_operands):
@@ -219,9 +220,9 @@ def _accumulated(name: str, fill: Fill, axis: int, atom: Axis) -> Scalar:
 
 
 def window(fills: EquationFills) -> list[Fill]:
-    """Pooling along other axes."""
+    """Pooling or a Fourier transform along other axes. A sum of zeros is zero; a maximum stays what it is."""
     (fill,) = fills.of_operands
-    sums = fills.equation.primitive.name == 'reduce_window_sum'
+    sums = fills.equation.primitive.name in ('fft', 'reduce_window_sum')
 
     def find(i: int, atom: Axis) -> Scalar:
         value = fill.at(i, atom)
@@ -230,18 +231,8 @@ def window(fills: EquationFills) -> list[Fill]:
     return fills.fill_results(find)
 
 
-def fourier(fills: EquationFills) -> list[Fill]:
-    """A Fourier transform along other axes: of zeros it is zero."""
-    (fill,) = fills.of_operands
-
-    def find(i: int, atom: Axis) -> Scalar:
-        return _zero_or_unknown(fill.at(i, atom))
-
-    return fills.fill_results(find)
-
-
 def top_k(fills: EquationFills) -> list[Fill]:
-    """The largest elements, and indices."""
+    """The largest elements, and their indices, which are unknown."""
     (fill,) = fills.of_operands
     largest = fills.result(None, fill.at, 0)
     indices = fills.result(None, _nothing_found, 1)

@@ -7,7 +7,7 @@ from jaxpruner.uses import moving_rules, rules
 
 
 def _elementwise(ties: EquationTies) -> list[Axes]:
-    """All operands have the axes of the result, but for scalars and axes of one element, which are repeated."""
+    """All operands have the axes of the result. Scalars and axes of one element are repeated."""
     arrays = [axes for axes in ties.operands if axes]
     result = []
     for i, size in enumerate(ties.shape):
@@ -25,7 +25,7 @@ def _same(ties: EquationTies) -> list[Axes]:
 
 
 def _bits(ties: EquationTies) -> list[Axes]:
-    """Reads the bits as numbers of another width, which splits or merges the last axis."""
+    """Reads bits as numbers of another width. A last axis for the parts of a number comes or goes."""
     axes = ties.operands[0]
     shape = ties.shape
     if len(shape) == len(axes):
@@ -37,7 +37,7 @@ def _bits(ties: EquationTies) -> list[Axes]:
     return [axes[:common] + bytes_axes]
 
 
-# Each makes one result of all its operands.
+# They compute one result from all operands.
 COMPUTING = rules.ARITHMETIC | frozenset(
     """
     convert_element_type igamma igammac polygamma random_fold_in random_seed reduce_precision

@@ -1,7 +1,7 @@
 """Primitives that take or place elements at indices.
 
-An axis along which an index says where is pinned. A window that is as long as its axis has only one place, so that an
-index says nothing there.
+An axis is pinned if an index says where a window lies along it. A window as long as its axis has only one place, so
+such an axis is not pinned.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _PARTS = 'numbers that make one index lie along it'
 
 
 def _window(axes: Axes, shape: Sequence[int], ties: Ties) -> Axes:
-    """The axes of a window of this shape: those that it takes as a whole, and new ones."""
+    """The axes of a window of this shape. Axes that it takes only a part of are pinned, and replaced by new ones."""
     result: list[Axis] = []
     for axis, size in zip(axes, shape, strict=True):
         if axis.size == size:
@@ -57,11 +57,8 @@ def _gather(ties: EquationTies) -> list[Axes]:
     dimension_numbers = ties.params['dimension_numbers']
     collapsed = pick(base, dimension_numbers.collapsed_slice_dims)
     ties.pin_all(collapsed, _REASON)
-    # Older JAX has no axes that the operand and the indices have in common.
-    batching = getattr(dimension_numbers, 'operand_batching_dims', ())
-    batching_of_indices = getattr(dimension_numbers, 'start_indices_batching_dims', ())
-    in_base = pick(base, batching)
-    in_indices = pick(indices, batching_of_indices)
+    in_base = pick(base, axes.batching)
+    in_indices = pick(indices, axes.batching_of_indices)
     ties.unify_each(in_base, in_indices)
     ties.pin(indices[-1], _PARTS)
     return [tuple(result)]

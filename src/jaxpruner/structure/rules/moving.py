@@ -1,7 +1,7 @@
-"""Primitives that move elements, or place them beside others."""
+"""Primitives that move elements, place them beside others, or make new values."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from jaxpruner.structure.analysis.axes import (
     Axes,
@@ -12,10 +12,12 @@ from jaxpruner.structure.analysis.axes import (
     pick,
     product,
     replace,
+    sizes_of,
     total,
 )
 from jaxpruner.structure.analysis.records import EquationTies, Row
 from jaxpruner.structure.rules import moving_fills, resizing
+from jaxpruner.uses import moving_rules, reshaping
 
 _PARTS_OF_KEYS = 'parts of keys lie along it'
 
@@ -31,7 +33,7 @@ def _squeeze(ties: EquationTies) -> list[Axes]:
 
 
 def _broadcast(ties: EquationTies) -> list[Axes]:
-    """An axis along which a value is repeated is a new one."""
+    """Repeats a value along new axes."""
     axes = ties.operands[0]
     result = list(new_axes(ties.shape))
     for axis, i in zip(axes, ties.params['broadcast_dimensions'], strict=True):
@@ -61,35 +63,19 @@ def _reshape(ties: EquationTies) -> list[Axes]:
 
 
 def _reshaped(axes: Axes, ties: EquationTies) -> Axes:
-    """The axes of a value in another shape; axes that stay are not taken apart."""
+    """The axes of a value in another shape. Axes that stay are not split."""
     shape = ties.shape
     result = list(new_axes(shape))
-    sizes = [axis.size for axis in axes]
-    for old, new in _match_axes(sizes, shape):
-        old_axes = pick(axes, old)
-        if len(new) == 1:
-            result[new.start] = product(old_axes)
+    for runs in reshaping.matching_runs(sizes_of(axes), shape):
+        old_axes = axes[runs.old]
+        new_axes_here = result[runs.new]
+        if not old_axes:  # new axes of one element
+            continue
+        if len(new_axes_here) == 1:
+            result[runs.new] = [product(old_axes)]
         else:
-            new_factors = pick(result, new)
-            ties.align_factors(old_axes, new_factors)
+            ties.align_factors(old_axes, new_axes_here)
     return tuple(result)
-
-
-def _match_axes(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[range, range]]:
-    """Yields which axes become which in a reshape: as few as have the same product, one group after the other."""
-    first_old = first_new = 0
-    while first_old < len(before) and first_new < len(after):
-        old_stop, new_stop = first_old + 1, first_new + 1
-        old_size, new_size = before[first_old], after[first_new]
-        while old_size != new_size:
-            if old_size < new_size:
-                old_size *= before[old_stop]
-                old_stop += 1
-            else:
-                new_size *= after[new_stop]
-                new_stop += 1
-        yield range(first_old, old_stop), range(first_new, new_stop)
-        first_old, first_new = old_stop, new_stop
 
 
 def _concatenate(ties: EquationTies) -> list[Axes]:
@@ -125,7 +111,7 @@ def _split(ties: EquationTies) -> list[Axes]:
 
 def _slice(ties: EquationTies) -> list[Axes]:
     (axes,) = ties.operands
-    slices = resizing.slices(ties.params)
+    slices = moving_rules.slices(ties.params)
     result = []
     for axis, positions in zip(axes, slices, strict=True):
         sliced = _slice_axis(axis, positions, ties)
@@ -191,19 +177,19 @@ def _reverse(ties: EquationTies) -> list[Axes]:
 
 
 def _new(ties: EquationTies) -> list[Axes]:
-    """Values that are made from nothing: what stands at an index is known."""
+    """Makes values without operands, so that the value at each index is known."""
     return ties.new_results()
 
 
 def _random_bits(ties: EquationTies) -> list[Axes]:
-    """Numbers for each of an array of keys."""
+    """Random numbers for each key of an array."""
     (keys,) = ties.operands
     sizes = ties.shape[len(keys) :]
     return [keys + new_axes(sizes)]
 
 
 def _unwrap(ties: EquationTies) -> list[Axes]:
-    """The numbers that a key is made of lie along a new axis; so do keys that are split off."""
+    """The parts of a key, or the keys split from it, lie along new axes."""
     (keys,) = ties.operands
     sizes = ties.shape[len(keys) :]
     parts = new_axes(sizes)

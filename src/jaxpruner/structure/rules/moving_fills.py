@@ -20,7 +20,7 @@ from jaxpruner.uses.indexing_rules import GatherAxes
 
 
 def nothing(fills: EquationFills) -> list[Fill]:
-    """Knows nothing of the results, but that what is not finite may spread."""
+    """Knows nothing of the results, except that scalars that are not finite may spread."""
 
     def find(axis: int, atom: Axis) -> Scalar:
         for fill in fills.of_operands:
@@ -34,7 +34,7 @@ def nothing(fills: EquationFills) -> list[Fill]:
 
 
 def elementwise(fills: EquationFills) -> list[Fill]:
-    """Computes the result from the operands' scalars, if they are known."""
+    """Computes the scalars of the result from those of the operands."""
     everywhere = [fill.everywhere for fill in fills.of_operands]
     is_literal = [scalar is not None for scalar in everywhere]
     if any(is_literal):
@@ -56,7 +56,7 @@ def elementwise(fills: EquationFills) -> list[Fill]:
 
 
 def same(fills: EquationFills) -> list[Fill]:
-    """Returns the operands: each result is one."""
+    """Returns the fills of the operands."""
     return list(fills.of_operands)
 
 
@@ -75,7 +75,7 @@ def squeeze(fills: EquationFills) -> list[Fill]:
 
 
 def broadcast(fills: EquationFills) -> list[Fill]:
-    """Keeps what is known along old axes; along new ones nothing is."""
+    """Keeps the scalars along old axes. Along new axes nothing is known."""
     fill = fills.of_operands[0]
     axes_of_result = fills.params['broadcast_dimensions']
     source = _axis_before(enumerate(axes_of_result))
@@ -90,12 +90,12 @@ def broadcast(fills: EquationFills) -> list[Fill]:
 
 
 def _axis_before(moves: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """For each axis of a result the axis of the operand; the moves are pairs, that of the operand first."""
+    """Inverts pairs of an operand's axis and a result's axis."""
     return {after: before for before, after in moves}
 
 
 def regrouped(fills: EquationFills) -> list[Fill]:
-    """Splits and merges axes: an atom comes from all axes of the operand that have it."""
+    """Splits and merges axes. An atom comes from all axes of the operand that have it."""
     fill = fills.of_operands[0]
 
     def find(k: int, atom: Axis) -> Scalar:
@@ -105,19 +105,19 @@ def regrouped(fills: EquationFills) -> list[Fill]:
 
 
 def _join_along(fill: Fill, axes: Iterable[int], atom: Axis) -> Scalar:
-    """What is known of an element that comes from one of these axes of a value, or from none of them."""
+    """Joins the scalars of an atom along several axes of a value; unknown if there are no axes."""
     scalars = [fill.at(i, atom) for i in axes]
     return join(scalars) if scalars else None
 
 
 def part(fills: EquationFills) -> list[Fill]:
-    """Takes parts of the first operand, of which the same is known as of the whole."""
+    """Takes a part of the first operand, which has the scalars of the whole."""
     fill = fills.of_operands[0]
     return fills.fill_results(fill.at, everywhere=fill.everywhere)
 
 
 def concatenate(fills: EquationFills) -> list[Fill]:
-    """Joins what is known of the operands; along the axis of the concatenation, of those that have the atom."""
+    """Joins the scalars of the operands; along the axis of the concatenation, of operands with the atom."""
     along = fills.params['dimension']
 
     def find(i: int, atom: Axis) -> Scalar:
@@ -131,7 +131,7 @@ def concatenate(fills: EquationFills) -> list[Fill]:
 
 
 def _common(fills: Iterable[Fill]) -> Scalar:
-    """The scalar that all elements of all these values are, if there is one."""
+    """The scalar that all elements of all values equal, if there is one."""
     scalars = {fill.everywhere for fill in fills}
     return scalars.pop() if len(scalars) == 1 else None
 
@@ -151,7 +151,7 @@ def stack(fills: EquationFills) -> list[Fill]:
 
 
 def pad(fills: EquationFills) -> list[Fill]:
-    """Pads removed channels like others, along all axes but their own."""
+    """Pads removed channels like others, along all other axes."""
     fill, padding = fills.of_operands
     config = fills.params['padding_config']
     padded_axes = {i for i, amounts in enumerate(config) if max(amounts) > 0}
@@ -179,7 +179,7 @@ def update(fills: EquationFills) -> list[Fill]:
 
 
 def gather(fills: EquationFills) -> list[Fill]:
-    """Takes windows at indices; an index beyond the end may fill in a scalar."""
+    """Takes windows at indices. For an index beyond the end a scalar may be filled in."""
     base = fills.of_operands[0]
     axes = GatherAxes.of(fills.equation)
     source = _axis_before(axes.kept.items())
@@ -202,7 +202,7 @@ def gather(fills: EquationFills) -> list[Fill]:
 
 
 def _fills_in(params: Mapping[str, Any], dtype: Any) -> bool:
-    """Whether a scalar fills in for an index beyond the end. NaN spoils the whole model, and needs no care."""
+    """Whether a finite scalar is filled in beyond the end. NaN would spoil the whole model anyway."""
     if 'FILL' not in str(params.get('mode')):
         return False
     value = params.get('fill_value')
@@ -211,7 +211,7 @@ def _fills_in(params: Mapping[str, Any], dtype: Any) -> bool:
 
 
 def scatter(fills: EquationFills) -> list[Fill]:
-    """Replaces elements of the first operand by windows of the third, or combines them."""
+    """Replaces elements of the first operand by windows of the third, or combines both."""
     base, _, updates = fills.of_operands
     kept = ScatterAxes.of(fills.equation).kept
     name = fills.equation.primitive.name

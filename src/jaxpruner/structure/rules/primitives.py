@@ -1,4 +1,4 @@
-"""The table of primitives. What is not in it pins every axis that it touches, and is never guessed."""
+"""The table of primitives. A primitive without a row pins every axis that it touches; nothing is guessed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,18 +22,18 @@ ROWS: dict[str, Row] = {
 
 
 def makes_from_nothing(name: str) -> bool:
-    """Whether a primitive makes values without operands, such as `iota`."""
+    """Whether a primitive makes new values, as `iota` does."""
     row = ROWS.get(name)
     return row is not None and row.resized is resizing.from_nothing
 
 
 def fills_rule(name: str) -> Callable[..., list[Any]]:
-    """What a primitive makes of removed channels."""
+    """The rule for the fills of a primitive's results."""
     if name not in ROWS:
         return moving_fills.nothing
     return ROWS[name].fills
 
 
 def resized_rule(name: str) -> Callable[..., list[Any]]:
-    """How a primitive runs on smaller operands. Whatever is not in the table is never asked: its axes are pinned."""
+    """How a primitive runs on smaller operands. It has a row, since the axes of others are pinned."""
     return ROWS[name].resized or resizing.unchanged

@@ -1,28 +1,30 @@
-"""How primitives are bound where operands and results are smaller: the third part of each row of the table.
+"""How primitives run on smaller operands: the third rule of each row of the table.
 
-Most primitives read all shapes off their operands and are bound unchanged. Here are those whose parameters hold sizes.
+Most primitives read all sizes off their operands and run unchanged. Here are rules for those whose parameters hold
+sizes.
 """
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxpruner.structure.analysis.axes import Axis
 from jaxpruner.structure.analysis.records import EquationAxes
 from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.uses.bodies import bind
+from jaxpruner.uses.moving_rules import slices
 
 Values = list[Any]
 
 
 class EquationCut(NamedTuple):
-    """An equation of which some operands or results are smaller.
+    """An equation with some smaller operands or results.
 
     Attributes:
       equation: the equation.
       axes: of its operands and results.
-      cut: what stays of them.
+      cut: the channels that stay along these axes.
     """
 
     equation: Any
@@ -34,20 +36,21 @@ class EquationCut(NamedTuple):
         return bind(self.equation, operands, changed)
 
     def result_shape(self) -> tuple[int, ...]:
-        """The shape of the first result."""
+        """The shape of the first result after the cut."""
         return self.cut.shape(self.axes.results[0])
 
 
 def unchanged(small: EquationCut, operands: Values) -> Values:
-    """The primitive reads all sizes off its operands."""
+    """Runs a primitive that reads all sizes off its operands."""
     return small.run(operands)
 
 
 def from_nothing(small: EquationCut, operands: Values) -> Values:
-    """What is made from nothing is made as before, and cut along: what stands at an index is known."""
-    rank = operands[0].ndim if operands else 0  # of keys, for each of which values are made
-    take = functools.partial(small.cut.take, first=rank)
-    return list(map(take, small.run(operands), small.axes.results))
+    """New values are made in the old size and then cut, so that each index keeps its value."""
+    keys_rank = operands[0].ndim if operands else 0  # axes of keys are cut already
+    values = small.run(operands)
+    take = functools.partial(small.cut.take, first=keys_rank)
+    return list(map(take, values, small.axes.results))
 
 
 def broadcast(small: EquationCut, operands: Values) -> Values:
@@ -61,7 +64,7 @@ def reshape(small: EquationCut, operands: Values) -> Values:
 
 
 def tile(small: EquationCut, operands: Values) -> Values:
-    """How often each axis is repeated is a parameter."""
+    """The number of repetitions of each axis is a parameter."""
     (value,) = operands
     counts = map(operator.floordiv, small.result_shape(), value.shape)
     return small.run(operands, reps=tuple(counts))
@@ -81,7 +84,7 @@ def dynamic_slice(small: EquationCut, operands: Values) -> Values:
 
 
 def gather(small: EquationCut, operands: Values) -> Values:
-    """Windows that are as long as their axis stay so."""
+    """The sizes of windows are a parameter. A window as long as its axis stays so."""
     sizes = []
     axes = small.axes.operands[0]
     old_sizes = small.equation.params['slice_sizes']
@@ -92,16 +95,8 @@ def gather(small: EquationCut, operands: Values) -> Values:
     return small.run(operands, slice_sizes=tuple(sizes))
 
 
-def slices(params: Mapping[str, Any]) -> list[range]:
-    """The positions that a slice takes along each axis."""
-    starts = params['start_indices']
-    limits = params['limit_indices']
-    strides = params['strides'] or [1] * len(starts)
-    return list(map(range, starts, limits, strides))
-
-
 def slice_(small: EquationCut, operands: Values) -> Values:
-    """Bounds are moved to where their elements have gone."""
+    """The bounds of a slice are parameters. They move with their elements."""
     axes = small.axes.operands[0]
     counts = small.result_shape()
     old_slices = slices(small.equation.params)
@@ -115,11 +110,11 @@ def slice_(small: EquationCut, operands: Values) -> Values:
 
 
 def _move_slice(cut: Cut, axis: Axis, old_slice: range, count: int) -> range:
-    """The elements of a slice of an axis, of which `count` stay, among those that stay."""
+    """The positions of a slice's kept elements, `count` of them, among the kept ones of the axis."""
     if not cut.shortens(axis):
         return old_slice
     start, step = old_slice.start, old_slice.step
-    if step > 1:  # one of each few neighbours, which are all there
+    if step > 1:  # it takes one of every few neighbours, and all of these stay
         last = start + (count - 1) * step
         return range(start, last + 1, step)
     new_start = cut.size_before(axis, start)
@@ -128,7 +123,7 @@ def _move_slice(cut: Cut, axis: Axis, old_slice: range, count: int) -> range:
 
 
 def conv(small: EquationCut, operands: Values) -> Values:
-    """The number of groups is a parameter: each has the number of channels that the kernel has inputs."""
+    """The number of groups is a parameter. A group has as many channels as the kernel has inputs."""
     params = small.equation.params
     if params['feature_group_count'] == 1:
         return small.run(operands)

@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxpruner.structure.analysis.axes import all_but
 from jaxpruner.uses.moving_rules import shape_of
+from jaxpruner.uses.views import all_but
 
 
 class ScatterAxes(NamedTuple):
     """What a scatter does with axes.
 
     Attributes:
-      kept: axes of the operand that a window has, and which axes of the updates they are.
+      kept: axis of the operand that a window has -> axis of the updates.
       rows: axes of the updates along which the indices lie.
-      batching: axes that the operand has in common with the indices.
-      batching_of_indices: which axes of the indices these are.
+      batching: axes that the operand shares with the indices.
+      batching_of_indices: these axes in the indices.
     """
 
     kept: dict[int, int]
