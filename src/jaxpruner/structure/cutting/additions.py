@@ -1,11 +1,11 @@
-"""Additions of a branch to a stream: found in a program, and taken out of it.
+"""Finds additions of a branch to a stream in a program, and takes them out.
 
-In `after = before + branch(before)` the branch is computed from the stream that it is added to. To leave it out is to
-read `before` wherever the program reads `after`.
+In `after = before + branch(before)` the branch is computed from the stream that it is added to. Without the branch, the
+program reads `before` wherever it read `after`.
 
-    find_branches   the additions of which one operand is computed from the other, with the leaves that need them
-    without         the program that reads the stream before an addition instead of the sum
-    run             the equations of such a program that still have a part in its results
+    find_branches   finds additions in which one operand is computed from the other, and the leaves of the branch
+    without         makes the program that reads the stream before an addition instead of the sum
+    run             runs the equations of such a program that its results still depend on
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ Paths = frozenset[Path]
 
 
 class LeafPaths(Protocol):
-    """The paths of the first inputs of a program, such as a `Trace` has."""
+    """The paths of a program's first inputs, as a `Trace` has them."""
 
     @property
     def paths(self) -> Sequence[Path]: ...
@@ -49,13 +49,13 @@ class Addition(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """An addition, and the leaves that have no part in the results without it.
+    """An addition, and the leaves that the results do not depend on without it.
 
     Attributes:
       addition: the addition.
       paths: of leaves of the parameters.
       state_paths: of leaves of the state.
-      reason: why the branch is not zero once its parameters are; empty where it is.
+      reason: why the branch is not zero if its parameters are zero; empty if it is zero.
     """
 
     addition: Addition
@@ -65,7 +65,7 @@ class Branch(NamedTuple):
 
 
 def find_branches(jaxpr: Any, leaves: LeafPaths) -> list[Branch]:
-    """The branches of a program that have leaves of their own, the outermost of several with the same leaves."""
+    """Finds the branches of a program that have leaves of their own; of several with the same leaves the outermost."""
     additions = _find_additions(jaxpr)
     ways = _ways_to_results(jaxpr, additions)
     all_paths = (*leaves.paths, *leaves.state_paths)
@@ -85,9 +85,9 @@ def find_branches(jaxpr: Any, leaves: LeafPaths) -> list[Branch]:
 
 
 def _find_additions(jaxpr: Any) -> list[Addition]:
-    """The additions of which the branch is computed from the stream, or from what was added up to the stream."""
-    sources = _VariableSets()  # what a variable is computed from, and itself
-    summands = _VariableSets()  # what a variable is a sum of, and itself
+    """Finds the additions whose branch is computed from the stream, or from summands of the stream."""
+    sources = _VariableSets()  # the variables that a variable is computed from, and itself
+    summands = _VariableSets()  # the variables that a variable is a sum of, and itself
     for variable in (*jaxpr.constvars, *jaxpr.invars):
         sources.add(variable)
         summands.add(variable)
@@ -111,27 +111,27 @@ def _find_additions(jaxpr: Any) -> list[Addition]:
 class _VariableSets:
     """A set of variables for each variable of a program.
 
-    A set is a whole number: bit i stands for the variable that was added as number i. A program of n equations has
-    sets of up to n variables, which Python's own sets would hold and join element by element.
+    A set is an integer. Its bit i stands for the variable that was added as number i. A set may hold nearly all
+    variables of a program, and Python's own sets would join them element by element.
     """
 
     def __init__(self):
         self._sets: dict[int, int] = {}  # by `id` of the variable
 
     def add(self, variable: Any, others: Iterable[Any] = ()) -> None:
-        """Gives a variable the set of itself and of all that is in the sets of others, which were added before."""
+        """Gives a variable the set of itself and of the sets of others, which were added before."""
         variables = 1 << len(self._sets)  # itself
         for other in others:
             variables |= self.of(other)
         self._sets[id(variable)] = variables
 
     def of(self, variable: Any) -> int:
-        """The set of a variable; `&` and `~` are intersection and complement."""
+        """The set of a variable. `&` and `~` are intersection and complement."""
         return self._sets[id(variable)]
 
 
 def _adds_arrays(equation: Any) -> bool:
-    """Whether an equation adds two arrays of the same shape and dtype, of which nothing is repeated."""
+    """Whether an equation adds two arrays of the same shape and dtype."""
     if equation.primitive.name not in ('add', 'add_any'):
         return False
     result = equation.outvars[0].aval
@@ -143,9 +143,9 @@ def _adds_arrays(equation: Any) -> bool:
 
 
 def _ways_to_results(jaxpr: Any, additions: Sequence[Addition]) -> Mapping[int, int]:
-    """For each variable by `id` the branches through which all of its ways to the results lead.
+    """For each variable by `id`, the branches that lie on all of its ways to the results.
 
-    These are whole numbers, of which bit i is that of addition i. A variable without a way is not there.
+    They are an integer whose bit i stands for addition i. A variable without a way to the results has no entry.
     """
     bits: dict[tuple[int, int], int] = {}
     for i, addition in enumerate(additions):
@@ -168,10 +168,10 @@ def _ways_to_results(jaxpr: Any, additions: Sequence[Addition]) -> Mapping[int, 
 
 
 def without(program: Any, additions: Iterable[Addition]) -> Any:
-    """The program, a `ClosedJaxpr`, that reads the streams before some additions instead of the sums."""
+    """The program, a `ClosedJaxpr`, that reads the streams before these additions instead of the sums."""
     jaxpr = program.jaxpr
     streams: dict[int, Any] = {}
-    for addition in sorted(additions):  # a stream that is a sum itself has been replaced before
+    for addition in sorted(additions):  # the first one first: later streams may be its sum
         equation = jaxpr.eqns[addition.number]
         (result,) = equation.outvars
         stream = equation.invars[addition.stream]
@@ -190,7 +190,7 @@ def without(program: Any, additions: Iterable[Addition]) -> Any:
 
 
 def run(program: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Runs the equations of a program that have a part in its results; inputs without one may be `None`."""
+    """Runs the equations of a program that its results depend on. Other inputs may be `None`."""
     jaxpr = program.jaxpr
     values: dict[int, Any] = {}
 

@@ -1,15 +1,15 @@
 """Residual blocks of unrolled models, which can be left out as a whole.
 
-A block adds to a stream what it computes from it, the branch: `after = before + branch(before)`. To leave it out is to
-read `before` wherever the program reads `after`. Then some parameters have no part in the results any more: the leaves
-of the block. In
+A block computes a branch from a stream and adds it to the stream: `after = before + branch(before)`. Without the block,
+the program reads `before` wherever it read `after`. Then the results do not depend on some parameters any more, which
+are the leaves of the block. In
 
     hidden = relu(x @ up)
     x = x + hidden @ down
     y = x @ head
 
-these are `up` and `down`. Leaving the block out is the same as setting its leaves to zero if the branch is zero then.
-`additions` finds the branches of a program, and `_give_reasons` which of them are zero.
+these are `up` and `down`. Leaving the block out is the same as zeroing its leaves if that makes the branch zero.
+`additions` finds the branches of a program, and `_give_reasons` finds which of them become zero.
 
 Layers of a scan are the channels of a group instead, see `Group.is_depth`.
 """
@@ -23,10 +23,10 @@ from typing import Any
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.tree import Path
 from jaxpruner.structure.analysis.axes import Axis, sizes_of
-from jaxpruner.structure.analysis.fills import Fill, nothing_of
+from jaxpruner.structure.analysis.fills import Fill
 from jaxpruner.structure.analysis.live_evaluator import live_in_whole
 from jaxpruner.structure.analysis.records import Trace, TracePosition
-from jaxpruner.structure.analysis.zeros import ZeroWalk
+from jaxpruner.structure.analysis.zeros import ZeroWalk, unknown
 from jaxpruner.structure.cutting.additions import (
     Addition,
     Branch,
@@ -41,13 +41,13 @@ class Block:
     """A residual block that can be left out of a model.
 
     Attributes:
-      name: the part of the tree that holds its leaves and no others; otherwise its leaf that is used first, of those
-        that are in no block inside.
+      name: the part of the tree with its leaves and no others. If there is none, its leaf that is used first; leaves of
+        blocks inside it come last.
       paths: of its leaves.
-      state_paths: of the leaves of the state that belong to it.
+      state_paths: of its leaves in the state.
       parameters: how many it has.
       exact: whether leaving it out is the same as setting its leaves to zero.
-      reason: why it is not; empty where it is.
+      reason: why it is not exact; empty if it is.
 
     >>> import jax.numpy as jnp
     >>> from jaxpruner.structure import channel_groups
@@ -72,9 +72,9 @@ _REASON = 'the branch is not zero once its parameters are'
 
 
 def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
-    """The residual blocks of a model by name, in the order of the program.
+    """Finds the residual blocks of a model by name, in the order of the first program.
 
-    A program that uses a leaf of a block has to have the whole block.
+    Every program that uses a leaf of a block has to have the whole block.
     """
     branches_of: dict[Paths, list[Branch]] = {}
     for trace in traces:
@@ -97,10 +97,10 @@ def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
 
 
 def find_additions(jaxpr: Any, leaves: LeafPaths, blocks: Iterable[Block]) -> list[Addition]:
-    """The additions of some blocks in a program.
+    """Finds the additions of some blocks in a program.
 
     Raises:
-      ValueError: the program uses a block and does not add it to a stream.
+      ValueError: the program uses a block, but does not add it to a stream.
     """
     additions_of = {}
     for branch in find_branches(jaxpr, leaves):
@@ -115,7 +115,7 @@ def find_additions(jaxpr: Any, leaves: LeafPaths, blocks: Iterable[Block]) -> li
 
 
 def _uses_some(jaxpr: Any, paths: Sequence[Path], some: Paths) -> bool:
-    """Whether one of some leaves has a part in the results of a program."""
+    """Whether the results of a program depend on one of some leaves."""
     live = live_in_whole(jaxpr)
     leaves_used = live.inputs[: len(paths)]
     used_paths = itertools.compress(paths, leaves_used)
@@ -125,7 +125,7 @@ def _uses_some(jaxpr: Any, paths: Sequence[Path], some: Paths) -> bool:
 def _make_block(
     traces: Sequence[Trace], branches: Sequence[Branch], inner_paths: set[Path]
 ) -> Block:
-    """A block of some programs, with the leaves of blocks inside it."""
+    """Makes a block of its branches, one for each program that uses it."""
     first = traces[0]
     paths = branches[0].paths
     parameters = 0
@@ -142,12 +142,12 @@ def _make_block(
 
 
 def _name_block(traces: Sequence[Trace], paths: Paths, inner_paths: set[Path]) -> str:
-    """The part of the tree that holds the leaves of a block; otherwise its own leaf that is used first."""
+    """The name of a block, see `Block.name`."""
     all_paths = traces[0].paths
     first_uses = {}
     for number, path in enumerate(all_paths):
         if path in paths:
-            # Its own leaves go before those of blocks inside, which have names of their own.
+            # Blocks inside have names of their own, so their leaves come last.
             uses = [trace.first_uses[number] for trace in traces]
             first_uses[path] = path in inner_paths, *uses
     first = min(first_uses, key=lambda path: first_uses[path])
@@ -163,7 +163,7 @@ def _name_block(traces: Sequence[Trace], paths: Paths, inner_paths: set[Path]) -
 
 
 def _give_reasons(trace: Trace, branches: Sequence[Branch]) -> list[Branch]:
-    """The branches with the reasons why some are not zero once their leaves are."""
+    """Adds to each branch the reason why it is not zero if its leaves are, if there is one."""
     equations = trace.program.jaxpr.eqns
     position = TracePosition.of_whole(trace.program)
     zero_additions = _BranchProbe(trace, branches).find_zeros()
@@ -179,9 +179,9 @@ def _give_reasons(trace: Trace, branches: Sequence[Branch]) -> list[Branch]:
 
 
 class _BranchProbe(ZeroWalk):
-    """Runs a program in which the leaves of all blocks are zero.
+    """Goes through a program in which the leaves of all blocks are zero.
 
-    Nothing is known of a stream after an addition, so that no block is zero because another one is.
+    A stream is unknown after each addition, so that no block is zero only because another one is.
     """
 
     def __init__(self, trace: Trace, branches: Iterable[Branch]):
@@ -195,11 +195,9 @@ class _BranchProbe(ZeroWalk):
             self._additions.setdefault(number, []).append(branch.addition)
 
     def find_zeros(self) -> set[Addition]:
-        """The additions of which the branch is zero."""
+        """Finds the additions whose branch is zero."""
         program = self.trace.program
-        inputs = []
-        for variable in program.jaxpr.invars:
-            inputs.append(nothing_of(len(variable.aval.shape)))
+        inputs = list(map(unknown, program.jaxpr.invars))
         for i, path in enumerate(self.trace.paths):
             if path in self._zeroed_paths:
                 inputs[i] = inputs[i]._replace(everywhere=0)

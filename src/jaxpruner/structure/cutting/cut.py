@@ -1,7 +1,7 @@
 """Cuts arrays: finds which positions stay along an axis, and takes them.
 
-Flags say which positions of an axis stay. If all layers of a scan keep the same channels, the flags have that axis
-alone. If each layer keeps channels of its own, the flags have an axis for the layers, too. In the body of the scan a
+Flags say which positions of an axis stay. If all layers of a scan keep the same channels, the flags have only that
+axis. If each layer keeps channels of its own, the flags have an axis for the layers, too. In the body of the scan a
 value belongs to one layer. There the flags have an axis for the trips, and are read at the current trip.
 
     keep the same units      flags of a kernel (inputs, units): [1, units]
@@ -44,10 +44,10 @@ class Lists(NamedTuple):
 
 
 class _TripTable(NamedTuple):
-    """Flags or positions of a value, for each trip of the scans in whose bodies it stands.
+    """Flags or positions of a value, for each trip of the scans around it.
 
     Attributes:
-      trip_axes: how many axes in front are those of scans, the outermost first; 0 outside of scans.
+      trip_axes: how many of the first axes are those of scans, the outermost first; 0 outside of scans.
       table: of shape `(*trips, *axes of the value)`, with one element along axes on which it does not depend.
     """
 
@@ -55,7 +55,7 @@ class _TripTable(NamedTuple):
     table: np.ndarray
 
     def at(self, trips: Iterable[Any]) -> Any:
-        """The part of the current trips, in the rank of the value."""
+        """The part for the current trips, in the rank of the value."""
         trip_counts = self.table.shape[: self.trip_axes]
         if all(size == 1 for size in trip_counts):
             shape = self.table.shape[self.trip_axes :]
@@ -70,8 +70,8 @@ class Cut:
     """The channels that stay.
 
     Attributes:
-      lists: atom -> what stays; of other atoms all channels do.
-      trips: atom of the trips of a scan -> the current trip, in its body.
+      lists: atom -> its channels that stay. All channels of other atoms stay.
+      trips: in the body of a scan, atom of the trips -> the current trip.
 
     >>> from jaxpruner.structure.analysis.axes import atom, product
     >>> heads, features = atom(2), atom(3)
@@ -107,11 +107,11 @@ class Cut:
 
     def has_lists_of(self, owners: Iterable[Axis]) -> bool:
         """Whether one of these atoms owns lists."""
-        owners_of_all = self.owners_of(self.lists)
-        return not owners_of_all.isdisjoint(owners)
+        all_owners = self.owners_of(self.lists)
+        return not all_owners.isdisjoint(owners)
 
     def has_lists_along(self, axes: Axes) -> bool:
-        """Whether what stays along one of these axes differs between the indices of an owner."""
+        """Whether an owner has lists of the channels along one of these axes."""
         return bool(self._owners_along(axes))
 
     def _owners_along(self, axes: Iterable[Axis]) -> set[Axis]:
@@ -131,7 +131,7 @@ class Cut:
         return size
 
     def size_before(self, axis: Axis, position: int) -> int:
-        """How many positions before this one stay. It is where a part of a concatenation begins, or the end."""
+        """How many positions before this one stay. A part of a concatenation begins or ends there."""
         kept = kept_positions(axis, self._first_channels)
         return int(np.searchsorted(kept, position))
 
@@ -152,7 +152,7 @@ class Cut:
         return any(map(self.shortens, axes))
 
     def order(self, axes: Axes) -> list[int]:
-        """The axes that get shorter, in the order of the cuts: lists are read off owners that are still whole.
+        """The axes that get shorter, in the order of cutting them. An owner of lists is cut after the lists.
 
         Raises:
           ValueError: two groups own each other's lists.
@@ -164,7 +164,7 @@ class Cut:
             if i is None:
                 sizes = [axes[i].size for i in remaining]
                 raise ValueError(
-                    f'groups along axes of {sizes} have lists for each channel of the other; give one of them one list'
+                    f"groups along axes of {sizes} own each other's lists; give one of them a single list"
                 )
             ordered.append(i)
             remaining.remove(i)
@@ -180,15 +180,15 @@ class Cut:
         return None
 
     def stays(self, axes: Axes, i: int) -> np.ndarray:
-        """Flags of the positions along an axis that stay, of a value outside of scans.
+        """Flags of the positions that stay along an axis of a value outside of scans.
 
-        They have the rank of the value, and one element along axes on which they do not depend.
+        They have the rank of the value, with one element along axes on which they do not depend.
         """
         assert not self.trips, 'in the body of a scan flags depend on the trip'
         return self._stays_in_trips(axes, i).table
 
     def _stays_in_trips(self, axes: Axes, i: int) -> _TripTable:
-        """Flags of the positions along an axis that stay, in each trip."""
+        """Flags of the positions that stay along an axis, in each trip."""
         ones = self._ones(axes)
         flags = np.ones(ones, bool)
         for atom in dict.fromkeys(atoms(axes[i])):
@@ -200,7 +200,7 @@ class Cut:
         return _TripTable(len(self.trips), table)
 
     def _stays_by(self, atom: Axis, axes: Axes, i: int) -> np.ndarray:
-        """Which positions along an axis stay as far as one atom is concerned: the table of a `_TripTable`."""
+        """Flags of the positions that one atom leaves along an axis: the table of a `_TripTable`."""
         lists = self.lists[atom]
         index = self.channel_index(axes, i, atom, lists.owners)
         channel_stays = lists.stays(atom.size)[index]
@@ -208,7 +208,7 @@ class Cut:
         return has_no_channel | channel_stays
 
     def take(self, value: Any, axes: Axes, first: int = 0) -> Any:
-        """Takes what stays of a value along its axes from `first` on; returns the value itself if all of it stays."""
+        """Cuts a value along its axes from `first` on; returns the value itself if all of it stays."""
         for i in self.order(axes):
             if i >= first:
                 kept = self._kept_along(axes, i)
@@ -216,7 +216,7 @@ class Cut:
         return value
 
     def _kept_along(self, axes: Axes, i: int) -> Any:
-        """The positions along an axis that stay at the current trips, in the rank of the value."""
+        """The positions that stay along an axis at the current trips, in the rank of the value."""
         trip_axes, stays = self._stays_in_trips(axes, i)
         axis = trip_axes + i
         flags = np.moveaxis(stays, axis, -1)
@@ -230,10 +230,10 @@ class Cut:
     def channel_index(
         self, axes: Axes, i: int, atom: Axis, owners: Iterable[Axis]
     ) -> tuple[np.ndarray, ...]:
-        """For each element of a value the index of its owners, and last that of its channel along an axis.
+        """For each element of a value the indices of its owners, and last the index of its channel along an axis.
 
-        Each array has the axes of the trips, then those of the value, as the table of a `_TripTable` has; outside of
-        scans those of the value alone. The channel is -1 where there is none.
+        The arrays have the axes of a `_TripTable`: those of the trips, then those of the value. The channel is -1 where
+        there is none.
         """
         owner_indices = [self._owner_index(axes, owner) for owner in owners]
         channel = self._index_along(axes, i, atom)
@@ -249,7 +249,7 @@ class Cut:
             index = self._index_along(axes, k, owner)
             if (index >= 0).any():
                 return index
-        raise AssertionError(f'a value of shape {axes} has channels, and not what owns their lists')
+        raise AssertionError(f'a value of shape {axes} has channels, but no owner of their lists')
 
     def _index_along(self, axes: Axes, i: int, atom: Axis) -> np.ndarray:
         """The index of an atom for each position along an axis, -1 where it has none."""
@@ -258,12 +258,12 @@ class Cut:
         return self._spread(axes, number, index)
 
     def _spread(self, axes: Axes, number: int, index: np.ndarray) -> np.ndarray:
-        """An index along one axis, of the trips or of a value, in the rank of both together."""
+        """An index along one axis of the trips or of a value, in the rank of both together."""
         shape = replace(self._ones(axes), number, -1)
         return index.reshape(shape)
 
     def _ones(self, axes: Axes) -> tuple[int, ...]:
-        """The shape of one element, in the rank of the trips and of a value together."""
+        """A shape of ones, in the rank of the trips and of a value together."""
         rank = len(self.trips) + len(axes)
         return (1,) * rank
 
@@ -273,9 +273,9 @@ def take_along(value: Any, kept: Any, axis: int, **out_of_bounds: Any) -> Any:
 
     Args:
       value: the value.
-      kept: the positions, of the rank of the value, with one element along axes on which they do not depend.
+      kept: the positions, in the rank of the value, with one element along axes on which they do not depend.
       axis: of the value.
-      **out_of_bounds: settings of `jnp.take` for positions beyond the end, if there are some.
+      **out_of_bounds: settings of `jnp.take` for positions beyond the end. Without them there are none.
     """
     settings = out_of_bounds or {'mode': 'clip'}
     is_one_list = kept.size == kept.shape[axis]

@@ -1,12 +1,12 @@
 """Custom derivative rules at smaller shapes.
 
-A call with a derivative rule of its own (`jax.custom_jvp`, `jax.custom_vjp`) holds two things made for the old shapes:
-a program and a rule. The program is run with smaller shapes as the rest of the model is. The rule is a Python function
-that cannot be run so. Instead, the derivative that JAX takes by the rule is traced as a second program, at the old
-shapes. The axes of that second program are inferred, and it, too, is run with smaller shapes.
+A call with a derivative rule of its own (`jax.custom_jvp`, `jax.custom_vjp`) has a program and a rule, both made for
+the old shapes. The program runs with smaller shapes, as the rest of the model does. The rule is a Python function and
+cannot run like that. Instead, the derivative by the rule is traced as a second program, at the old shapes. The axes of
+the second program are inferred, and it, too, runs with smaller shapes.
 
-A rule may pin an axis that gets smaller. Then the rule for the small shape is unknown: the call itself still runs, and
-taking its derivative is an error that says so.
+A rule may pin an axis that gets smaller. Then the rule for the small shape is unknown. The call itself still runs, but
+taking its derivative is an error.
 """
 
 import functools
@@ -48,7 +48,7 @@ class RuledCall:
     Args:
       run: runs the program of the call.
       small: the call.
-      place: of the call.
+      position: of the call.
       replayed: makes a run of a program with smaller shapes.
     """
 
@@ -65,10 +65,10 @@ class RuledCall:
         self._function = self._with_vjp() if is_backwards else self._with_jvp()
 
     def __call__(self, *values: Any) -> Values:
-        """Runs the call; operands without a part in the results are `None`.
+        """Runs the call. Operands that the results do not depend on are `None`.
 
         Raises:
-          ValueError: when a derivative is taken, and the rule pins an axis that gets smaller.
+          ValueError: a derivative is taken, and the rule pins an axis that gets smaller.
         """
         small = self._small
         operands = []
@@ -123,7 +123,7 @@ class RuledCall:
 
 
 def _differentiable(variables: Sequence[Any]) -> list[int]:
-    """The numbers of the values that have a derivative."""
+    """The numbers of the variables that have a derivative."""
     numbers = []
     for i, variable in enumerate(variables):
         if jnp.issubdtype(variable.aval.dtype, jnp.inexact):
@@ -134,7 +134,10 @@ def _differentiable(variables: Sequence[Any]) -> list[int]:
 def _derivative(
     small: EquationCut, position: TracePosition, replayed: Replayed
 ) -> Callable[[Values], Values]:
-    """What runs the derivative of a call: of operands, then tangents of operands or cotangents of results."""
+    """A function that runs the derivative of a call.
+
+    It takes the operands, then tangents of operands or cotangents of results.
+    """
     equation = small.equation
     ends = small.axes.operands, small.axes.results
     axes_of_seeds, axes_of_derivatives = _swapped_if_backwards(equation, ends)
@@ -159,7 +162,7 @@ def _derivative(
 
 
 def _swapped_if_backwards(equation: Any, ends: tuple[T, T]) -> tuple[T, T]:
-    """What belongs to the seeds and to the derivatives, of what belongs to operands and to results."""
+    """Takes what belongs to operands and to results; returns what belongs to seeds and to derivatives."""
     of_operands, of_results = ends
     if equation.primitive.name in RULED_BACKWARDS:
         return of_results, of_operands
@@ -167,7 +170,7 @@ def _swapped_if_backwards(equation: Any, ends: tuple[T, T]) -> tuple[T, T]:
 
 
 def _trace_derivative(equation: Any) -> Any:
-    """The derivative of a call as a program for the old shapes."""
+    """Traces the derivative of a call at the old shapes."""
     operands = _differentiable(equation.invars)
     results = _differentiable(equation.outvars)
 
@@ -200,7 +203,7 @@ def _shapes(variables: Iterable[Any]) -> Values:
 
 
 class _Copies:
-    """Copies of the axes of a model, made of fresh atoms: unifying them inside a rule changes no axes of the model."""
+    """Copies of the axes of a model, made of new atoms, so that a rule can unify them without changing the model."""
 
     def __init__(self) -> None:
         self._atoms: dict[Axis, Axis] = {}
@@ -217,10 +220,10 @@ class _Copies:
         return product(parts) if axis.form == 'product' else total(parts)
 
     def cut(self, cut: Cut, rule_of: str) -> Cut:
-        """The same cut of the copies.
+        """The same cut, of the copies.
 
         Raises:
-          ValueError: the rule has pinned a copy that is cut, or unified it with one that is cut otherwise.
+          ValueError: the rule has pinned a copy that is cut, or unified it with one that is cut differently.
         """
         lists: dict[Axis, Lists] = {}
         for original, copy in self._atoms.items():

@@ -1,4 +1,4 @@
-"""Checks what users want to keep, before anything is cut."""
+"""Checks the channels that users want to keep, and makes a cut of them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.structure.analysis.axes import Axis, resolve_each, sizes_of
 from jaxpruner.structure.cutting.cut import Cut, Lists
 
-# Name of a group -> the indices of its channels that stay, ascending; or a list for each trip, expert or head.
+# Name of a group -> the indices of its channels that stay, ascending; or such a list for each trip, expert or head.
 KeepByGroup = Mapping[str, Any]
 
 
@@ -18,18 +18,17 @@ def check_keep(groups: Mapping[str, Any], keep: KeepByGroup, allow_inexact: bool
 
     Args:
       groups: of the model, by name.
-      keep: name of a group -> the indices that stay, ascending, or an array of such lists of one length for each index
-        of `Group.lists`; a group that is not named stays whole.
-      allow_inexact: whether groups may be cut although that is not the same as zeroing them.
+      keep: as in `ChannelGraph.shrink`.
+      allow_inexact: as in `ChannelGraph.shrink`.
 
     Raises:
       TypeError: `keep` is no mapping, or indices are no whole numbers.
       KeyError: there is no such group.
       IndexError: a group has no such index.
-      ValueError: no index, one that is there twice, indices that are not in order, or a group that is not exact.
+      ValueError: indices are missing, repeated or not in order, or a group is not exact.
     """
     if not isinstance(keep, Mapping):
-        raise TypeError(f'keep is {{name of a group: indices that stay}}, got {keep!r}')
+        raise TypeError(f'keep has to be {{name of a group: indices that stay}}, got {keep!r}')
     lists: dict[Axis, Lists] = {}
     for name, indices in keep.items():
         if name not in groups:
@@ -48,7 +47,7 @@ def check_keep(groups: Mapping[str, Any], keep: KeepByGroup, allow_inexact: bool
 
 
 def lists_of(group: Any, table: np.ndarray) -> Lists:
-    """What stays of a group: one list for all, or one for each trip, expert or head."""
+    """The lists of a group: one for all, or one for each trip, expert or head."""
     owners = resolve_each(group.lists) if table.ndim > 1 else ()
     return Lists(tuple(owners), table)
 
@@ -70,7 +69,7 @@ def _checked_indices(name: str, group: Any, indices: Any) -> np.ndarray:
         lists = f', or an array of lists of shape {(*owners, "kept")}' if owners else ''
         raise ValueError(f'{entry} has shape {positions.shape}; give one list of indices{lists}')
     if not positions.size:
-        raise ValueError(f'{entry} is empty; a group keeps one channel at least')
+        raise ValueError(f'{entry} is empty; a group keeps at least one channel')
     if not np.issubdtype(positions.dtype, np.integer):
         raise TypeError(f'{entry} has {positions.flat[0]!r}; indices are whole numbers')
     is_beyond = (positions < 0) | (positions >= size)

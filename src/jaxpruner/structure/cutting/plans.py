@@ -1,4 +1,4 @@
-"""What is kept of a model, as a JSON file: saved, read back, and checked against the model."""
+"""Plans: JSON files with the channels that are kept. They are saved, loaded, and checked against the model."""
 
 import hashlib
 import json
@@ -21,14 +21,14 @@ _FORMAT = 'jaxpruner channels'
 
 
 def save_plan(graph: ChannelGraph, keep: KeepByGroup, path: str | os.PathLike[str]) -> None:
-    """Writes what is kept to a JSON file, which appears whole or not at all.
+    """Writes the channels that are kept to a JSON file, which appears whole or not at all.
 
-    The file has its version, for each group the number of channels and the indices that stay, the shapes of all
-    parameters before and after, and a hash of the traced program.
+    The file has a version, the number of channels and the kept indices of each group, the shapes of all parameters
+    before and after, and a hash of the traced program.
 
     Args:
       graph: of the model.
-      keep: as in `ChannelGraph.shrink`; groups that are not exact are written, too.
+      keep: as in `ChannelGraph.shrink`. Groups that are not exact are written, too.
       path: of the file.
 
     Raises:
@@ -53,7 +53,7 @@ def save_plan(graph: ChannelGraph, keep: KeepByGroup, path: str | os.PathLike[st
 
 
 def plan_text(graph: ChannelGraph, keep: KeepByGroup) -> str:
-    """What is kept, as JSON."""
+    """The plan as JSON."""
     cut = check_keep(graph.groups, keep, allow_inexact=True)
     groups = {}
     for name, indices in keep.items():
@@ -75,10 +75,10 @@ def plan_text(graph: ChannelGraph, keep: KeepByGroup) -> str:
 
 
 def load_plan(graph: ChannelGraph, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Reads what is kept from a file that `save_plan` wrote.
+    """Reads the channels that are kept from a file that `save_plan` wrote.
 
     Args:
-      graph: of the model, with parameters of the same shapes; a fresh initialisation will do.
+      graph: of the model, with parameters of the same shapes. A new initialisation is enough.
       path: of the file.
 
     Returns:
@@ -86,10 +86,10 @@ def load_plan(graph: ChannelGraph, path: str | os.PathLike[str]) -> dict[str, np
 
     Raises:
       OSError: the file cannot be read.
-      ValueError: it is no plan, of a newer version, or of another model.
+      ValueError: the file is no plan, or it is a plan of a newer version or of another model.
 
-    If parameters and groups are the same, and the program is not (inputs of other shapes, another version of JAX), a
-    warning says so.
+    There is a warning if parameters and groups are the same but the program is not, because of inputs of other shapes
+    or another version of JAX.
 
     >>> import tempfile, jax.numpy as jnp
     >>> from jaxpruner.structure import channel_groups
@@ -106,7 +106,7 @@ def load_plan(graph: ChannelGraph, path: str | os.PathLike[str]) -> dict[str, np
 
 
 def keep_of_json(graph: ChannelGraph, content: bytes, path: Path) -> dict[str, np.ndarray]:
-    """What a plan that stands in a file keeps, checked as `load_plan` says."""
+    """The channels that the plan in a file keeps, checked as `load_plan` does."""
     plan = _parse(content, path)
     _check_parameters(graph, plan['parameters'], path)
     _check_sizes(graph, plan['groups'], path)
@@ -179,7 +179,7 @@ def _parse(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def _program_hash(graph: ChannelGraph) -> str:
-    """A hash of the programs as text, without the addresses of functions in it."""
+    """A hash of the programs' text, without the addresses of functions."""
     programs = [str(trace.program) for trace in graph.traces]
     text = re.sub(r'0x[0-9a-f]+', '', '\n'.join(programs))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,7 +1,7 @@
 """Runs a traced program with smaller shapes.
 
-Each equation with an axis that gets smaller is run as its row of the table says; all others are run as they were
-traced, with their rules of derivatives. Each result has to have the shape that the cut says.
+An equation with an axis that gets smaller runs as its row of the table says. All other equations run as they were
+traced, with their derivative rules. Each result is checked to have the shape that the cut leaves.
 """
 
 import functools
@@ -19,25 +19,18 @@ from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.rules import primitives
 from jaxpruner.structure.rules.resizing import EquationCut
 from jaxpruner.uses import calls
-from jaxpruner.uses.bodies import (
-    Call,
-    Cond,
-    Program,
-    Scan,
-    While,
-    bind,
-)
+from jaxpruner.uses.bodies import Call, Cond, Program, Scan, While, bind
 
-# Results without a part in the results of the model are `None`, which loops and calls of JAX take for an empty tree.
+# Values that the model's results do not depend on are `None`, an empty tree for loops and calls of JAX.
 Values = list[Any]
 
 
 class Replay(LiveEvaluator[Any]):
-    """A run of a program on values of which a cut has been made.
+    """A run of a program on values that have been cut.
 
     Attributes:
       trace: of the whole program.
-      cut: what stays.
+      cut: the channels that stay.
     """
 
     def __init__(self, trace: TraceLike, cut: Cut):
@@ -138,7 +131,7 @@ class Replay(LiveEvaluator[Any]):
         return carried + stacked
 
     def _in_trip(self, trips: Axis, trip: Any) -> 'Replay':
-        """A run of the body of a scan, in which channels stay that are listed for this trip."""
+        """A run of the body of a scan, with the channels that are listed for this trip."""
         trip_atoms = atoms(trips)
         indices = jnp.unravel_index(trip, sizes_of(trip_atoms))
         index_of = dict(zip(trip_atoms, indices, strict=True))
@@ -171,7 +164,7 @@ class Replay(LiveEvaluator[Any]):
 
 
 def _run_with_zeros(equation: Any, operands: Values) -> Values:
-    """Runs an equation with zeros for operands that have no part in the results."""
+    """Runs an equation with zeros for operands that are not needed."""
     whole = []
     for variable, operand in zip(equation.invars, operands, strict=True):
         is_missing = operand is None
@@ -180,7 +173,7 @@ def _run_with_zeros(equation: Any, operands: Values) -> Values:
 
 
 def _drop_unneeded(needed: Sequence[bool], values: Sequence[Any]) -> Values:
-    """The values that are needed, `None` for others."""
+    """Replaces values that are not needed by `None`."""
     needed_values = []
     for value, is_needed in zip(values, needed, strict=True):
         needed_values.append(value if is_needed else None)

@@ -1,4 +1,4 @@
-"""A model without some of its residual blocks: its programs, and trees in which the blocks' leaves are `None`."""
+"""A model without some residual blocks: its programs, and trees with `None` for the leaves of the blocks."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from jaxpruner.structure.programs import Model, ModelProgram, shape_of_leaf, sig
 def chosen_blocks(
     blocks: Mapping[str, Block], names: Iterable[str], allow_inexact: bool
 ) -> list[Block]:
-    """The blocks with these names.
+    """Finds the blocks with these names.
 
     Raises:
       TypeError: one name is given instead of several.
@@ -42,7 +42,7 @@ def chosen_blocks(
 
 
 def drop(tree: PyTree, blocks: Iterable[Block]) -> PyTree:
-    """A tree with `None` for what belongs to leaves of some blocks."""
+    """Replaces the entries of a tree that belong to leaves of some blocks by `None`."""
     dropped = set[Path]()
     for block in blocks:
         dropped |= block.paths | block.state_paths
@@ -84,7 +84,7 @@ def _drop_from_state(
 def verify_without_blocks(
     model: Model, params: PyTree, blocks: Sequence[Block]
 ) -> list[Verification]:
-    """Compares each program that has arrays for arguments with itself without some blocks."""
+    """Compares each program that was given arrays as arguments with itself without some blocks."""
     dropped = drop(params, blocks)
     leaves, treedef = jax.tree.flatten(params)
     for i, kept in enumerate(tree_lib.leaves_like(treedef, dropped)):
@@ -101,11 +101,11 @@ def verify_without_blocks(
         run_small = jax.jit(ShallowApply(program, model.params, blocks))
         with jax.default_matmul_precision('highest'):
             traced = jax.make_jaxpr(run_whole)(params, *examples)
-            whole = jax.tree.leaves(run_whole(params, *examples))
-            without = jax.tree.leaves(run_whole(zeroed, *examples))
-            small = jax.tree.leaves(run_small(dropped, *small_examples))
+            whole_results = jax.tree.leaves(run_whole(params, *examples))
+            zeroed_results = jax.tree.leaves(run_whole(zeroed, *examples))
+            small_results = jax.tree.leaves(run_small(dropped, *small_examples))
         precision = coarsest_precision(traced.jaxpr)
-        verification = compare(whole, without, small, precision)
+        verification = compare(whole_results, zeroed_results, small_results, precision)
         verifications.append(verification)
     return verifications
 
@@ -127,7 +127,7 @@ class ShallowApply:
         self._programs: dict[Hashable, _ShallowProgram] = {}
 
     def __call__(self, params: PyTree, *arguments: Any) -> Any:
-        """Runs the program with parameters, and a state, in which the leaves of the blocks are `None`."""
+        """Runs the program with parameters and a state that have `None` for the leaves of the blocks."""
         state, inputs = self._program.split(arguments)
         filled_params = _Filled(self._params, params)
         filled_state = _Filled(self._program.state, state)
@@ -150,7 +150,7 @@ class ShallowApply:
         additions = find_additions(program.jaxpr, paths, self._blocks)
         shallow_program = additions_lib.without(program, additions)
         shallow = _ShallowProgram(shallow_program, jax.tree.structure(results))
-        if not tree_lib.has_traced(program.consts):  # what the model closes over may be gone later
+        if not tree_lib.has_traced(program.consts):  # tracers may be gone later
             self._programs[key] = shallow
         return shallow
 
@@ -175,11 +175,11 @@ def _paths_of(tree: PyTree) -> list[Path]:
 
 
 class _Filled:
-    """A tree in which leaves of the whole one are `None`.
+    """A tree with `None` for some leaves, filled up to the whole tree.
 
     Attributes:
-      values: of all leaves of the whole tree, `None` where one is missing.
-      shapes: the whole tree; a missing leaf has the dtype that others of its dtype were given.
+      values: of all leaves of the whole tree, `None` for missing ones.
+      shapes: of the whole tree. A missing leaf gets the dtype that the others of its old dtype have now.
     """
 
     def __init__(self, whole: PyTree, tree: PyTree):

@@ -1,4 +1,4 @@
-"""The smaller model: the traced program, run with the shapes that a cut leaves."""
+"""The smaller model: runs the traced program with the shapes that a cut leaves."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -17,9 +17,9 @@ from jaxpruner.structure.programs import ModelProgram, shape_of_leaf, signature
 
 
 class SmallApply:
-    """A program of a smaller model; made by `ChannelGraph.small_apply`.
+    """A program of a smaller model. Made by `ChannelGraph.small_apply`.
 
-    For arguments of other shapes than those of the graph the model is traced anew.
+    For arguments of new shapes the model is traced anew.
     """
 
     def __init__(self, graph: Any, number: int, keep: KeepByGroup, allow_inexact: bool):
@@ -42,7 +42,7 @@ class SmallApply:
 
         Args:
           params: what `ChannelGraph.shrink` made of the parameters.
-          *arguments: as the program takes them; a state is what `shrink` made of it, or what the last call returned.
+          *arguments: as the program takes them. The state is what `shrink` made of it, or what the last call returned.
         """
         has_state = self._program.has_state
         if has_state and not arguments:
@@ -59,7 +59,7 @@ class SmallApply:
         return jax.tree.unflatten(structure, results)
 
     def cut_results(self, results: Any) -> list[Any]:
-        """The leaves of the whole program's results, of which a state that comes back is cut along."""
+        """The leaves of the whole program's results, with the state among them cut."""
         trace: Trace = self._graph.traces[self._number]
         cut = self._cut(self._graph)
         leaves = jax.tree.leaves(results)
@@ -72,7 +72,7 @@ class SmallApply:
         return check_keep(graph.groups, self._keep, self._allow_inexact)
 
     def _graph_of(self, params: PyTree, arguments: tuple[Any, ...]) -> Any:
-        """Returns the graph of these structures, dtypes and shapes; traces the model if they are new."""
+        """The graph for arguments of these structures, dtypes and shapes. Traces the model if they are new."""
         model = self._graph.model
         whole = _with_dtypes(model.params, params)
         shapes = jax.tree.map(shape_of_leaf, arguments)
@@ -85,12 +85,12 @@ class SmallApply:
         program = self._program._replace(arguments=shapes, examples=None)
         graph = model.with_program(self._number, whole, program)
         constants = graph.traces[self._number].program.consts
-        if not tree_lib.has_traced(constants):  # what the model closes over may be gone later
+        if not tree_lib.has_traced(constants):  # tracers may be gone later
             self._graphs[key] = graph
         return graph
 
     def _whole_state(self, state: PyTree) -> PyTree:
-        """The shapes that a state had before the cut; along axes that are not cut it may have any size."""
+        """The shapes that a state had before the cut. Axes that are not cut may have any size."""
         trace: Trace = self._graph.traces[self._number]
         cut = self._cut(self._graph)
         leaves, treedef = jax.tree.flatten(state)
@@ -109,7 +109,7 @@ class SmallApply:
 def check_small(
     tree: PyTree, paths: Sequence[Path], axes_of_leaves: Sequence[Axes], cut: Cut
 ) -> None:
-    """Refuses parameters or a state of other shapes than a cut leaves."""
+    """Refuses parameters or a state that do not have the shapes that a cut leaves."""
     leaves = jax.tree.leaves(tree)
     for path, leaf, axes in zip(paths, leaves, axes_of_leaves, strict=True):
         shape = jnp.shape(leaf)
@@ -122,7 +122,7 @@ def check_small(
 
 
 def check_structure(what: str, given: Any, own: Any) -> None:
-    """Refuses a tree of another structure than that of the model."""
+    """Refuses a tree whose structure differs from that of the model."""
     if given != own:
         raise ValueError(
             f'the {what} has another structure than that of the model, {given} instead of {own}; give what '
@@ -131,7 +131,7 @@ def check_structure(what: str, given: Any, own: Any) -> None:
 
 
 def _with_dtypes(whole: PyTree, params: PyTree) -> PyTree:
-    """The shapes of the whole model's parameters with the dtypes of those of the smaller one."""
+    """The shapes of the whole model's parameters, with the dtypes of the smaller model's."""
     leaves, treedef = jax.tree.flatten(whole)
     small_leaves, structure = jax.tree.flatten(params)
     check_structure('tree of parameters', structure, treedef)

@@ -24,11 +24,11 @@ Shape = tuple[int, ...]
 
 
 class Change(NamedTuple):
-    """What becomes of arrays in the shape of a leaf of the model.
+    """How arrays in the shape of a leaf of the model change.
 
     Attributes:
-      before: the shape that they have.
-      after: the shape that they get.
+      before: their shape before.
+      after: their shape after.
       apply: makes the change; `None` if they stay as they are.
       free: axes along which an array may have another size, such as the batch of a cache.
     """
@@ -56,9 +56,9 @@ class _Edit(NamedTuple):
     """A way to change all leaves of a model.
 
     Attributes:
-      apply: (value, its axes, what stays) -> changed value.
-      before: axes of a leaf -> the shape that it has.
-      after: axes of a leaf -> the shape that it gets.
+      apply: (value, its axes, cut) -> changed value.
+      before: axes of a leaf -> its shape before.
+      after: axes of a leaf -> its shape after.
     """
 
     apply: Callable[[Any, Axes, Cut], Any]
@@ -67,25 +67,25 @@ class _Edit(NamedTuple):
 
 
 def shrink(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
-    """The tree with what stays."""
+    """The tree without removed channels."""
     edit = _Edit(_take, before=sizes_of, after=cut.shape)
     return _map_tree(tree, _plan_changes(traces, cut, edit))
 
 
 def zeroed(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
-    """The tree with zeros where something is removed, and all shapes as they are."""
+    """The tree with zeros at removed channels, in the same shapes."""
     edit = _Edit(_zero, before=sizes_of, after=sizes_of)
     return _map_tree(tree, _plan_changes(traces, cut, edit))
 
 
 def expand(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
-    """The tree with what stayed back in its place, among zeros."""
+    """The tree with kept channels back in their places, and zeros for the others."""
     edit = _Edit(_expand, before=cut.shape, after=sizes_of)
     return _map_tree(tree, _plan_changes(traces, cut, edit))
 
 
 def _plan_changes(traces: Sequence[Trace], cut: Cut, edit: _Edit) -> Changes:
-    """What becomes of the parameters, and of the states of all programs."""
+    """The changes of the parameters, and of the states of all programs."""
     first = traces[0]
     changes = {}
     for path, axes in first.named_leaves:
@@ -99,7 +99,7 @@ def _plan_changes(traces: Sequence[Trace], cut: Cut, edit: _Edit) -> Changes:
 
 
 def _plan_change(axes: Axes, cut: Cut, edit: _Edit, free: Iterable[int]) -> Change:
-    """What becomes of arrays with these axes."""
+    """The change of arrays with these axes."""
 
     def apply(value: Any) -> Any:
         return edit.apply(value, axes, cut)
@@ -114,7 +114,7 @@ def _plan_change(axes: Axes, cut: Cut, edit: _Edit, free: Iterable[int]) -> Chan
 
 
 def _free_axes(axes: Axes, cut: Cut) -> list[int]:
-    """The axes of a leaf of the state on whose size the cut does not depend."""
+    """The axes of a leaf of the state whose size does not matter to the cut."""
     owners = cut.owners_of(cut.lists)
     free = []
     for i, axis in enumerate(axes):
@@ -150,8 +150,8 @@ def _map_tree(tree: PyTree, changes: Changes) -> PyTree:
     """Changes the arrays of a tree that belong to parameters.
 
     Raises:
-      ValueError: an array has neither the shape of its parameter nor that of the parameter's mask, or it looks as if it
-        were to be cut and has the path of no parameter.
+      ValueError: an array has neither the shape of its parameter nor that of the parameter's mask; or it has the path
+        of no parameter, but the shape of one that is cut.
     """
     paths, nodes, treedef = tree_lib.flatten_with_paths(tree, is_leaf=_is_sparse_state)
     changed = []
@@ -168,7 +168,7 @@ def _is_sparse_state(node: Any) -> bool:
 
 
 def _map_state(state: SparseState, changes: Changes) -> SparseState:
-    """Targets, counts, and the thresholds at which a search begins, are the same in a smaller model."""
+    """Changes masks, states and sizes. Targets, counts and the thresholds of searches stay the same."""
     paths, sizes, treedef = tree_lib.flatten_with_paths(state.sizes)
     new_sizes = []
     for path, size in zip(paths, sizes, strict=True):
@@ -185,7 +185,7 @@ def _map_state(state: SparseState, changes: Changes) -> SparseState:
 
 
 def _find_change(path: Path, changes: Changes) -> Change | None:
-    """What becomes of the parameter with the longest path that ends this path."""
+    """The change of the parameter with the longest path that ends this path."""
     for start in range(len(path)):
         end = path[start:]
         if end in changes:
@@ -202,8 +202,8 @@ def _map_leaf(path: Path, value: Any, changes: Changes) -> Any:
     if change is None:
         if _looks_cuttable(shape, changes):
             raise ValueError(
-                f'{name}, of shape {shape}, has the path of no parameter, so that nobody knows where to cut it; leave '
-                'it out of the tree, or give an optimizer state whose moments have the structure of the parameters'
+                f'{name}, of shape {shape}, has the path of no parameter, so it is unknown where to cut it; leave it '
+                'out of the tree, or give an optimizer state whose moments have the structure of the parameters'
             )
         return value
     if change.apply is None or math.prod(shape) <= 1:  # a number of the leaf
@@ -216,13 +216,13 @@ def _map_leaf(path: Path, value: Any, changes: Changes) -> Any:
         is_flat = len(shape) != len(change.before)
         return jnp.packbits(mask) if is_flat else packing.pack(mask)
     raise ValueError(
-        f'{name} has shape {shape}, and its parameter {change.before}, so that nobody knows where to cut it (factored '
+        f'{name} has shape {shape}, but its parameter has {change.before}, so it is unknown where to cut it (factored '
         'moments and histories of parameters cannot be cut); start the optimizer anew with init'
     )
 
 
 def _looks_cuttable(shape: Shape, changes: Changes) -> bool:
-    """Whether an array has the shape of a parameter that is cut, or room for all parameters, as if put in a row."""
+    """Whether an array has the shape of a parameter that is cut, or enough elements for all parameters in a row."""
     size = 0
     for change in changes.values():
         size += math.prod(change.before)

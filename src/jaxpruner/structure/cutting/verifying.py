@@ -1,4 +1,4 @@
-"""Compares the smaller model with the whole one of which the removed channels are zero."""
+"""Compares the smaller model with the zeroed one, the whole model whose removed channels are zero."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ Verdict = Literal['equal', 'different', 'unproven']
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """How a smaller model compares with the whole one of which the removed channels are zero.
+    """How a smaller model compares with the zeroed one, the whole model whose removed channels are zero.
 
     Attributes:
-      error: the largest difference of an element of the results between the two.
+      error: the largest difference between elements of their results.
       change: the largest difference that zeroing makes in the whole model's results.
       tolerance: the relative error up to which they count as equal.
-      rounding: errors up to this are explained by rounding.
+      rounding: the largest error that rounding explains.
 
     >>> print(Verification(error=1e-9, change=0.5, tolerance=1e-3, rounding=1e-6))
     equal: the error is 2e-09 of the change of 0.5 that the removal makes
@@ -36,12 +36,12 @@ class Verification:
 
     @property
     def relative_error(self) -> float:
-        """The error over the change; infinite where there is no change."""
+        """The error over the change; infinite if there is no change."""
         return self.error / self.change if self.change else float('inf')
 
     @property
     def verdict(self) -> Verdict:
-        """`'unproven'` where nothing can be said: the removal changes nothing, or less than rounding does."""
+        """`'unproven'` if the removal changes nothing, or less than rounding does."""
         if self.change > 0 and self.relative_error <= self.tolerance:
             return 'equal'
         return 'unproven' if self.error <= self.rounding else 'different'
@@ -63,8 +63,8 @@ def compare(
 ) -> Verification:
     """Compares the results of the whole model, of the zeroed one, and of the smaller one.
 
-    The bound for rounding allows a thousand operations on the largest element, in the coarsest dtype of the results or
-    of the program, whose precision is given.
+    The bound for rounding allows a thousand operations on the largest element. They are in the coarsest dtype of the
+    results or of the program, whose precision is given.
     """
     error = max(map(_distance, zeroed, small), default=0.0)
     change = max(map(_distance, whole, zeroed), default=0.0)
@@ -111,7 +111,7 @@ def _largest(array: np.ndarray) -> float:
 
 
 def _distance(first: Any, second: Any) -> float:
-    """The largest difference; infinite where only one is finite."""
+    """The largest difference of two elements; infinite if only one of them is finite."""
     first, second = _doubles(first), _doubles(second)
     both_nan = np.isnan(first) & np.isnan(second)
     is_same = (first == second) | both_nan
@@ -122,7 +122,7 @@ def _distance(first: Any, second: Any) -> float:
 
 
 class Versions(NamedTuple):
-    """The arguments of the whole model as they are, with zeros at removed channels, and cut."""
+    """The arguments of the whole model: unchanged, with zeros at removed channels, and cut."""
 
     whole: Sequence[Any]
     zeroed: Sequence[Any]
