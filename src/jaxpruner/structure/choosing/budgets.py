@@ -1,4 +1,4 @@
-"""Budgets: the share of parameters, FLOPs, bytes or time that is to stay, and the search for what meets it."""
+"""Budgets: the share of parameters, FLOPs, bytes or time that may stay, and the search for counts that meet it."""
 
 import bisect
 import dataclasses
@@ -10,13 +10,13 @@ from jaxpruner.structure.choosing import latency
 from jaxpruner.structure.choosing.ranking import RemovalOrder
 
 Quantity = Literal['parameters', 'flops', 'bytes', 'latency']
-# {group: how many stay} -> what the model costs then
+# {group: how many stay} -> the cost of the model
 Measure = Callable[[Mapping[str, int]], float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The share of a quantity that is to stay.
+    """The share of a quantity that may stay.
 
     >>> Budget.parse('flops=0.5')
     Budget(quantity='flops', share=0.5)
@@ -31,7 +31,7 @@ class Budget:
 
         Raises:
           TypeError: it is no string.
-          ValueError: it is no such text, the quantity is unknown, or the share is not between 0 and 1.
+          ValueError: the quantity is unknown, or the share is not between 0 and 1.
         """
         if not isinstance(text, str):
             raise TypeError(f"budget is text such as 'flops=0.5', got {text!r}")
@@ -57,12 +57,12 @@ class Budget:
 def meet_latency(
     budget: Budget, order: RemovalOrder, seconds: Measure, progress: bool
 ) -> dict[str, int]:
-    """Does as `meet` with a handful of candidates, since each is compiled and timed.
+    """Finds counts like `meet`, but with a handful of candidates, since each is compiled and timed.
 
-    The budget need not be used up then.
+    So the budget need not be used up.
 
     Raises:
-      ValueError: it cannot be met.
+      ValueError: the budget cannot be met.
     """
 
     def counts_at(removed: float) -> dict[str, int]:
@@ -78,19 +78,19 @@ def meet_latency(
 
 
 def meet(budget: Budget, order: RemovalOrder, measure: Measure) -> dict[str, int]:
-    """How many channels of each group stay so that the budget is met with the fewest removals.
+    """Finds how many channels of each group stay so that the budget is met with the fewest removals.
 
-    Where there is room then, groups get one more channel, or one more multiple.
+    If there is room left, groups get one more channel, or one more multiple.
 
     Raises:
-      ValueError: it cannot be met.
+      ValueError: the budget cannot be met.
     """
     whole = measure({})
     least = measure(order.counts(len(order)))
     if least > budget.share * whole:
         raise ValueError(
-            f'budget={budget} cannot be met: {least / whole:.4f} of the {budget.quantity} stay where all channels that '
-            'the settings let go are removed; give a larger share, or loosen least, round_to, leave or allow_inexact'
+            f'budget={budget} cannot be met: {least / whole:.4f} of the {budget.quantity} stay even if all channels go '
+            'that may go; give a larger share, or loosen least, round_to, leave or allow_inexact'
         )
 
     def is_met(number: int) -> bool:

@@ -1,10 +1,10 @@
-"""Scores of channels: what a group's members say of each of its channels, as one number.
+"""Scores of channels: one number for each channel, from the scores of its weights in all members of its group.
 
-    member  ('up', axis 1), scores of weights  [[1, 4], [2, 3]]   each channel sums its weights   [3, 7]
-    member  ('bias', axis 0)                   [1, 0]                                            [1, 0]
+    member  ('up', axis 1), scores of weights  [[1, 4], [2, 3]]   sum for each channel   [3, 7]
+    member  ('bias', axis 0)                   [1, 0]                                    [1, 0]
 
-Each member is divided by its mean, [0.6, 1.4] and [2, 0], and members are added: [2.6, 1.4]. Where `Group.lists` has
-atoms, such as layers of a scan, there is such a row for each of their indices.
+The sums of each member are divided by their mean, which gives [0.6, 1.4] and [2, 0]. Then the members are added:
+[2.6, 1.4]. Where `Group.lists` has atoms, such as layers of a scan, there is such a row for each of their indices.
 """
 
 import functools
@@ -17,26 +17,19 @@ import numpy as np
 
 from jaxpruner.core.tree import Path
 from jaxpruner.mask_calculator import selection
-from jaxpruner.structure.analysis.axes import (
-    Axes,
-    Axis,
-    all_but,
-    atoms,
-    pick,
-    resolve_each,
-    sizes_of,
-)
+from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, pick, resolve_each, sizes_of
 from jaxpruner.structure.analysis.members import Group, Member
 from jaxpruner.structure.analysis.positions import indices_of
 from jaxpruner.structure.choosing.leaf_scores import LeafScores
 from jaxpruner.structure.cutting.cut import Cut
+from jaxpruner.uses.views import all_but
 
 Table = np.ndarray
 Normalise = Callable[[Table], Table]
 
 
 def _over(scale: Callable[[Table], Any]) -> Normalise:
-    """Divides by a number of the table; a table of which that is zero stays."""
+    """Divides a table by its scale. A table with a scale of zero stays as it is."""
 
     def divide(table: Table) -> Table:
         divisor = scale(table)
@@ -62,13 +55,14 @@ REDUCTIONS: Mapping[str, Callable[..., Table]] = {
 
 
 class Scorer(NamedTuple):
-    """Makes scores of channels of scores of weights.
+    """Makes scores of channels from scores of weights.
 
     Attributes:
       leaves: the axes of each leaf by its path.
       scores: of weights, or a function.
-      reduce: over members, a name of `REDUCTIONS`.
-      normalise: of each member's table before, a name of `NORMALISATIONS`, or a function of the table, or `None`.
+      reduce: how members are added up, a name of `REDUCTIONS`.
+      normalise: what each member's table is divided by before; a name of `NORMALISATIONS`, a function of the table, or
+        `None`.
     """
 
     leaves: Mapping[Path, Axes]
@@ -77,12 +71,12 @@ class Scorer(NamedTuple):
     normalise: str | Normalise | None
 
     def score(self, group: Group, cut: Cut) -> Table:
-        """The scores of a group's channels: of shape `(*sizes of Group.lists, channels)`.
+        """The scores of a group's channels, of shape `(*sizes of Group.lists, channels)`.
 
-        Weights that go with the cut count as zero.
+        Weights that the cut removes count as zero.
 
         Raises:
-          ValueError: a score is not finite, or no member has one.
+          ValueError: a score is not finite, or no member has a score.
         """
         tables = []
         for member in group.members:
@@ -142,7 +136,7 @@ class Scorer(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=2)
 def sum_over(scores: Any, stays: Sequence[Any], axes: tuple[int, ...]) -> jax.Array:
-    """Sums scores of a leaf where it is: what is sharded is not gathered, and lazy scores are never materialised."""
+    """Sums scores of a leaf. Sharded arrays are not gathered, and lazy scores are never materialised."""
     array = jnp.asarray(selection.read(scores))
     dtype = jnp.promote_types(array.dtype, jnp.float32)
     zeroed = _zeroed(array, stays)
@@ -159,7 +153,7 @@ class _Layout(NamedTuple):
     """Where the channels of a member lie.
 
     Attributes:
-      axes: of the leaf, along which channels or what owns their lists lie.
+      axes: the axes of the leaf along which channels or owners of their lists lie.
       positions: among the elements along these axes, of shape `(*owners, channels, positions of one channel)`.
     """
 
@@ -170,16 +164,16 @@ class _Layout(NamedTuple):
 def _find_layout(group: Group, member: Member, axes: Axes) -> _Layout:
     """Sorts the elements along a member's axes by owner and channel.
 
-    Take a leaf of 3 columns and 2 rows, of which the columns are 3 layers of a scan and the rows 2 channels. Each layer
-    may keep channels of its own, so that it owns a list. The elements are numbered row by row:
+    Take a leaf of 2 rows and 3 columns. The rows are 2 channels, the columns are 3 layers of a scan. Each layer may
+    keep channels of its own, so it owns a list. The elements are counted row by row:
 
         position   0  1  2  3  4  5
         channel    0  0  0  1  1  1
         owner      0  1  2  0  1  2
         number     0  2  4  1  3  5     owner * 2 + channel: the place in a table of shape (owners, channels)
 
-    In the order of these numbers the positions are 0, 3, 1, 4, 2, 5. Of shape `(*owners, channels, 1)` they are
-    [[[0], [3]], [[1], [4]], [[2], [5]]]: the list of layer 1 lies at positions 1 and 4.
+    Sorted by number the positions are 0, 3, 1, 4, 2, 5. In shape `(*owners, channels, 1)` they are
+    [[[0], [3]], [[1], [4]], [[2], [5]]]. So the list of layer 1 lies at positions 1 and 4.
     """
     owners = resolve_each(group.lists)
     owner_axes = [_axis_with(owner, axes) for owner in owners]
@@ -187,7 +181,7 @@ def _find_layout(group: Group, member: Member, axes: Axes) -> _Layout:
     shape = sizes_of(pick(axes, along))
 
     def spread(indices: np.ndarray, axis: int) -> np.ndarray:
-        """Indices along one axis for each element along all of them, in a row."""
+        """Repeats indices along one axis for each element along all of them, as a flat array."""
         sizes = [1] * len(along)
         sizes[along.index(axis)] = -1
         return np.broadcast_to(indices.reshape(sizes), shape).ravel()
@@ -212,11 +206,11 @@ def _axis_with(owner: Axis, axes: Axes) -> int:
     for i, axis in enumerate(axes):
         if owner in atoms(axis):
             return i
-    raise AssertionError(f'a leaf of axes {axes} has channels, and not what owns their lists')
+    raise AssertionError(f'a leaf of axes {axes} has channels, but no owner of their lists')
 
 
 def _as_rows(leaf: jax.Array, layout: _Layout) -> jax.Array:
-    """The weights of each channel: of shape `(*owners, channels, weights of one)`."""
+    """The weights of each channel, of shape `(*owners, channels, weights of one)`."""
     count = len(layout.axes)
     moved = jnp.moveaxis(leaf, layout.axes, range(count))
     other_sizes = moved.shape[count:]

@@ -1,4 +1,4 @@
-"""What `ChannelGraph.choose` refuses of the parameters and of the counts: nothing of it would be noticed later."""
+"""Checks parameters and counts for `ChannelGraph.choose`. These mistakes would not be noticed later."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,28 +19,26 @@ Counts = Mapping[str, int]
 
 
 def check_params(graph: Any, params: PyTree) -> None:
-    """Refuses what has other leaves than the model."""
+    """Refuses parameters whose leaves differ from those of the model, or have no values."""
     paths, leaves, _ = tree_lib.flatten_with_paths(params)
     trace: Trace = graph.trace
     if list(paths) != list(trace.paths):
         unshared = set(paths) ^ set(trace.paths)
         names = sorted(map(tree_lib.path_string, unshared))
         raise ValueError(
-            f'params are those of another model than the graph: one of them alone has {names}'
+            f'params are not those of the model of the graph: only one of the two has {names}'
         )
     for path, leaf, axes in zip(paths, leaves, trace.leaves, strict=True):
         name = tree_lib.path_string(path)
         shape, expected = np.shape(leaf), sizes_of(axes)
         if shape != expected:
-            raise ValueError(f'{name} has shape {shape}, and {expected} in the model')
+            raise ValueError(f'{name} has shape {shape}, but {expected} in the model')
         if not is_array(leaf):
-            raise TypeError(
-                f'{name} has no values, which scores are made of; give arrays, outside of jit'
-            )
+            raise TypeError(f'{name} has no values to make scores of; give arrays, outside of jit')
 
 
 def check_shared(graph: Any, params: PyTree, candidates: Groups) -> None:
-    """Refuses one array for two leaves that would be cut in different ways."""
+    """Refuses one array as two leaves that would be cut differently."""
     atoms_of_groups = [group.atom for group in candidates.values()]
     cut_atoms = set(resolve_each(atoms_of_groups))
     trace: Trace = graph.trace
@@ -54,13 +52,13 @@ def check_shared(graph: Any, params: PyTree, candidates: Groups) -> None:
             name = tree_lib.path_string(trace.paths[number])
             first_name = tree_lib.path_string(trace.paths[first])
             raise ValueError(
-                f'{first_name} and {name} are one array, and their channels are chosen apart; let the model read one '
-                'leaf in both places, or copy the array (jax.tree.map(jnp.copy, params)) if they need not stay equal'
+                f'{first_name} and {name} are one array, but their channels are chosen separately; let the model read '
+                'one leaf in both places, or copy the array (jax.tree.map(jnp.copy, params)) if they may differ'
             )
 
 
 def check_shards(graph: Any, params: PyTree, counts: Counts) -> None:
-    """Refuses sizes that the devices of an axis do not divide."""
+    """Refuses sizes that the number of devices along an axis does not divide."""
     lists = {}
     for name, count in counts.items():
         atom = graph.groups[name].atom.resolved()

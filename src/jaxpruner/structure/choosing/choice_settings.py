@@ -1,6 +1,6 @@
-"""The settings of `ChannelGraph.choose`: checked, and read for each group.
+"""The settings of `ChannelGraph.choose`: they are checked, and read for each group.
 
-Groups are named by their names or by globs, in which `*` and `?` stand for anything and brackets for themselves.
+Groups are given by names or by globs. In globs `*` and `?` are wildcards, and brackets stand for themselves.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ Groups = Mapping[str, Group]
 
 
 def _check_numbers(setting: str, value: Any, noun: str, lower: float, upper: float) -> None:
-    """Refuses what is no such number in a setting, or in a mapping to such numbers."""
+    """Refuses a setting that is no such number, nor a mapping to such numbers."""
     numbers = value.values() if isinstance(value, Mapping) else [value]
     for number in numbers:
         is_whole = hasattr(number, '__index__') and not isinstance(number, bool)
@@ -35,7 +35,7 @@ def _check_numbers(setting: str, value: Any, noun: str, lower: float, upper: flo
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What `ChannelGraph.choose` is told; see there."""
+    """The arguments of `ChannelGraph.choose`; see there."""
 
     budget: str | None = None
     counts: Mapping[str, int] | None = None
@@ -69,7 +69,7 @@ class Settings:
             self._check_settings_of_counts()
 
     def _check_settings_of_counts(self) -> None:
-        """Refuses what has no effect where the counts are given."""
+        """Refuses settings that have no effect with counts."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name in _OF_SEARCH and value != field.default:
@@ -88,10 +88,10 @@ def _check_choice(setting: str, value: Any, choices: Iterable[str]) -> None:
 
 
 def matching(names: Names, groups: Iterable[str], setting: str) -> set[str]:
-    """The names of the groups that some names or globs mean.
+    """The names of the groups that some names or globs match.
 
     Raises:
-      KeyError: one of them means no group.
+      KeyError: one of them matches no group.
 
     >>> sorted(matching('*/up/*', ['0/up/kernel[1]', '1/up/kernel[1]', 'head[0]'], 'leave'))
     ['0/up/kernel[1]', '1/up/kernel[1]']
@@ -99,8 +99,8 @@ def matching(names: Names, groups: Iterable[str], setting: str) -> set[str]:
     all_groups = list(groups)
     matches: set[str] = set()
     for name in tree_lib.as_names(names):
-        is_meant = functools.partial(_is_meant, str(name))
-        matches_of_name = list(filter(is_meant, all_groups))
+        matches_name = functools.partial(_matches, str(name))
+        matches_of_name = list(filter(matches_name, all_groups))
         if not matches_of_name:
             nearest = tree_lib.nearest(str(name), all_groups)
             raise KeyError(f'{setting}: {name!r} matches no group; {nearest}')
@@ -108,13 +108,13 @@ def matching(names: Names, groups: Iterable[str], setting: str) -> set[str]:
     return matches
 
 
-def _is_meant(name: str, group: str) -> bool:
+def _matches(name: str, group: str) -> bool:
     pattern = name.replace('[', '[[]')
     return name == group or fnmatch.fnmatchcase(group, pattern)
 
 
 def by_group(value: Any, groups: Iterable[str], setting: str, default: Any) -> dict[str, Any]:
-    """A setting for each group: one value for all, or a mapping of globs, of which the first that matches counts."""
+    """A setting for each group: one value for all, or that of the first glob in a mapping that matches the group."""
     all_groups = list(groups)
     if not isinstance(value, Mapping):
         return dict.fromkeys(all_groups, value)
@@ -126,7 +126,7 @@ def by_group(value: Any, groups: Iterable[str], setting: str, default: Any) -> d
 
 
 def remarks_of(groups: Groups, settings: Settings) -> dict[str, str]:
-    """Why groups are no candidates, by their names."""
+    """Name of a group that is no candidate -> why."""
     left = matching(settings.leave, groups, 'leave')
     remarks = {}
     for name, group in groups.items():
@@ -140,10 +140,10 @@ def remarks_of(groups: Groups, settings: Settings) -> dict[str, str]:
 
 
 def named_counts(groups: Groups, settings: Settings) -> dict[str, int]:
-    """The counts that were asked for, in the order of the groups.
+    """The given counts, in the order of the groups.
 
     Raises:
-      KeyError: a name means no group.
+      KeyError: a name matches no group.
       ValueError: a group that is not exact would be cut.
     """
     counts = {}
@@ -175,11 +175,11 @@ def limits_of_groups(groups: Groups, settings: Settings) -> dict[str, ranking.Li
 
 
 def equal_sets(groups: Groups, leaves: Mapping[Path, Axes], equal: Names) -> list[list[Group]]:
-    """Sets of groups of which the same number stays: those of like shape that one of the names means.
+    """Sets of groups that keep the same number: those of like shape that match one name. Others are sets of one.
 
     Raises:
-      KeyError: a name means no group.
-      ValueError: a name means no two groups of like shape, or two names mean one group.
+      KeyError: a name matches no group.
+      ValueError: a name matches no two groups of like shape, or two names match one group.
     """
     glob_of: dict[str, Any] = {}
     for glob in tree_lib.as_names(equal):

@@ -1,4 +1,4 @@
-"""Which channels stay, as a record that is printed as a table."""
+"""`Choice`: the channels that stay, printed as a table."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,20 +11,19 @@ from jaxpruner.structure.choosing.costs import Cost
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Choice:
-    """The channels of a model that stay; made by `ChannelGraph.choose`, and printed as a table.
+    """The channels of a model that stay. Made by `ChannelGraph.choose`, and printed as a table.
 
     Attributes:
       keep: for `ChannelGraph.shrink`: name of a group -> indices that stay, ascending, or an array of such lists of
-        shape `(*sizes of Group.lists, kept)`. Groups of which all channels stay are not there.
+        shape `(*sizes of Group.lists, kept)`. Groups that stay whole have no entry.
       counts: name of a group -> how many of its channels stay, for all groups.
       scores: name of a group -> the scores of its channels, of shape `(*sizes of Group.lists, channels)`, for the
-        groups that were ranked. They are those of what the other groups leave.
+        groups that were ranked. They leave out weights that the other groups remove.
       before: parameters, FLOPs and bytes of the model.
-      after: of the smaller one.
+      after: parameters, FLOPs and bytes of the smaller model.
       sizes: name of a group -> how many channels it has.
-      remarks: name of a group -> why nothing was removed from it, where that was not up to its scores.
-      milliseconds: before and after, where the budget was one of latency: the whole model's, and what the smaller one
-        takes while the whole one takes that.
+      remarks: name of a group -> why it was not ranked.
+      milliseconds: of the whole model and of the smaller one, timed in turns; `None` unless the budget is a latency.
 
     >>> import jax.numpy as jnp
     >>> from jaxpruner.structure import channel_groups
@@ -45,7 +44,7 @@ class Choice:
     milliseconds: tuple[float, float] | None = None
 
     def score_share(self, name: str) -> float:
-        """The share of a group's score that its kept channels have."""
+        """The share of a group's scores that its kept channels have."""
         if name not in self.keep:
             return 1.0
         table = self.scores[name]

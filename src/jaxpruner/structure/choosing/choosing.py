@@ -1,7 +1,8 @@
 """Chooses which channels stay: `ChannelGraph.choose`.
 
-Settings are read for each group (`choice_settings`). Weights get scores (`leaf_scores`), channels get scores of them
-(`channel_scores`). These say in which order channels go (`ranking`), and a budget how far that goes (`budgets`).
+Settings are read for each group (`choice_settings`). Weights get scores (`leaf_scores`), and from these channels get
+scores (`channel_scores`). The scores decide the order in which channels go (`ranking`). The budget decides how many go
+(`budgets`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,7 +44,7 @@ def choose(graph: Any, params: PyTree, settings: Settings) -> Choice:
     counts: Counts = {}
     if settings.budget is None:
         counts = choice_settings.named_counts(graph.groups, settings)
-        cost(counts)  # refuses counts that are none
+        cost(counts)  # refuses invalid counts
         not_named = graph.groups.keys() - counts.keys()
         remarks = dict.fromkeys(not_named, 'not named')
         candidates = _candidates(graph.groups, remarks)
@@ -82,7 +83,7 @@ def choose(graph: Any, params: PyTree, settings: Settings) -> Choice:
 
 
 class _Search:
-    """The search for counts that meet a budget; what is wrong with its settings is told at once."""
+    """The search for counts that meet a budget. Its settings are checked at once."""
 
     def __init__(self, graph: Any, candidates: Groups, settings: Settings):
         self.budget = budgets.Budget.parse(settings.budget)
@@ -94,7 +95,7 @@ class _Search:
     def counts(
         self, tables: Tables, cost: costs.CostFunction, seconds: budgets.Measure | None
     ) -> dict[str, int]:
-        """How many channels of each candidate stay; `seconds` for a budget of latency."""
+        """How many channels of each candidate stay. `seconds` is given for a budget of latency."""
         settings = self._settings
         bundles = ranking.bundle_groups(self._sets, tables, self._limits, self._leaves)
         order = ranking.RemovalOrder(bundles, settings.ranking)
@@ -137,7 +138,7 @@ def _make_scorer(
 
 
 class _Samples(NamedTuple):
-    """Arguments of the model after the parameters: the first ones, and all; `None` where there are none."""
+    """Arguments of the model after the parameters: those of the first batch, and all; `None` if there are none."""
 
     first: tuple[Any, ...] | None
     batches: Iterable[Any] | None
@@ -154,17 +155,17 @@ def _read_samples(graph: Any, settings: Settings) -> _Samples:
 
 
 class _Ranked(NamedTuple):
-    """The indices that stay, and the scores that decide it."""
+    """The indices that stay, and the scores that decided so."""
 
     keep: dict[str, np.ndarray]
     scores: dict[str, np.ndarray]
 
 
 def _rank(groups: Groups, tables: Tables, counts: Counts, scorer: channel_scores.Scorer) -> _Ranked:
-    """The indices that stay, and the scores that decide it.
+    """Ranks the channels of each group.
 
-    The first scores are those of the whole model. So a head counts for features that go, and a feature that all heads
-    share for heads that go. Each group is ranked once more by what the others leave.
+    The first ranking uses the scores of the whole model. There a head still counts for features that go, and a feature
+    for heads that go. So each group is ranked once more, without the weights that the other groups remove.
     """
     keep = {}
     for name, group in groups.items():
@@ -183,7 +184,7 @@ def _rank(groups: Groups, tables: Tables, counts: Counts, scorer: channel_scores
 
 
 def _pick_highest(table: np.ndarray, group: Group, count: int, groups: Groups) -> np.ndarray:
-    """The indices of the highest scores; of equal ones the lower index stays."""
+    """The indices of the highest scores. Of two equal scores the one with the lower index stays."""
     if _owns_its_owner(group, groups):
         lists = table.reshape(-1, group.size)
         table = lists.sum(axis=0)
@@ -193,7 +194,7 @@ def _pick_highest(table: np.ndarray, group: Group, count: int, groups: Groups) -
 
 
 def _owns_its_owner(group: Group, groups: Groups) -> bool:
-    """Whether the channels of an earlier group have lists for each channel of this one, and the other way round."""
+    """Whether this group and an earlier one own each other's lists."""
     for other in groups.values():
         if other is group:
             break

@@ -1,8 +1,8 @@
-"""What a model costs as a function of how many channels stay, without tracing the smaller model.
+"""The cost of a model as a function of how many channels stay, without tracing the smaller model.
 
-The parameters of a leaf are a product of the sizes of its axes, and so are the multiplications of a contraction. An
-axis is an expression over atoms, and the atom of a group has one index for each channel that stays. So a cost is a sum
-of products of counts, read off the trace once:
+The parameters of a leaf are a product of the sizes of its axes. So are the multiplications of a contraction. An axis is
+an expression over atoms, and the atom of a group has one index for each channel that stays. So a cost is a sum of
+products of counts, which is read off the trace once:
 
     x @ up @ down, 5 rows of 3, u units, 2 results:  3*u + u*2 parameters,  2 * (5*3*u + 5*u*2) operations
 """
@@ -30,8 +30,8 @@ class Cost(NamedTuple):
     Attributes:
       parameters: elements of its leaves.
       flops: floating point operations of its matrix products and convolutions: two for each product that is summed.
-        Each trip of a scan counts. A `while` loop counts once, and a `cond` as its dearest branch. What is elementwise
-        counts nothing, and so do operations that nothing is known of. Of several programs the first one counts.
+        Each trip of a scan counts. A `while` loop counts once, and a `cond` counts as its most expensive branch. Other
+        operations are not counted. Of several programs the first one counts.
       bytes: of the parameters, in their dtypes.
 
     >>> import jax.numpy as jnp
@@ -51,21 +51,21 @@ _Products = Counter[tuple[Axis, ...]]
 
 
 class _Work(NamedTuple):
-    """Products that are summed, and branches of which the dearest one counts."""
+    """Products that are summed, and for each `cond` its branches, of which the most expensive one counts."""
 
     products: _Products
     choices: list[list['_Work']]
 
 
 def cost_function(graph: Any) -> CostFunction:
-    """The costs of a model's smaller versions.
+    """Makes a function for the costs of a model's smaller versions.
 
     Args:
       graph: a `ChannelGraph`.
 
     Returns:
-      `{name of a group: how many of its channels stay} -> Cost`; groups that are not named stay whole. It raises
-      KeyError for a group that there is not, TypeError and ValueError for a count that is none.
+      `{name of a group: how many of its channels stay} -> Cost`. Groups that are not named stay whole. The function
+      raises the errors of `check_counts`.
 
     >>> import jax.numpy as jnp
     >>> from jaxpruner.structure import channel_groups
@@ -98,13 +98,13 @@ def cost_function(graph: Any) -> CostFunction:
 
 
 def cost_of_keep(graph: Any, keep: KeepByGroup) -> Cost:
-    """The cost of what a cut leaves."""
+    """The cost of the model after a cut."""
     check_keep(graph.groups, keep, allow_inexact=True)
     return cost_function(graph)(counts_of(keep))
 
 
 def counts_of(keep: KeepByGroup) -> dict[str, int]:
-    """How many channels stay of each group that is named; all of several lists have that length."""
+    """How many channels of each named group stay. All lists of a group have the same length."""
     counts = {}
     for name, indices in keep.items():
         *_, count = np.shape(indices)
@@ -113,7 +113,7 @@ def counts_of(keep: KeepByGroup) -> dict[str, int]:
 
 
 def check_counts(groups: Mapping[str, Any], counts: Mapping[str, int]) -> None:
-    """Raises KeyError for a group that there is not, TypeError and ValueError for a count that is none."""
+    """Raises KeyError for an unknown group, TypeError or ValueError for an invalid count."""
     for name, count in counts.items():
         if name not in groups:
             nearest = tree_lib.nearest(str(name), groups)
@@ -128,12 +128,12 @@ def check_counts(groups: Mapping[str, Any], counts: Mapping[str, int]) -> None:
 
 
 class _Scope(NamedTuple):
-    """Where a program stands.
+    """Where a program lies.
 
     Attributes:
       path: of the program.
-      times: axes of which each index runs it once, such as trips of the scans around it.
-      has_axes: whether the axes of its values are known; those inside of a `shard_map` are not, and stay.
+      times: axes whose indices each run it once, such as the trips of the scans around it.
+      has_axes: whether the axes of its values are known. Inside a `shard_map` they are not, and nothing is cut.
     """
 
     path: ProgramPath = ()
@@ -148,7 +148,7 @@ class _Scope(NamedTuple):
 
 
 class _LeafProducts(NamedTuple):
-    """What all leaves hold."""
+    """The sizes of all leaves."""
 
     parameters: _Products
     bytes: _Products
@@ -178,7 +178,7 @@ class _Reader:
         work = _Work(_Products(), [])
         for number, equation in enumerate(program.jaxpr.eqns):
             at = scope.inside(number)
-            # Equations that are not there have no part in the results.
+            # The results do not depend on equations without axes.
             if at.path in self._trace.equations or not scope.has_axes:
                 self._add(work, equation, at)
         return work
@@ -216,7 +216,7 @@ class _Reader:
         work.choices.extend(more.choices)
 
     def _multiplied(self, equation: Any, at: _Scope) -> list[Axis]:
-        """The axes of a contraction of which each combination of indices is one product."""
+        """The axes of a contraction, each combination of whose indices is one product."""
         if at.has_axes:
             operands, results = self._trace.equations[at.path]
             values = [*operands[:2], results[0]]
@@ -227,7 +227,7 @@ class _Reader:
         return [values[number][axis] for number, axis in factors]
 
     def _product(self, axes: Sequence[Axis]) -> tuple[tuple[Axis, ...], int]:
-        """The factors of a product of sizes that depend on what stays, and the product of the others."""
+        """Splits a product of sizes into the axes that may get shorter, and the product of the other sizes."""
         factors: list[Axis] = []
         constant = 1
         pending = list(axes)
@@ -261,7 +261,7 @@ def _sum(products: _Products, sizes: dict[Axis, int]) -> int:
 
 
 def _size(axis: Axis, sizes: dict[Axis, int]) -> int:
-    """How many indices of an axis stay; adds it to the sizes."""
+    """How many indices of an axis stay. The size is noted in `sizes`."""
     if axis in sizes:
         return sizes[axis]
     sizes_of_parts = [_size(part, sizes) for part in axis.parts]

@@ -1,8 +1,8 @@
-"""How long a model takes on the device at hand as a function of how many channels stay: candidates are timed.
+"""How long a model takes on the device at hand, as a function of how many channels stay.
 
-Machines drift, so that seconds taken at different times do not compare. Each candidate is timed in turns with the whole
-model, and the median ratio of the turns counts: a latency is that ratio times the seconds which the whole model took at
-first. A candidate costs a compilation, so that a search has to do with a handful.
+Machines drift, so seconds measured at different times cannot be compared. Each candidate is timed in turns with the
+whole model. Its latency is the median ratio of the turns, times the seconds that the whole model took at first. A
+candidate costs a compilation, so a search has to make do with a handful.
 """
 
 import operator
@@ -23,8 +23,9 @@ from jaxpruner.structure.programs import is_array
 Counts = Mapping[str, int]
 
 _ROUNDS = 30
-# Of the way between the ends of the search.
-_SHORTEST_STEP = 0.1
+_MOST_CANDIDATES = 8  # that a search times, beside its two ends
+_TOLERANCE = 0.04  # how far below the allowed time a search may end
+_SHORTEST_STEP = 0.1  # of the way between the ends of a search
 
 
 class Latency:
@@ -95,15 +96,14 @@ def latency_function(
 ) -> Latency:
     """How long smaller versions of a model take on the device at hand.
 
-    The whole model is compiled and timed here, and each candidate when it is first asked for. Which channels stay makes
-    no difference to the time, and so the first ones do.
+    The whole model is compiled and timed here, and each candidate when it is first asked for. The time does not depend
+    on which channels stay, so the first ones are taken.
 
     Args:
       graph: a `ChannelGraph`.
       params: of the whole model, arrays.
-      inputs: what the model is called with after the parameters, arrays: a state if it has one, and a batch of the
-        size that is to be fast. Those of the graph if they are left out.
-        The state goes first if the model has one.
+      inputs: arrays that the model is called with after the parameters: a state if it has one, then a batch of the
+        size that is to be fast. By default those of the graph.
       rounds: how often the model and a candidate are timed in turns; fewer for models that take seconds.
 
     Returns:
@@ -139,36 +139,32 @@ def least_removal(
     latency_at: Callable[[float], float],
     share: float,
     *,
-    candidates: int = 8,
-    tolerance: float = 0.04,
     progress: bool = True,
 ) -> float:
-    """How much has to be removed so that a model takes no more than a share of its time: timed at a few candidates.
+    """Finds how much has to be removed so that a model takes no more than a share of its time.
 
-    The time between two candidates is interpolated, until one takes between `1 - tolerance` of what is allowed and all
-    of it.
+    A few candidates are timed. Their times are interpolated to find the next one, until a candidate takes between 96 %
+    of the allowed time and all of it.
 
     Args:
-      latency_at: what is removed, from 0 for nothing to 1 for as much as can be -> seconds.
+      latency_at: what is removed, from 0 for nothing to 1 for as much as possible -> seconds.
       share: of the time of the whole model, `latency_at(0)`.
-      candidates: how many are timed at most, beside the two ends.
-      tolerance: how far below what is allowed the time may stay.
       progress: show a progress bar.
 
     Returns:
-      The least of the removals that were timed and take no longer than that.
+      The least removal, among the timed ones, that takes no longer than allowed.
 
     Raises:
-      ValueError: the share is not between 0 and 1, or the model takes longer where as much as can be is removed.
+      ValueError: the share is not between 0 and 1, or the model takes longer even if as much as possible is removed.
 
     >>> round(least_removal(lambda removed: 3.0 - 2.0 * removed, 0.5, progress=False), 2)
     0.77
     """
     if not 0 < share <= 1:
         raise ValueError(
-            f'a budget of {share} of the latency is none; give a share, 0 < share <= 1'
+            f'a budget of {share} of the latency is no share; give one with 0 < share <= 1'
         )
-    with progress_bar(candidates + 2, progress) as show:
+    with progress_bar(_MOST_CANDIDATES + 2, progress) as show:
         show('timing the whole model', 0)
         whole = latency_at(0.0)
         target = share * whole
@@ -180,15 +176,15 @@ def least_removal(
         if fast.seconds > target:
             ratio = fast.seconds / whole
             raise ValueError(
-                f'latency={share} cannot be met: where as much is removed as can be, the model takes '
-                f'{ratio:.2f} of its {1e3 * whole:.3g} ms; a share of {ratio:.2f} or more can'
+                f'latency={share} cannot be met: if as much as possible is removed, the model still takes '
+                f'{ratio:.2f} of its {1e3 * whole:.3g} ms; give a share of {ratio:.2f} or more'
             )
-        for number in range(candidates):
-            if fast.seconds >= (1 - tolerance) * target:
+        for number in range(_MOST_CANDIDATES):
+            if fast.seconds >= (1 - _TOLERANCE) * target:
                 break
-            # Interpolation alone creeps along a bent curve; every other step halves what is between the ends.
+            # Interpolation alone creeps along a bent curve, so every second step halves the interval.
             middle = (slow.removed + fast.removed) / 2
-            aim = (1 - tolerance / 2) * target
+            aim = (1 - _TOLERANCE / 2) * target
             removed = middle if number % 2 else _interpolate(slow, fast, aim)
             show(f'{fast.seconds / whole:.2f} of the latency', 2 + number)
             timing = _Timing(removed, latency_at(removed))
@@ -207,14 +203,14 @@ class _Timing(NamedTuple):
 
 
 def _interpolate(slow: _Timing, fast: _Timing, seconds: float) -> float:
-    """How much has to be removed to take so long."""
+    """Interpolates how much has to be removed to take this long."""
     step = (slow.seconds - seconds) / (slow.seconds - fast.seconds)
     step = min(max(step, _SHORTEST_STEP), 1 - _SHORTEST_STEP)
     return slow.removed + step * (fast.removed - slow.removed)
 
 
 def _first_channels(tree: PyTree, shapes: Iterable[tuple[int, ...]]) -> Any:
-    """Arrays of these shapes by one program, since `shrink` compiles a gather for each shape."""
+    """Cuts arrays to these shapes in one program; `shrink` would compile a gather for each shape."""
     leaves, treedef = jax.tree.flatten(tree)
     small_shapes = list(shapes)
 

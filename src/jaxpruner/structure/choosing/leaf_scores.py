@@ -1,7 +1,7 @@
-"""Scores of weights, from which those of channels are made: by any algorithm of the library, or by a function.
+"""Scores of weights, from which scores of channels are made.
 
-An algorithm scores each weight of each leaf. A function sees the matrix whose rows are a group's channels, and returns
-a score for each row, or for each weight in it.
+An algorithm of the library scores each weight of each leaf. A function gets the matrix whose rows are a group's
+channels, and returns a score for each row or for each weight.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from jaxpruner.mask_calculator import lazy_scores
 from jaxpruner.structure.analysis.members import Group, Member
 
 ByPath = Mapping[Path, Any]
-# (group, member, {'weights': matrix, 'gradients': matrix}) -> a number for each channel; None: no score
+# (group, member, {'weights': matrix, 'gradients': matrix}) -> a number for each channel; `None` for no score
 OfChannels = Callable[[Group, Member, Mapping[str, jax.Array]], np.ndarray | None]
 
 
@@ -31,9 +31,9 @@ class LeafScores:
 
     Attributes:
       name: of the score, for messages.
-      by_path: scores in the shape of each leaf, arrays or lazy ones; leaves without are not there.
-      of_channels: the function; `None` where `by_path` has the scores.
-      arrays: what the function sees by the name of its argument, by path of the leaf.
+      by_path: path of a leaf -> scores in its shape, an array or lazy scores; leaves without scores have no entry.
+      of_channels: the function; `None` if `by_path` has the scores.
+      arrays: name of the function's argument -> path of a leaf -> array.
     """
 
     name: str
@@ -44,13 +44,13 @@ class LeafScores:
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What scores are made of beside the weights.
+    """What scores are made of, besides the weights.
 
     Attributes:
       apply_fn: the model.
       gradients: a tree like the parameters, or `None`.
       batches: inputs of the model, or `None`.
-      progress: whether a bar shows how far calibration is.
+      progress: whether calibration shows a progress bar.
     """
 
     apply_fn: Callable[..., Any]
@@ -63,8 +63,8 @@ def scores_of_leaves(score: Any, params: PyTree, evidence: Evidence) -> LeafScor
     """Reads the setting `score`; see `ChannelGraph.choose`.
 
     Raises:
-      TypeError: it is nothing of what it may be, or a function that cannot be called.
-      ValueError: an algorithm is unknown or has no scores, or lacks gradients or batches.
+      TypeError: the setting is of no allowed type.
+      ValueError: the algorithm is unknown or has no scores, or gradients or batches are missing.
     """
     if isinstance(score, str):
         score = api.create_updater_from_config({'algorithm': score})
@@ -83,7 +83,7 @@ def scores_of_leaves(score: Any, params: PyTree, evidence: Evidence) -> LeafScor
 
 
 def _as_tree(score: Any, params: PyTree) -> ByPath | None:
-    """The arrays of a tree like the parameters; `None` if it is none."""
+    """The arrays of a tree like the parameters; `None` if it is no such tree."""
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
     try:
         entries = tree_lib.leaves_like(treedef, score)
@@ -119,8 +119,8 @@ def _by_algorithm(algorithm: BaseUpdater, params: PyTree, evidence: Evidence) ->
         scores = algorithm.calculate_scores(params, grads=evidence.gradients)
     except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
         raise ValueError(
-            f'{name} has no scores for these parameters ({error}); scores by gradients need gradients=…, and what '
-            'training gathers cannot be had here'
+            f'{name} has no scores for these parameters ({error}); scores by gradients need gradients=…, and '
+            'scores that are gathered in training are not available here'
         ) from error
     return LeafScores(name, _without_none(scores))
 
@@ -135,7 +135,7 @@ def _without_none(scores: PyTree) -> dict[Path, Any]:
 
 
 def _calibrated(algorithm: Any, params: PyTree, evidence: Evidence) -> ByPath:
-    """Scores by the inputs of the matrices that the model reads from a leaf; no other leaf has any."""
+    """Scores of leaves that the model reads matrices from, by the inputs of these matrices."""
     score_matrices = getattr(algorithm, 'score_matrices', None)
     if score_matrices is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""In which order channels go, and how many of each group stay after a number of steps.
+"""The order in which channels go, and how many of each group stay after a number of steps.
 
 Channels of a pool are ranked together, and the lowest score goes first. The pool is one group, all groups, or groups
 of like shape. All pools lose the same share at the same time:
@@ -6,7 +6,7 @@ of like shape. All pools lose the same share at the same time:
     pool a, 4 channels   goes at 1/4, 2/4, 3/4, 1     after 3 steps   a has lost 2 of 4
     pool b, 2 channels   goes at 1/2, 1                               b has lost 1 of 2
 
-So the number of steps is the one thing to search for. The more steps, the fewer channels stay, of each group.
+So a search only has to find the number of steps. With more steps, each group keeps fewer channels.
 """
 
 import math
@@ -37,27 +37,27 @@ class Limits(NamedTuple):
     multiple: int
 
     def count(self, size: int, removed: np.ndarray | int) -> int:
-        """How many of `size` channels stay if the `removed` of lowest score may go: at least `size - removed`."""
+        """How many of `size` channels stay if `removed` of them may go."""
         kept = size - int(removed)
         multiple = math.ceil(kept / self.multiple) * self.multiple
         kept = min(multiple, size)
         return min(max(kept, self.least), self.most)
 
     def above(self, count: int) -> int:
-        """The next larger count, or the same where there is none."""
+        """The next larger count, or the same if there is none."""
         next_multiple = (count // self.multiple + 1) * self.multiple
         return min(next_multiple, self.most)
 
 
 class Bundle(NamedTuple):
-    """Groups of which the same number stays; mostly one.
+    """Groups that keep the same number of channels; mostly one group.
 
     Attributes:
       names: of the groups.
-      size: of each.
-      limits: of each.
-      scores: what goes with the first channel, the second one and so on; one number for each step.
-      shape: the same for groups of like shape.
+      size: of each group.
+      limits: of each group.
+      scores: the score that is lost with the first channel, with the second one and so on.
+      shape: equal for groups of like shape.
     """
 
     names: tuple[str, ...]
@@ -68,7 +68,7 @@ class Bundle(NamedTuple):
 
 
 class RemovalOrder:
-    """The order in which channels go; with each step one channel goes.
+    """The order in which channels go. One channel goes with each step.
 
     >>> limits = Limits(least=1, most=4, multiple=1)
     >>> up = Bundle(('up',), 4, limits, np.array([1.0, 2.0, 5.0, 6.0]), None)
@@ -109,7 +109,7 @@ class RemovalOrder:
         return counts
 
     def with_one_more(self, counts: Counts, number: int) -> Iterator[Mapping[str, int]]:
-        """The next larger count of one bundle after the other; what lost a channel last is first."""
+        """Yields for each bundle its next larger count. The bundle that lost a channel last comes first."""
         last_first = self._losers[:number][::-1]
         for loser in dict.fromkeys(last_first.tolist()):
             bundle: Bundle = self._bundles[loser]
@@ -119,10 +119,10 @@ class RemovalOrder:
 
 
 def limits_of(group: Group, least: float, greatest: float, multiple: int) -> Limits:
-    """The limits of a group by shares of its size.
+    """The limits of a group, from shares of its size.
 
     Raises:
-      ValueError: no count meets them.
+      ValueError: no count meets the limits.
     """
     size = group.size
     if multiple > size:
@@ -169,7 +169,7 @@ def _common_limits(names: Sequence[str], limits: Mapping[str, Limits]) -> Limits
     """The limits of several groups of one size.
 
     Raises:
-      ValueError: they differ.
+      ValueError: the limits differ.
     """
     first = limits[names[0]]
     for name in names:
@@ -182,7 +182,7 @@ def _common_limits(names: Sequence[str], limits: Mapping[str, Limits]) -> Limits
 
 
 def shape_of(group: Group, leaves: Mapping[Path, Axes]) -> Any:
-    """What groups of like shape have in common: their size, and the shapes and axes of their members."""
+    """A key that groups of like shape share: their size, and the shapes and axes of their members."""
     members = []
     for member in group.members:
         shape = sizes_of(leaves[member.path])
