@@ -1,4 +1,4 @@
-"""The numbers in the arguments of a constructor, wherever they stand: in mappings, sequences and dataclasses.
+"""The numbers in the arguments of a constructor, also inside mappings, sequences and dataclasses.
 
 >>> arguments = {'layers': [8, 4], 'rate': 0.5, 'bias': True}
 >>> dict(numbers_in(arguments))
@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Value = int | float
-# Keys, indices and names of fields that lead to a number.
+# The keys, indices and names of fields that lead to a number.
 Location = tuple[Any, ...]
 
 
 def numbers_in(value: Any, location: Location = ()) -> Iterator[tuple[Location, Value]]:
-    """The numbers in some arguments, and where they are."""
+    """Yields the location and value of each number in some arguments."""
     if isinstance(value, bool):
         return
     if isinstance(value, int | float):
@@ -42,7 +42,7 @@ def _entries(value: Any) -> Sequence[tuple[Any, Any]]:
 
 
 def changed(value: Any, changes: Mapping[Location, Value]) -> Any:
-    """Arguments with some numbers changed."""
+    """Returns arguments with some numbers changed."""
     if not changes:
         return value
     if () in changes:

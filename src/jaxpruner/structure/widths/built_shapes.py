@@ -1,4 +1,4 @@
-"""The shapes of a module that is built in shapes alone, and how they differ from those that it is to have."""
+"""Builds a module without values, and compares its shapes with those that it should have."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ Build = Callable[..., tuple[Callable[..., Any], PyTree]]
 
 
 class Mismatch(NamedTuple):
-    """An axis that has not the length that it is to have."""
+    """An axis whose length differs from its target."""
 
     leaf: str
     axis: int
@@ -31,7 +31,7 @@ class ModuleInShapes(NamedTuple):
 
 
 def build_in_shapes(build: Build, arguments: Mapping[str, Any]) -> ModuleInShapes:
-    """Builds a module without values."""
+    """Builds a module as shapes, without values."""
     functions = []
 
     def params() -> PyTree:
@@ -54,7 +54,7 @@ def shapes_of(build: Build, arguments: Mapping[str, Any]) -> Shapes:
 
 
 def mismatches(shapes: Shapes, target: Shapes) -> Iterator[Mismatch]:
-    """The axes that have another length than the target, of leaves whose rank is that of the target."""
+    """Yields the axes whose length differs from the target, of leaves that have the rank of the target."""
     for name, shape in shapes.items():
         expected = target.get(name, ())
         if len(shape) != len(expected):
@@ -65,7 +65,7 @@ def mismatches(shapes: Shapes, target: Shapes) -> Iterator[Mismatch]:
 
 
 def differences(shapes: Shapes, target: Shapes) -> Iterator[str]:
-    """A line for each difference of the shapes that a module has from those that it is to have."""
+    """Yields a line for each difference of a module's shapes from the target."""
     for name, expected in target.items():
         if name not in shapes:
             yield f'{name} is missing'

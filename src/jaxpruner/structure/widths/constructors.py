@@ -1,12 +1,12 @@
 """Finds the constructor arguments that make a module of smaller widths.
 
-The module tells nothing of how its arguments become widths, and needs not: it is built with changed arguments, in
-shapes alone, until every leaf has the shape that the smaller model has. Shapes do not tell 2 heads of 4 features from 1
-head of 8, so that the program is compared with that of the smaller model, too.
+A module does not say how its arguments become widths. So it is built with changed arguments, without values, until
+every leaf has the shape that it has in the smaller model. Shapes do not tell 2 heads of 4 features from 1 head of 8, so
+the program is compared with that of the smaller model, too.
 
-The search goes from one axis that is too long to the next. An axis of 64 that is to be 32 halves with an argument that
-is 64, or with 8 heads of 8 that become 4. A change that gives the axis its length is kept, and the next axis is looked
-at; where nothing is left to try, the last change is taken back.
+The search goes from one axis that is too long to the next. Suppose an axis of 64 should become 32. That may come from
+an argument of 64 that is halved, or from 8 heads of 8 that become 4 heads. A change that gives the axis its length is
+kept, and the search goes on with the next axis. If nothing is left to try, the last change is taken back.
 """
 
 import dataclasses
@@ -39,8 +39,7 @@ from jaxpruner.structure.widths.source_models import find_old_numbers
 
 _Change = tuple[Location, Value]
 _Changes = dict[Location, Value]
-# How often a module is built before the search gives up.
-_MOST_BUILDS = 150
+_MOST_BUILDS = 150  # of a module, before the search gives up
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,13 +47,13 @@ class ConstructorArguments:
     """Arguments of a module's constructor for the smaller model. Made by `constructor_arguments`.
 
     Attributes:
-      arguments: all of them, changed.
-      changes: what was changed: name -> the value before, the value after.
-      different: a line for each axis that they do not give its length, or for where the program differs in more than
+      arguments: all arguments, with the changes.
+      changes: name -> the value before, the value after.
+      different: a line for each axis whose length is wrong, or for the place where the program differs in more than
         numbers; empty if the module has the smaller model's program.
-      old_numbers: the numbers of old widths that the smaller model keeps, and the module does not; `None` if shapes
+      old_numbers: the numbers of old widths that the smaller model keeps and the module does not; `None` if shapes
         differ.
-      gave_up: whether the search ended before everything was tried, so that other arguments might do.
+      gave_up: whether the search ended before everything was tried. Then other arguments might work.
 
     >>> print(ConstructorArguments({'width': 4}, {'width': (8, 4)}, ()))
     width: 8 -> 4
@@ -68,7 +67,7 @@ class ConstructorArguments:
 
     @property
     def is_expressible(self) -> bool:
-        """Whether a module of these arguments is the smaller model, but for numbers of old widths."""
+        """Whether a module of these arguments is the smaller model, except for numbers of old widths."""
         return not self.different
 
     def __str__(self) -> str:
@@ -91,23 +90,24 @@ def constructor_arguments(
     keep: KeepByGroup,
     allow_inexact: bool = False,
 ) -> ConstructorArguments:
-    """Finds with which arguments a module becomes the smaller model.
+    """Finds the arguments with which a module becomes the smaller model.
 
-    The module is built in shapes alone (`jax.eval_shape`), with numbers in its arguments changed one or two at a time,
-    until each parameter has the shape that `ChannelGraph.shrink` gives it. Then its program is compared with the
-    smaller model's.
+    The module is built without values (`jax.eval_shape`). One or two numbers in its arguments are changed at a time,
+    until each parameter has the shape that `ChannelGraph.shrink` gives it. Then the module's program is compared with
+    that of the smaller model.
 
     Args:
       build: `(**arguments) -> (apply function, parameters)`, as they were given to `channel_groups`.
-      arguments: of the whole model. Whole numbers, and floats such as a ratio of widths, are changed; they may stand in
+      arguments: of the whole model. Whole numbers are changed, and floats such as a ratio of widths. They may be inside
         mappings, sequences and dataclasses, such as a configuration.
       graph: of the model.
       keep: as in `ChannelGraph.shrink`.
       allow_inexact: as in `ChannelGraph.shrink`.
 
     Returns:
-      The changed arguments. If no arguments make the smaller model, such as where one argument makes the widths of two
-      layers that were cut to different ones, `different` names the axes that are wrong with the best ones.
+      The changed arguments. Sometimes no arguments make the smaller model, for example if one argument makes the widths
+      of two layers and these were cut differently. Then `different` names the axes that are wrong with the best
+      arguments.
 
     Raises:
       TypeError, KeyError, IndexError, ValueError: as in `ChannelGraph.shrink`; ValueError if the arguments do not build
@@ -130,17 +130,18 @@ def constructor_arguments(
     whole: dict[str, Shape] = {}
     for name, axes in search.axes.items():
         whole[name] = sizes_of(axes)
-    for line in differences(shapes_of(build, arguments), whole):
+    different = list(differences(shapes_of(build, arguments), whole))
+    if different:
         raise ValueError(
-            f'build(**arguments) does not give the parameters of the graph: {line}; give the arguments of the model '
-            'that channel_groups got'
+            f'build(**arguments) does not give the parameters of the graph: {different[0]}; give the arguments of the '
+            'model that channel_groups got'
         )
     search.run({})
     return search.result()
 
 
 class _Trial(NamedTuple):
-    """Changed arguments, and what a module that is built with them still differs by."""
+    """Changes of arguments, and the differences that a module built with them still has."""
 
     changes: _Changes
     different: tuple[str, ...]
@@ -172,7 +173,7 @@ class _Search:
         self._gave_up = False
 
     def run(self, changes: _Changes) -> bool:
-        """Whether some further changes make the smaller model."""
+        """Tries these changes, and further ones on top; returns whether some make the smaller model."""
         key = frozenset(changes.items())
         shapes = self._shapes(changes)
         if key in self._gone_through or shapes is None:
@@ -182,7 +183,7 @@ class _Search:
         self._best = min(self._best or trial, trial, key=_count_differences)
         if not trial.different:
             return True
-        # Axes that are to get the same length mostly come from the same number.
+        # Axes that change from and to the same lengths mostly come from the same number.
         by_lengths: dict[tuple[int, int], Mismatch] = {}
         for mismatch in mismatches(shapes, self._target):
             lengths = mismatch.length, mismatch.target
@@ -195,7 +196,7 @@ class _Search:
         return False
 
     def result(self) -> ConstructorArguments:
-        """The best that was seen."""
+        """The result for the changes with the fewest differences."""
         assert self._best is not None
         changes, different, old_numbers = self._best
         named = {}
@@ -216,18 +217,18 @@ class _Search:
             module = build_in_shapes(self._build, arguments)
             old_numbers = self._compare(module)
         except jax.errors.UnexpectedTracerError:
-            # The function closes over values that building has made.
+            # The function closes over values that building the module made.
             apply_fn, params = self._build(**arguments)
             old_numbers = self._compare(ModuleInShapes(apply_fn, params))
         except Exception as error:
-            # The function's own, such as of attributes that do not fit together.
+            # The function raises it, for example because attributes do not fit together.
             return _Trial(changes, (f'its function raises {error!r}',), None)
         if old_numbers.other_difference:
             different = (f'the program has {old_numbers.other_difference}',)
         return _Trial(changes, different, old_numbers)
 
     def _compare(self, module: ModuleInShapes) -> OldNumbers:
-        # Modules of some libraries have their widths in the structure of the tree.
+        # Some libraries have widths in the structure of the tree.
         structure = jax.tree.structure(module.params)
 
         def small_fn(params: PyTree, *inputs: Any) -> Any:
@@ -238,7 +239,7 @@ class _Search:
         return find_old_numbers(self._graph, self._cut, small_fn)
 
     def _shapes(self, changes: _Changes) -> Shapes | None:
-        """The shapes of a module; `None` if its constructor refuses the arguments, or too many were built."""
+        """The shapes of a module; `None` if its constructor raises an error, or too many modules were built."""
         key = frozenset(changes.items())
         if key not in self._built:
             if len(self._built) >= _MOST_BUILDS:
@@ -247,7 +248,7 @@ class _Search:
             arguments = changed(self._arguments, changes)
             try:
                 self._built[key] = shapes_of(self._build, arguments)
-            except Exception:  # the constructor's own, for widths that do not fit
+            except Exception:  # raised by the constructor, for widths that do not fit
                 self._built[key] = None
         return self._built[key]
 
@@ -260,7 +261,7 @@ class _Search:
         return has_axis and shape[mismatch.axis] == mismatch.target
 
     def _candidates(self, mismatch: Mismatch, changes: _Changes) -> Iterator[_Changes]:
-        """Changes of one number that may give an axis its length, the likeliest first; then of two."""
+        """Yields changes of one number that may give an axis its length, the likeliest first; then of two."""
         same = self._same_as_width(mismatch, changes)
         scaled = self._scaled(mismatch, changes)
         singles = list(dict.fromkeys([*same, *scaled]))
@@ -272,7 +273,7 @@ class _Search:
                 yield pair
 
     def _same_as_width(self, mismatch: Mismatch, changes: _Changes) -> Iterator[_Change]:
-        """New values of numbers that are the length of an axis, or of a part of it such as the features of a head."""
+        """Yields new values of numbers equal to the length of an axis, or of a part such as the features of a head."""
         axis = self.axes[mismatch.leaf][mismatch.axis]
         new_lengths = {mismatch.length: mismatch.target}
         for atom in atoms(axis):
@@ -283,7 +284,7 @@ class _Search:
                 yield location, new_lengths[int(before)]
 
     def _scaled(self, mismatch: Mismatch, changes: _Changes) -> Iterator[_Change]:
-        """New values of numbers that are scaled as the axis is; whole numbers stay whole."""
+        """Yields new values of numbers, scaled as the axis is. Whole numbers stay whole."""
         for location, original in self._numbers.items():
             before = changes.get(location, original)
             after = before * mismatch.target / mismatch.length

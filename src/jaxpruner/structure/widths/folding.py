@@ -1,8 +1,8 @@
-"""Scales parameters so that a module of the new widths gives what the smaller program gives.
+"""Scales parameters so that a module of the new widths gives the same results as the smaller program.
 
-`scales` states what has to hold for the factors. Here the equations are solved: with as few parameters as possible, and
-with factors for constants such as an epsilon, which only a constructor can change. Where no factors do, such as for the
-mean that a LayerNorm subtracts, a number is left as it is in the module, and named.
+`scales` states equations between the factors. Here they are solved, with as few scaled parameters as possible.
+Constants such as an epsilon get factors, too, though only a constructor can change them. Sometimes no factors exist,
+such as for the mean that a LayerNorm subtracts. Then the number is listed, and the module keeps it.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ from jaxpruner.structure.widths.old_numbers import (
 )
 from jaxpruner.structure.widths.scales import Constant, ScaleFlow, Unknown
 
-# What a changed factor counts: a module gets another epsilon before a whole stream is scaled.
+# The cost of a factor other than one. A new epsilon costs less than the scaling of a whole stream.
 _COSTS = {'leaf': 1.0, 'constant': 0.25, 'carried': 1e-3}
 _ROUNDS = 80
 _TOLERANCE = 1e-8
-_SMALL = 1e-4  # a logarithm below this belongs to a factor of one: rounds end before it is 0
+_SMALL = 1e-4  # a smaller logarithm counts as 0, which rounds only approach
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,9 +39,8 @@ class Folded:
     Attributes:
       params: for the module with the new widths.
       factors: path of a parameter -> what it was multiplied by.
-      constants: what the module's constructor still has to change, such as an epsilon: `old` is what it is, `new` what
-        it has to be.
-      left: numbers that nothing takes up.
+      constants: constants that the module's constructor still has to change from `old` to `new`, such as an epsilon.
+      left: numbers that no parameter takes up.
 
     >>> print(Folded({}, {'norm/scale': 2**0.5}, (), ()))
     norm/scale times 1.41421
@@ -69,7 +68,7 @@ class Folded:
 
 
 def fold(trace: Trace, old_numbers: OldNumbers, params: PyTree, weights_only: bool) -> Folded:
-    """Scales parameters.
+    """Scales parameters; see `ChannelGraph.fold`.
 
     Args:
       trace: of the model.
@@ -113,7 +112,7 @@ def fold(trace: Trace, old_numbers: OldNumbers, params: PyTree, weights_only: bo
 
 
 def _scale_constant(constant: Constant, factor: float) -> OldNumber:
-    """A constant that the module has to get."""
+    """The record of a constant that the module has to get."""
     literal = constant.equation.invars[constant.operand]
     value = np.asarray(literal.val).item()
     values = OldValues(value, value * factor, constant.operand)
@@ -121,7 +120,7 @@ def _scale_constant(constant: Constant, factor: float) -> OldNumber:
 
 
 def _ratio(number: OldNumber) -> float:
-    """What the module has over what the smaller program has; 0 for tables and for other signs."""
+    """The number in the module over that in the smaller program; 0 for tables, zeros and different signs."""
     if number.is_table or np.size(number.new) != 1:
         return 0.0
     before = float(np.asarray(number.old).item())
@@ -131,7 +130,7 @@ def _ratio(number: OldNumber) -> float:
 
 
 class _Solution(NamedTuple):
-    """Whether each number is taken up, and the factors that differ from one."""
+    """Whether each number is folded, and the factors that differ from one."""
 
     is_folded: Sequence[bool]
     factors: Mapping[Unknown, float]
@@ -143,7 +142,7 @@ class _System(NamedTuple):
     Attributes:
       columns: unknown -> its column of the matrix.
       matrix: a row for each equation.
-      values: what each number adds to the right side, a column for each.
+      values: a column for each number, with what it adds to the right sides.
     """
 
     columns: Mapping[Unknown, int]
@@ -152,7 +151,7 @@ class _System(NamedTuple):
 
 
 def _solve(flow: ScaleFlow, numbers: Sequence[OldNumber], weights_only: bool) -> _Solution:
-    """The factors, of which few differ from one."""
+    """Finds factors, few of which differ from one."""
     ratios = list(map(_ratio, numbers))
     system = _build_system(flow, ratios, weights_only)
     solution = _solve_least_squares(system.matrix, system.values)
@@ -162,8 +161,8 @@ def _solve(flow: ScaleFlow, numbers: Sequence[OldNumber], weights_only: bool) ->
     is_solved = errors <= _TOLERANCE
     is_folded = is_solved
     if error_of_all <= _TOLERANCE:
-        is_folded = np.ones(len(ratios), bool)  # some numbers only go together
-    # Like numbers by themselves: a solution for two sorts of them would mix what they change.
+        is_folded = np.ones(len(ratios), bool)  # some numbers can only be folded together
+    # Each sort of numbers is solved by itself: a solution for two sorts would mix their changes.
     alike: dict[Any, list[int]] = {}
     for i in np.flatnonzero(is_folded).tolist():
         key = None
@@ -212,12 +211,12 @@ def _build_system(flow: ScaleFlow, ratios: Sequence[float], weights_only: bool) 
 
 
 def _weigh_changes(system: _System) -> np.ndarray:
-    """What a change of each factor counts; of one that many values depend on, such as a norm's scale, more."""
+    """The cost of changing each factor. It grows with the equations that the factor is in."""
     count = len(system.columns)
     costs = np.zeros(count)
     uses = np.count_nonzero(system.matrix, axis=0)
     for unknown, i in system.columns.items():
-        # Of two that would do, such as queries and keys, the one that the model uses first.
+        # Of two equal choices, such as queries and keys, the one that the model uses first.
         lateness = 0.1 * i / count
         weight = 1 + 0.5 * uses[i] + lateness
         costs[i] = _COSTS[unknown.role] * weight
@@ -225,7 +224,7 @@ def _weigh_changes(system: _System) -> np.ndarray:
 
 
 def _solve_sparsely(equations: np.ndarray, values: np.ndarray, costs: np.ndarray) -> np.ndarray:
-    """A solution with few numbers that are not 0: least squares, reweighted by what was found."""
+    """A solution with few nonzero numbers, by iteratively reweighted least squares."""
     solution = np.zeros(len(costs))
     sizes = 1 / costs
     for number in range(_ROUNDS):

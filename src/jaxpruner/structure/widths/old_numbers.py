@@ -1,4 +1,4 @@
-"""Numbers that a smaller program keeps although they were computed from an old width, such as `1 / width`."""
+"""Old numbers: those in a smaller program that were computed from an old width, such as `1 / width`."""
 
 import collections
 import dataclasses
@@ -18,11 +18,11 @@ class OldNumber:
     """A number in the program that was, or may have been, computed from the old width of a group.
 
     Attributes:
-      primitive: the operation that it is an operand of; of a table, the one that makes it.
+      primitive: the operation that it is an operand of, or that makes it if it is a table.
       line: of the source.
-      old: the number that `ChannelGraph.small_apply` keeps, or a table; `None` for a table that is not computed here.
-      new: what stands there in a module built with the new widths; `None` where that is not known.
-      groups: names of the groups whose widths meet the operation.
+      old: the number or table that `ChannelGraph.small_apply` keeps; `None` for a table that is not computed here.
+      new: the number in a module built with the new widths; `None` if it is not known.
+      groups: names of the groups whose widths meet in the operation.
       path: of the equation in the traced program.
       operand: its number among the operands; `None` for a result.
 
@@ -55,7 +55,7 @@ class OldValues(NamedTuple):
 def number_at(
     equation: Any, position: TracePosition, values: OldValues, groups: tuple[str, ...]
 ) -> OldNumber:
-    """A number in an equation."""
+    """Makes the record of a number in an equation."""
     return OldNumber(
         primitive=equation.primitive.name,
         line=position.line(equation),
@@ -73,8 +73,8 @@ class OldNumbers:
 
     Attributes:
       numbers: in the order of the program.
-      is_compared: whether the program was compared with one traced from a module of the new widths. Otherwise numbers
-        are listed that have the value of an old width, of its root, or of the inverse of either.
+      is_compared: whether the program was compared with that of a module with the new widths. Otherwise numbers are
+        listed that have the value of an old width, of its root, or of the inverse of either.
       other_difference: where the two programs differ in more than numbers; empty if they do not.
 
     >>> print(OldNumbers((OldNumber('div', 'model.py:3', 8.0, 4.0, ('up[1]',)),), is_compared=True))
@@ -130,7 +130,7 @@ def to_table(numbers: tuple[OldNumber, ...]) -> str:
 
 
 def _shorten_line(line: str) -> str:
-    """The file, from where packages are or from the working directory, and the line."""
+    """The file relative to `site-packages` or the working directory, and the line."""
     file_and_line, _, _ = line.partition(' ')
     _, _, in_packages = file_and_line.rpartition('site-packages/')
     return in_packages.removeprefix(f'{os.getcwd()}/')

@@ -1,4 +1,4 @@
-"""One of two programs that are compared: its live equations, the programs inside, and where its values come from."""
+"""One of two programs that are compared: its live equations, programs inside them, and the origins of its values."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -14,20 +14,20 @@ from jaxpruner.uses.bodies import Call, Cond, Program, Scan, While
 
 
 class Fixed(NamedTuple):
-    """The origin of an operand whose value is known while tracing."""
+    """The origin of an operand whose value is known."""
 
     value: Any
 
 
 class Side(NamedTuple):
-    """One of two programs, and which of its results are needed."""
+    """One of two programs, with flags of its needed results."""
 
     program: Program
     needed: Sequence[bool]
 
 
 class LiveEquation(NamedTuple):
-    """An equation with a part in the needed results: its number, and which of its own results are needed."""
+    """An equation that the needed results depend on, with flags of its own needed results."""
 
     number: int
     equation: Any
@@ -35,14 +35,14 @@ class LiveEquation(NamedTuple):
 
 
 class Origins:
-    """Where the values of a program come from: an input, a result of an equation, or a fixed value."""
+    """The origins of a program's values: an input, a result of an equation, or a `Fixed` value."""
 
     def __init__(self, constants: Iterable[Any], variables: Iterable[Any]):
         self._by_variable: dict[int, Any] = {}
         self.note(variables, map(Fixed, constants))
 
     def note(self, variables: Iterable[Any], origins: Iterable[Any]) -> None:
-        """Notes where some variables come from."""
+        """Notes the origins of some variables."""
         for variable, origin in zip(variables, origins, strict=True):
             self._by_variable[id(variable)] = origin
 
@@ -54,7 +54,7 @@ class Origins:
 
 
 def live_equations(side: Side) -> list[LiveEquation]:
-    """The equations of a program that have a part in its needed results."""
+    """The equations of a program that its needed results depend on."""
     jaxpr = side.program.jaxpr
     live = liveness.live(jaxpr, tuple(side.needed))
     equations = []
@@ -65,7 +65,7 @@ def live_equations(side: Side) -> list[LiveEquation]:
 
 
 def programs_inside(equation: Any, needed: Any) -> list[Side]:
-    """The programs inside an equation, with the results of each that are needed."""
+    """The programs inside an equation, with flags of their needed results."""
     match equation:
         case Call():
             return [Side(equation.program, needed)]
@@ -85,14 +85,14 @@ _PLAIN = (bool, int, float, str, np.dtype)
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a parameter of a primitive is numbers and words alone, which can be compared."""
+    """Whether a parameter of a primitive consists of numbers and strings, which can be compared."""
     if isinstance(value, tuple | list):
         return all(map(is_plain, value))
     return isinstance(value, _PLAIN)
 
 
 def is_same(first: Any, second: Any) -> bool:
-    """Whether two constants are equal; what is traced, or no array of numbers, cannot be told apart."""
+    """Whether two constants are equal. Traced ones count as different."""
     if first is second:
         return True
     if first is None or second is None:

@@ -1,13 +1,13 @@
-"""Follows factors through a program: what becomes of each value if parameters and numbers are scaled.
+"""Follows factors through a program: how each value is scaled if parameters and numbers are scaled.
 
-A product has the product of its operands' factors, a root the root, a sum needs the same factor in all of its operands,
-and `exp` takes none. So the logarithm of each value's factor is a sum of unknowns, one for each parameter, and the
-program states linear equations between them:
+The factor of a product is the product of its operands' factors, and that of a root is the root. A sum needs the same
+factor in all operands, and `exp` needs a factor of one. So the logarithm of each factor is a sum of unknowns, such as
+one for each parameter, and the program states linear equations between the unknowns:
 
     norm = x * rsqrt(mean(x * x) / D + eps) * scale
 
-If `D` becomes half of what it was, the mean is twice as large. The sum asks for twice the `eps`, the product is smaller
-by `sqrt(2)`, and is as it was once `scale` is larger by `sqrt(2)`. `folding` finds that.
+If `D` is halved, the mean is doubled. Then the sum needs `eps` to be doubled, and the product shrinks by `sqrt(2)`. It
+is the same as before if `scale` grows by `sqrt(2)`. `folding` finds that.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,8 +29,8 @@ class Unknown(NamedTuple):
 
     Attributes:
       role: whether it is the factor of a parameter's leaf, of a number that differs, of a constant that is added, or of
-        what a loop carries.
-      key: which one.
+        a value that a loop carries.
+      key: which of these it is.
     """
 
     role: Literal['leaf', 'number', 'constant', 'carried']
@@ -42,7 +42,7 @@ class Scale(NamedTuple):
 
     Attributes:
       terms: the coefficients.
-      takes_any: of zeros and of infinities, which stay as they are with any factor.
+      takes_any: whether the value may have any factor, since zeros and infinities stay the same with each.
     """
 
     terms: Mapping[Unknown, float]
@@ -87,7 +87,7 @@ def _combined(first: Scale, coefficient: float, second: Scale, other: float) -> 
 
 
 class Constant(NamedTuple):
-    """Where a constant stands that the module may be built with anew.
+    """A constant that a module may be built with another value of.
 
     Attributes:
       equation: that adds it.
@@ -130,8 +130,8 @@ class ScaleFlow(LiveEvaluator[Scale]):
       numbers: those that differ in a program of the new widths.
 
     Attributes:
-      rows: scales that are to be one.
-      constants: for each unknown of a constant where it stands.
+      rows: scales that have to be one.
+      constants: unknown of a constant -> the constant.
     """
 
     def __init__(self, trace: Trace, numbers: Sequence[OldNumber]):
@@ -170,7 +170,7 @@ class ScaleFlow(LiveEvaluator[Scale]):
             if number is not None:
                 operands[i] = Scale.of(number)
             elif adds and isinstance(variable, core.Literal) and not operands[i].takes_any:
-                # Such as an epsilon: the module may be built with another one.
+                # The module may be built with another constant, such as an epsilon.
                 unknown = Unknown('constant', (position.path, i))
                 self.constants[unknown] = Constant(equation, position, i)
                 operands[i] = Scale.of(unknown)
@@ -183,7 +183,7 @@ class ScaleFlow(LiveEvaluator[Scale]):
         return [result] * len(equation.outvars)
 
     def _scale_result(self, equation: Any, operands: Scales) -> Scale:
-        """The factor of the results; states what the operation asks of its operands."""
+        """The factor of the results. States the equations that the operation needs between its operands."""
         name = equation.primitive.name
         first = operands[0] if operands else ONE
         if name in _SAME and _is_inexact(equation.outvars[0]):
@@ -230,7 +230,7 @@ class ScaleFlow(LiveEvaluator[Scale]):
     def _carried(
         self, carried: Scales, variables: Sequence[Any], position: TracePosition
     ) -> Scales:
-        """What a loop carries has one factor in all of its trips."""
+        """Gives each carried value one factor for all trips of a loop."""
         before = []
         for i, scale in enumerate(carried):
             scale_inside = ONE
@@ -246,7 +246,7 @@ class ScaleFlow(LiveEvaluator[Scale]):
             self._equate(pair)
 
     def _equate(self, scales: Sequence[Scale]) -> Scale:
-        """All values have one factor, which is returned."""
+        """States that values have one factor, and returns it."""
         scalable = [scale for scale in scales if not scale.takes_any]
         if not scalable:
             return ANY
@@ -256,14 +256,14 @@ class ScaleFlow(LiveEvaluator[Scale]):
         return first
 
     def _fix(self, scales: Iterable[Scale]) -> None:
-        """These values have a factor of one."""
+        """States that values have a factor of one."""
         for scale in scales:
             if scale.terms:
                 self.rows.append(scale)
 
 
 def _is_inexact(variable: Any) -> bool:
-    """Whether a value can be scaled; whole numbers are rounded."""
+    """Whether a value can be scaled, which whole numbers cannot."""
     return jnp.issubdtype(variable.aval.dtype, jnp.inexact)
 
 
@@ -280,7 +280,7 @@ def _power_of(equation: Any, operands: Scales) -> float | None:
 
 
 def _values_among(name: str, operands: Scales) -> Scales:
-    """The operands of an operation that are values, and no indices or predicates."""
+    """The operands of an operation without indices and predicates."""
     if name == 'select_n':
         return operands[1:]
     if name == 'dynamic_update_slice':

@@ -1,4 +1,4 @@
-"""A smaller model beside one that is built from source with smaller widths."""
+"""Compares a smaller model with a module that is built from source with smaller widths."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ from jaxpruner.structure.widths.width_flow import WidthFlow
 def find_old_numbers(
     graph: Any, cut: Cut, small_fn: Callable[..., Any] | None, number: int = 0
 ) -> OldNumbers:
-    """The numbers of old widths in a graph's smaller program.
+    """Finds the numbers of old widths in a graph's smaller program.
 
     Args:
       graph: a `ChannelGraph`.
-      cut: what stays of it.
+      cut: the channels that stay.
       small_fn: of the module with the new widths; `None` to look for values of old widths.
       number: of the program.
     """
@@ -51,8 +51,8 @@ class SourceComparison:
     """How a module of the new widths compares with the smaller model. Made by `ChannelGraph.compare`.
 
     Attributes:
-      verification: the error is the difference of their results, the change the one that the cut makes.
-      numbers: what still differs in the module's program: numbers of old widths that nothing takes up, and constants.
+      verification: its error is the difference of their results, its change the one that the cut makes.
+      numbers: those that still differ in the module's program: constants, and numbers that no parameter takes up.
       other_difference: where the two programs differ in more than numbers; empty if they do not.
 
     >>> print(SourceComparison(Verification(error=0.1, change=0.5, tolerance=1e-3, rounding=1e-6), (), ''))
@@ -65,7 +65,7 @@ class SourceComparison:
 
     @property
     def verdict(self) -> Verdict:
-        """`'equal'` where results are equal and no number is left; `'unproven'` where they are equal all the same."""
+        """`'equal'` if results are equal and no number is left; `'unproven'` if results are equal and one is left."""
         verdict = self.verification.verdict
         programs_differ = bool(self.numbers or self.other_difference)
         if verdict == 'equal' and programs_differ:
@@ -98,7 +98,7 @@ def compare_with_source(
     small_fn: Callable[..., Any],
     versions: SourceVersions,
 ) -> Verification:
-    """Runs the whole model, the smaller one, and the module, whose function is `small_fn`."""
+    """Runs the whole model, the smaller one and the module, `small_fn`, and compares their results."""
     results = jax.jit(apply_fn)(*versions.whole)
     whole = small_apply.cut_results(results)
     small = jax.jit(small_apply)(*versions.small)

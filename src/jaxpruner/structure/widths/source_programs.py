@@ -1,8 +1,8 @@
-"""Compares a traced model with one that was built from source with smaller widths.
+"""Compares a traced model with a module that was built from source with smaller widths.
 
-Both programs come from the same lines, so that they have the same operations in the same order. What differs is what
-Python computed from a width before anything was traced: the numbers that the smaller program keeps. The two programs
-are gone through side by side. An operand is either a number that is known, or a value that has the same origin in both.
+Both programs come from the same lines, so they have the same operations in the same order. They differ in the numbers
+that Python computed from a width before tracing. The smaller program keeps the old ones. The comparison goes through
+both programs side by side. Each operand is either a known number, or a value that has the same origin in both.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ GroupsAt = Callable[[ProgramPath, OldValues], tuple[str, ...]]
 
 
 class OtherDifferenceError(Exception):
-    """The programs differ in more than numbers; the text says where."""
+    """The programs differ in more than numbers. The message says where."""
 
     def __init__(self, text: str, position: TracePosition, equation: Any = None):
         super().__init__(_locate(text, position, equation))
@@ -43,7 +43,7 @@ class Comparison:
 
     Args:
       trace: of the whole model.
-      cut: what stays of it.
+      cut: the channels that stay.
       groups_at: path of an equation, and a number there -> names of the groups from whose widths it comes.
 
     Attributes:
@@ -57,7 +57,7 @@ class Comparison:
         self._groups_at = groups_at
 
     def run(self, source: Any) -> None:
-        """Compares the whole program with that of the model built from source; raises OtherDifferenceError."""
+        """Compares the whole program with that of the module. Raises OtherDifferenceError."""
         old = Program.of(self.trace.program)
         position = TracePosition.of_whole(self.trace.program)
         new = Side(Program.of(source), position.needed)
@@ -91,12 +91,12 @@ class Comparison:
         _compare_results(old_results, new_results, position)
 
     def _kept_constants(self, old: Program, position: TracePosition) -> list[Any]:
-        """The constants of the whole model, cut along."""
+        """The constants of the whole model, after the cut."""
         axes_of_constants = self.trace.constants[position.path]
         return list(map(self._kept, old.constants, axes_of_constants))
 
     def _kept(self, value: Any, axes: Axes) -> Any:
-        """The part of a constant that stays; `None` where it differs from trip to trip."""
+        """The part of a constant that stays; `None` if it differs between trips."""
         if self.cut.has_lists_along(axes):
             return None
         return self.cut.take(value, axes)
@@ -137,7 +137,7 @@ class Comparison:
     def _compare_equations(
         self, old: LiveEquation, new: LiveEquation, position: TracePosition
     ) -> None:
-        """Shapes of results, and parameters or the programs inside."""
+        """Compares the shapes of results, and the parameters or the programs inside."""
         self._compare_shapes(old, new, position)
         old_inside = inside(old.equation)
         new_inside = inside(new.equation)
@@ -171,7 +171,7 @@ class Comparison:
                 raise OtherDifferenceError(text, position, old.equation)
 
     def _compare_plain(self, old: Any, new: Any, position: TracePosition) -> None:
-        """Parameters of two equations with no program inside, and what they make from nothing."""
+        """Compares the parameters of two equations with no program inside, or the new values that they make."""
         axes = self.trace.equations[position.path]
         is_cut = self.cut.touches(axes.values)
         if is_cut and primitives.makes_from_nothing(old.primitive.name):
@@ -202,7 +202,7 @@ class Comparison:
     def _compare_new_values(
         self, old: Any, new: Any, position: TracePosition, axes: EquationAxes
     ) -> None:
-        """Values made from nothing, such as `iota`: the smaller program makes the whole and takes what stays."""
+        """Compares new values such as `iota`, which the smaller program makes in the old size and then cuts."""
         if old.primitive.name == 'empty':
             return
         values = OldValues(None, None)
@@ -217,7 +217,7 @@ class Comparison:
 
 
 class _Parameters(resizing.EquationCut):
-    """Tells with which parameters a primitive runs on smaller operands, in place of running it."""
+    """Returns the parameters that a primitive runs with on smaller operands, instead of running it."""
 
     __slots__ = ()
 
@@ -226,7 +226,7 @@ class _Parameters(resizing.EquationCut):
 
 
 def _locate(text: str, position: TracePosition, equation: Any) -> str:
-    """A difference and its line of the source."""
+    """Adds the line of the source to a difference."""
     if equation is None:
         if not position.callers:
             return text
@@ -239,7 +239,7 @@ def _locate(text: str, position: TracePosition, equation: Any) -> str:
 def _result_origins(
     old: LiveEquation, new: LiveEquation, position: TracePosition
 ) -> list[tuple[int, int]]:
-    """What stands for the results of two equations in both programs."""
+    """The origins of the results of two equations, the same in both programs."""
     count = len(old.equation.outvars)
     if count != len(new.equation.outvars):
         raise OtherDifferenceError('another number of results', position, old.equation)

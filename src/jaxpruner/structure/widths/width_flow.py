@@ -1,9 +1,8 @@
-"""Finds where numbers meet the widths of groups: next to a cut axis, or after a sum over one.
+"""Finds where numbers meet the widths of groups: beside a cut axis, or after a sum over one.
 
-A mean over channels is `sum / width`, a softmax of attention takes `query / sqrt(width)`. Python computes such a number
-before anything is traced, so that the program does not tell where it comes from. What it tells is which cut axes the
-other operand has, or was summed over last. A number with the value of such a width, of its root, or of the inverse of
-either may come from it.
+A mean over channels is `sum / width`, and attention takes `query / sqrt(width)`. Python computes such a number before
+tracing, so the program does not say where it comes from. But the program says which cut axes the other operand has, or
+was last summed over. A number may come from such a width if it equals the width, its root, or the inverse of either.
 """
 
 import math
@@ -28,8 +27,8 @@ class Facts(NamedTuple):
     """What is known of a value.
 
     Attributes:
-      number: that all its elements are; `None` if there is none.
-      summed: the widths over which it was summed last.
+      number: that all its elements equal; `None` if there is none.
+      summed: the widths that it was last summed over.
       made_at: paths of the equations that computed the number.
     """
 
@@ -50,7 +49,7 @@ class WidthFlow(LiveEvaluator[Facts]):
 
     Args:
       trace: of the model.
-      cut: what stays of it.
+      cut: the channels that stay.
       names: atom of a group -> its name.
 
     Attributes:
@@ -84,7 +83,7 @@ class WidthFlow(LiveEvaluator[Facts]):
         return super().visit_program(program, inputs, position)
 
     def _note_tables(self, program: Program, position: TracePosition) -> None:
-        """Notes the constants that get smaller and are no single number."""
+        """Notes the constants that are cut and are not one number."""
         variables = program.jaxpr.constvars
         axes_of_constants = self.trace.constants[position.path]
         entries = zip(variables, program.constants, axes_of_constants, strict=True)
@@ -106,7 +105,7 @@ class WidthFlow(LiveEvaluator[Facts]):
         return super().visit_needed(equation, operands, position)
 
     def _list_tables(self, equation: Any, position: TracePosition) -> None:
-        """Lists the tables among the operands, each where it is first used."""
+        """Lists the tables among the operands, each at its first use."""
         for number, variable in enumerate(equation.invars):
             axes = self._tables.pop(id(variable), None)
             if axes is not None:
@@ -129,7 +128,7 @@ class WidthFlow(LiveEvaluator[Facts]):
         return [Facts(summed=summed)] * len(equation.outvars)
 
     def _summed_by(self, equation: Any, axes: EquationAxes, operands: Values) -> Widths:
-        """The widths over which the results were summed last, in this equation or before it."""
+        """The widths that the results were last summed over, in this equation or before it."""
         name = equation.primitive.name
         before = _last_sums(operands)
         if name == 'dot_general':
@@ -141,7 +140,7 @@ class WidthFlow(LiveEvaluator[Facts]):
         return before
 
     def _check_operands(self, equation: Any, operands: Values, position: TracePosition) -> None:
-        """Lists an operand that has the value of a width which the other one has, or was summed over."""
+        """Lists an operand that equals a width of the other operand, or one that it was last summed over."""
         axes = self.trace.equations[position.path]
         summed = _last_sums(operands)
         for i, facts in enumerate(operands):
@@ -157,7 +156,7 @@ class WidthFlow(LiveEvaluator[Facts]):
                 self._add(equation, position, values, frozenset([width]))
 
     def _check_table(self, equation: Any, axes: Axes, position: TracePosition) -> None:
-        """Lists a table that is made for the old width, unless one for the new width equals what stays of it."""
+        """Lists a table that is made for the old width, unless its kept part equals one for the new width."""
         name = equation.primitive.name
         if name == 'empty' or not self.cut.shrinks(axes):
             return
@@ -179,7 +178,7 @@ class WidthFlow(LiveEvaluator[Facts]):
             return np.asarray(self.cut.take(table, axes))
 
     def groups_at(self, path: ProgramPath, values: OldValues) -> tuple[str, ...]:
-        """Names of the groups from whose widths a number comes: of all that meet there, unless its values tell."""
+        """Names of the groups from whose widths a number comes. Unless its values decide, all that meet there."""
         widths = self.widths.get(path, frozenset())
         sizes = np.size(values.old), np.size(values.new)
         if values.new is not None and sizes == (1, 1):
@@ -216,7 +215,7 @@ class WidthFlow(LiveEvaluator[Facts]):
         return results
 
     def _widths_of(self, values: Iterable[Axes]) -> Widths:
-        """The cut axes of some values, and the cut atoms along them."""
+        """The widths of the cut axes of some values, and of the cut atoms along them."""
         widths: set[Width] = set()
         for axes in values:
             for axis in filter(self.cut.shortens, axes):
@@ -226,7 +225,7 @@ class WidthFlow(LiveEvaluator[Facts]):
         return frozenset(widths)
 
     def _sum_over(self, axes: Axes) -> Widths:
-        """The widths of a sum over some axes: of all of them together, and of each."""
+        """The widths of a sum over some axes: of all together, and of each."""
         widths = self._widths_of([axes])
         if widths:
             widths |= {self._width(axes)}
@@ -259,7 +258,7 @@ def _nothing_of(equation: Any) -> Values:
 
 
 def _last_sums(values: Iterable[Facts]) -> Widths:
-    """The widths over which some values were summed last."""
+    """The widths that some values were last summed over."""
     widths: set[Width] = set()
     for facts in values:
         widths |= facts.summed
@@ -275,12 +274,12 @@ def _made_at(values: Iterable[Facts]) -> frozenset[ProgramPath]:
 
 
 def _sums_alone(carried: Iterable[Facts]) -> Values:
-    """What is known of carried values in every trip of a loop: no numbers."""
+    """The facts about carried values in every trip of a loop: their sums, but no numbers."""
     return [Facts(summed=facts.summed) for facts in carried]
 
 
 def _makes_number(name: str, operands: Iterable[Facts]) -> bool:
-    """Whether an equation makes a number of numbers."""
+    """Whether an equation computes a number from numbers."""
     is_followed = name in elementwise.COMPUTING or name in _KEEPS_NUMBERS
     return is_followed and all(facts.number is not None for facts in operands)
 
@@ -294,6 +293,6 @@ def _number_made(equation: Any, operands: Sequence[Facts]) -> Any:
 
 
 def _counts_up(table: np.ndarray) -> bool:
-    """Whether the numbers in a table are 0, 1, 2 and so on, without a gap."""
+    """Whether a table has the numbers 0, 1, 2 and so on, without a gap."""
     numbers = np.unique(table)
     return np.array_equal(numbers, np.arange(len(numbers)))

@@ -1,6 +1,6 @@
-"""Which width a number comes from: one that has this value, or of which it is a root or an inverse.
+"""Finds the widths that a number may come from: it is such a width, its root, or the inverse of either.
 
-Of 64 channels 16 are to stay. A number 0.125 in the program is `1 / sqrt(64)`; with the new width it would be 0.25:
+Suppose that 16 of 64 channels stay. A number 0.125 in the program is `1 / sqrt(64)`. With the new width it is 0.25:
 
 >>> (source,) = sources_of(0.125, frozenset([Width(64, 16, frozenset())]), jnp.float32)
 >>> source.width.old, source.new
@@ -34,7 +34,7 @@ Widths = frozenset[Width]
 
 
 class Source(NamedTuple):
-    """A width that a number may come from, and the number that the new width gives."""
+    """A width that a number may come from, and the number for the new width."""
 
     width: Width
     new: float
@@ -53,7 +53,7 @@ _FORMS: tuple[Callable[[float], float], ...] = (float, math.sqrt, _fourth_root, 
 
 def sources_of(number: Any, widths: Widths, dtype: Any) -> list[Source]:
     """The widths that a number may come from, the largest first."""
-    # A number was rounded to the dtype of the operation before it got here.
+    # The number was rounded to the dtype of the operation.
     tolerance = 0.0
     if jnp.issubdtype(dtype, jnp.inexact):
         tolerance = 4 * float(jnp.finfo(dtype).eps)
