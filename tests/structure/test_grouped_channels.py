@@ -278,12 +278,12 @@ REFUSED = {
     'traced values': (
         TypeError,
         lambda: jax.jit(lambda params: SCANNED_GRAPH.nonzero_channels(params))(SCANNED),
-        'ask outside of jit',
+        'outside of jit',
     ),
     'masks of other shapes': (
         ValueError,
         lambda: SCANNED_GRAPH.nonzero_channels({'head': {'kernel': jnp.ones((6, 4))}}),
-        r'head/kernel has shape \(6, 4\), and in the model \(6, 3\)',
+        r'head/kernel has shape \(6, 4\), .* \(6, 3\)',
     ),
 }
 

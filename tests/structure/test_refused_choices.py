@@ -90,7 +90,7 @@ def test_settings_are_refused(settings, error, message):
             ValueError,
             r'5 of b\[1\] is nan for b',
         ),
-        ({**PARAMS, 'a': PARAMS['a'][:2]}, ValueError, r'a has shape \(2, 4\), and \(3, 4\)'),
+        ({**PARAMS, 'a': PARAMS['a'][:2]}, ValueError, r'a has shape \(2, 4\), .* \(3, 4\)'),
         ({**PARAMS, 'd': X}, ValueError, "'d'"),
         (jax.eval_shape(lambda: PARAMS), TypeError, 'a has no values'),
     ],

@@ -133,7 +133,7 @@ def test_groups_that_are_not_exact_are_left_out():
 def test_what_does_not_fit_is_refused():
     params = make_params()
     graph = channel_groups(mlp(jnp.cos), params, X)
-    with pytest.raises(ValueError, match=r'down has shape \(3, 2\), and in the model \(6, 2\)'):
+    with pytest.raises(ValueError, match=r'down has shape \(3, 2\), .* \(6, 2\)'):
         graph.zero_channels(params | {'down': params['down'][:3]})
     with pytest.raises(ValueError, match='none of the leaves pu'):
         graph.zero_channels({'pu': params['up']})

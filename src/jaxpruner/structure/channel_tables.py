@@ -1,7 +1,7 @@
-"""Values of weights become values of channels, and the other way round.
+"""Turns values of weights into values of channels, and the other way round.
 
-A group has a table with an element for each of its channels; where trips of a scan, experts or heads may keep channels
-of their own, with a row for each of these. `add_up` sums over the weights of a channel, `look_up` gives each weight the
+A group has a table with an element for each channel. If trips of a scan, experts or heads may keep channels of their
+own, the table has a row for each of them. `add_up` sums over the weights of a channel. `look_up` gives each weight the
 element of its channel.
 """
 
@@ -21,8 +21,8 @@ from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.cutting.cut import Cut
 
 Shape = tuple[int, ...]
-# Where the channel of each weight stands in the table of its group: an array for each axis of the table, of the rank
-# of the leaf, with one element along axes that have no part in it. Beyond the end where a weight has no channel.
+# The place of each weight's channel in the table of its group: an array for each axis of the table, in the rank of the
+# leaf, with one element along axes that it does not depend on. It is beyond the end if a weight has no channel.
 Index = tuple[np.ndarray, ...]
 
 
@@ -33,7 +33,7 @@ class ChannelTable:
     Attributes:
       group: the group.
       shape: of the table, `(*sizes of the owners of lists, channels)`.
-      indices: path of a leaf -> axis with channels -> where the channels of its weights stand.
+      indices: path of a leaf -> axis with channels -> the places of its weights' channels.
     """
 
     group: Group
@@ -41,7 +41,7 @@ class ChannelTable:
     indices: Mapping[Path, Mapping[int, Index]]
 
     def add_up(self, values: Mapping[Path, jax.Array]) -> jax.Array:
-        """Sums over the weights of each channel, in float32 at least; leaves without values add nothing.
+        """Sums over the weights of each channel, in float32 at least. Leaves without values add nothing.
 
         >>> import jaxpruner
         >>> params = {'up': jnp.ones((3, 2)), 'down': jnp.array([[5.0], [0.0]])}
@@ -58,9 +58,9 @@ class ChannelTable:
         return total
 
     def any_along(self, flags: jax.Array, path: Path, axis: int) -> np.ndarray:
-        """Whether some weight of each channel along an axis of a leaf is flagged: an array of the table's shape."""
+        """Flags the channels along an axis of a leaf that have a flagged weight, in the shape of the table."""
         index = self.indices[path][axis]
-        other_axes = _axes_without_part(flags.shape, index)
+        other_axes = _other_axes(flags.shape, index)
         flagged = _any_over(flags, other_axes)
         *owners, size = self.shape
         table = np.zeros((*owners, size + 1), bool)  # the last is for weights without a channel
@@ -68,9 +68,9 @@ class ChannelTable:
         return table[..., :size]
 
     def look_up(self, table: jax.Array, path: Path) -> jax.Array:
-        """What the weights of a leaf have in the table, 1 for those without a channel.
+        """The elements of the table for the weights of a leaf, 1 for weights without a channel.
 
-        The result has one element along axes of the leaf on which it does not depend.
+        The result has one element along axes of the leaf that it does not depend on.
         """
         product = jnp.ones((), table.dtype)
         for index in self.indices[path].values():
@@ -80,12 +80,12 @@ class ChannelTable:
 
 
 def channel_table(trace: Trace, group: Group, numbers: Mapping[Path, int]) -> ChannelTable:
-    """The table of a group.
+    """Makes the table of a group.
 
     Args:
       trace: of the model.
       group: one of its groups.
-      numbers: path of a leaf -> its number in the trace; leaves that are no members are left out.
+      numbers: path of a leaf -> its number in the trace. Leaves that are no members are left out.
     """
     member_axes = _member_axes(trace, group)
     indices: dict[Path, dict[int, Index]] = {}
@@ -101,7 +101,7 @@ def channel_table(trace: Trace, group: Group, numbers: Mapping[Path, int]) -> Ch
 
 
 def _member_axes(trace: Trace, group: Group) -> dict[int, list[int]]:
-    """The number of each leaf with channels of a group, and along which of its axes they lie."""
+    """Number of a leaf with channels of a group -> the axes along which they lie."""
     number_of = trace.leaf_numbers
     member_axes: dict[int, list[int]] = {}
     for member in group.members:
@@ -113,7 +113,7 @@ def _member_axes(trace: Trace, group: Group) -> dict[int, list[int]]:
 
 
 def _find_index(axes: Axes, i: int, group: Group) -> Index:
-    """Where the channels along an axis of a leaf stand in the table of their group."""
+    """The places of the channels along an axis of a leaf in the table of their group."""
     atom = group.atom.resolved()
     owners = resolve_each(group.lists)
     whole = Cut({})
@@ -128,7 +128,7 @@ def _add_up(value: Any, index: Index, shape: Shape) -> jax.Array:
     """Sums over the weights of each channel, in the shape of the table."""
     # Sums of 16-bit numbers would overflow.
     dtype = jnp.promote_types(value.dtype, jnp.float32)
-    other_axes = _axes_without_part(value.shape, index)
+    other_axes = _other_axes(value.shape, index)
     sums = jnp.sum(value, axis=other_axes, keepdims=True, dtype=dtype)
     if _is_in_order(index, shape):
         return sums.ravel()
@@ -137,7 +137,7 @@ def _add_up(value: Any, index: Index, shape: Shape) -> jax.Array:
 
 
 def _is_in_order(index: Index, shape: Shape) -> bool:
-    """Whether each position is the channel of the same number."""
+    """Whether position i has channel i."""
     if len(index) != 1:
         return False
     (channels,) = index
@@ -150,12 +150,12 @@ def _any_over(flags: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     return jnp.any(flags, axis=axes, keepdims=True)
 
 
-def _axes_without_part(shape: Shape, index: Index) -> tuple[int, ...]:
-    """The axes of a leaf that have no part in an index."""
+def _other_axes(shape: Shape, index: Index) -> tuple[int, ...]:
+    """The axes of a leaf that an index does not depend on."""
     shapes = [indices.shape for indices in index]
     index_shape = np.broadcast_shapes(*shapes)
-    without_part = []
+    other_axes = []
     for i, size in enumerate(index_shape):
         if size < shape[i]:
-            without_part.append(i)
-    return tuple(without_part)
+            other_axes.append(i)
+    return tuple(other_axes)

@@ -36,15 +36,15 @@ def group_lasso(
 ) -> optax.GradientTransformation:
     r"""Group lasso over channels, in its proximal form: an optax transformation that makes whole channels zero.
 
-    It stands last in a chain, and shrinks the parameters $w$ that the step leads to, channel by channel:
+    It has to be the last in a chain. It shrinks the parameters $w$ that the step leads to, channel by channel:
 
     $$w_c \leftarrow \max\left(0,\; 1 - \frac{\lambda \sqrt{n_c}}{\lVert w_c \rVert_2}\right) w_c,$$
 
     where $w_c$ are the weights of a channel in all of its leaves (kernels, biases, norms), $n_c$ is their number, and
-    $\lambda$ is `strength`. This is the proximal operator of $\lambda \sum_c \sqrt{n_c} \lVert w_c \rVert_2$. A
-    gradient of that sum would only come near zero; here channels become zero exactly, and `graph.nonzero_channels`
-    says which are left. A weight may lie in two channels, that of its input and that of its output. Both factors are
-    taken of the same weights, and multiplied.
+    $\lambda$ is `strength`. This is the proximal operator of $\lambda \sum_c \sqrt{n_c} \lVert w_c \rVert_2$. With
+    a gradient of that sum, channels would only come near zero. Here they become exactly zero, and
+    `graph.nonzero_channels` says which are left. A weight may lie in two channels, that of its input and that of its
+    output. Then both factors are computed from the same weights, and multiplied.
 
     The strength is not multiplied by a learning rate. With `optax.sgd(rate)` before it, `rate * lambda` is proximal
     gradient descent on the loss with the penalty above. Nothing after it may rescale updates.
@@ -53,7 +53,7 @@ def group_lasso(
     networks Wen et al., "Learning structured sparsity in deep neural networks", 2016.
 
     Args:
-      graph: of the model; the parameters may be a subtree of its parameters.
+      graph: of the model. The parameters may be a subtree of its parameters.
       strength: $\lambda$, from 0 up, or a schedule: a function of the step.
       groups: names or globs of groups, as in `GroupedChannels`.
 
@@ -63,7 +63,7 @@ def group_lasso(
     Raises:
       TypeError: `graph` is no `ChannelGraph`, or `strength` is no number.
       KeyError: a name matches no group.
-      ValueError: `strength` is negative or not finite; or, by `update`, there are no `params`, or those of another
+      ValueError: `strength` is negative or not finite. Raised by `update`: `params` are missing, or those of another
         model.
 
     >>> import jax.numpy as jnp
@@ -107,7 +107,7 @@ def group_lasso(
             if path in factors:
                 new_weight = new_weights[path]
                 shrunk = (new_weight * factors[path]).astype(new_weight.dtype)
-                # What is to be 0 becomes it exactly: the weight plus its own negative.
+                # Shrunk to 0, the step is minus the weight, so that their sum is exactly 0.
                 step = shrunk - weight
             new_steps.append(step)
         count = jnp.asarray(optax.safe_increment(state.count))
@@ -117,7 +117,7 @@ def group_lasso(
 
 
 def _factors(tables: Sequence[ChannelTable], weights: Arrays, threshold: Any) -> Arrays:
-    """What the weights of each leaf are multiplied by."""
+    """The factors of the weights of each leaf."""
     factors: Arrays = {}
     for table in tables:
         squares: Arrays = {}

@@ -1,4 +1,4 @@
-"""The sparsity type that removes whole channels, from all leaves that have a part in them."""
+"""The sparsity type that removes whole channels from all of their leaves."""
 
 import dataclasses
 import math
@@ -24,38 +24,38 @@ from jaxpruner.structure.zero_channels import insufficient_members
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class GroupedChannels:
-    r"""Channels are removed from all leaves that have a part in them: the sparsity type of a pruner.
+    r"""The sparsity type of a pruner that removes channels from all of their leaves.
 
     A hidden unit is a column of one kernel, an element of a bias and a row of the next kernel. `Channel` decides for
     each leaf by itself, so that little can be removed from a model afterwards. Here each group of a graph has one
-    ranking, by the sum of the scores of all weights of a channel,
+    ranking. The score of a channel is the sum of the scores of all its weights,
 
     $$s_c = \sum_{w \in c} s_w,$$
 
-    and `sparsity` is the share of its channels to remove. Biases and norms get masks, too, although the default filter
+    and `sparsity` is the share of the channels to remove. Biases and norms get masks, too, although the default filter
     leaves them out. Where layers of a scan, experts or heads may keep channels of their own, each has a ranking of its
-    own, and all keep the same number. After training `graph.nonzero_channels(opt_state)` says which channels stay, and
-    `graph.shrink` leaves the others out without a change of the function.
+    own, and all keep the same number. After training `graph.nonzero_channels(opt_state)` says which channels stay.
+    `graph.shrink` then removes the others, and the model computes the same function.
 
-    A group has the sparsity of its leader: of the leaves with more than one axis the one that the model uses first. So
-    `sparsity_distribution_fn` and `custom_sparsity_map` work as ever, on leaders; a group whose leader has no sparsity
-    stays whole. Members need not all be parameters of the pruner (running statistics are none) and may be left dense
-    by name, as long as zeros in the others remove the channel.
+    A group has the sparsity of its leader: of its leaves with more than one axis, the one that the model uses first. So
+    `sparsity_distribution_fn` and `custom_sparsity_map` apply to leaders. A group whose leader has no sparsity stays
+    whole. Some members may be no parameters of the pruner, such as running statistics, or may be left dense by name, if
+    zeros in the other members remove the channel.
 
-    It works with any pruner that ranks scores leaf by leaf. Global rankings refuse it; so do SET, RigL and AC/DC, since
-    a channel that is zero in all leaves has no gradient, by which it could come back.
+    It works with any pruner that ranks scores leaf by leaf. Global rankings refuse it. SET, RigL and AC/DC refuse it,
+    too: a channel that is zero in all leaves has no gradient, so it could not come back.
 
     Args:
-      graph: of the model, made by `channel_groups`. Its parameters may hold those of the pruner in a subtree
+      graph: of the model, made by `channel_groups`. The parameters of the pruner may be a subtree of its parameters
         (`{'params': …, 'batch_stats': …}`).
-      groups: names or globs of the groups that are pruned; by default all. Without a full name, groups that are not
-        exact are left alone, and so are layers of a scan.
+      groups: names or globs of the groups that are pruned; by default all. Groups that are not exact, and layers of a
+        scan, are only pruned if they are given by their full name.
 
     Raises:
       TypeError: `graph` is no `ChannelGraph`.
       KeyError: a name matches no group.
-      ValueError: a name matches only groups that are not exact. By `init` of a pruner: leaves of other shapes than
-        those of the graph, or a group of which some leaf is not masked that would have to be.
+      ValueError: a name matches only groups that are not exact. Raised by `init` of a pruner: leaves have other shapes
+        than in the graph, or a leaf without a mask would have to have one.
 
     >>> import jax.numpy as jnp
     >>> import jaxpruner
@@ -72,10 +72,9 @@ class GroupedChannels:
     Array([[9., 8.]], dtype=float32)
     """
 
-    # `chosen` are the groups that are pruned.
     graph: ChannelGraph
     groups: str | Sequence[str] | None = None
-    chosen: tuple[Group, ...] = dataclasses.field(init=False)
+    chosen: tuple[Group, ...] = dataclasses.field(init=False)  # the groups that are pruned
     _joined: dict[Any, Any] = dataclasses.field(init=False, default_factory=dict)
 
     def __post_init__(self):
@@ -90,19 +89,19 @@ class GroupedChannels:
         return f'GroupedChannels({", ".join(group.name for group in self.chosen)})'
 
     def check_shape(self, shape: Sequence[int], where: str) -> None:
-        """Accepts every shape; `join` compares them with those of the graph."""
+        """Accepts every shape; `join` compares shapes with those of the graph."""
 
     def join(self, shapes: Mapping[Path, tuple[int, ...]]) -> 'Sequence[GroupInLeaves]':
-        """The groups whose leaders are among leaves of these paths and shapes."""
+        """The groups whose leaders are among these leaves."""
         key = frozenset(shapes.items())
         if key not in self._joined:
             self._joined[key] = self._find(shapes)
         return self._joined[key]
 
     def check_members(self, groups: 'Sequence[GroupInLeaves]', masked: Collection[Path]) -> None:
-        """Refuses groups that masks of these leaves do not remove."""
+        """Refuses groups whose channels are not removed by masks of these leaves."""
         masked_in_model: set[Path] = set()
-        for group in groups[:1]:  # all have the same leaves
+        for group in groups[:1]:  # all groups know the same leaves
             masked_in_model.update(map(group.path_in_model, masked))
         zeroed = {}
         missing = {}
@@ -119,7 +118,7 @@ class GroupedChannels:
             zeroed[atom] = frozenset(zeroed_members)
             missing[atom] = sorted(missing_names)
         if not any(missing.values()):
-            return  # the groups are exact where all members are zero
+            return  # all members are zero, and the groups are exact
         for atom in insufficient_members(self.graph.traces, zeroed):
             if missing.get(atom):
                 raise ValueError(
@@ -128,7 +127,7 @@ class GroupedChannels:
                 )
 
     def kept_weights(self, counts: 'Sequence[tuple[GroupInLeaves, int]]', leaf: Path) -> int:
-        """How many weights of a leaf are kept, given how many channels of each of some groups are kept."""
+        """How many weights of a leaf are kept if these groups keep so many channels."""
         lists = {}
         for group_in_leaves, count in counts:
             *owner_sizes, _ = group_in_leaves.table.shape
@@ -178,7 +177,7 @@ class GroupInLeaves:
 
     @property
     def members(self) -> list[Path]:
-        """The leaves that have a part in the channels."""
+        """The leaves that the channels lie in."""
         return list(self.table.indices)
 
     @property
@@ -187,7 +186,7 @@ class GroupInLeaves:
         return self.table.group.size
 
     def path_in_model(self, leaf: Path) -> Path:
-        """The path of a leaf in the model, of which the pruner may have a subtree."""
+        """The path of a leaf in the model. The pruner may have a subtree of the model's parameters."""
         return self.trace.paths[self.numbers[leaf]]
 
     @property
@@ -207,7 +206,7 @@ class GroupInLeaves:
 
 
 def _choose(groups: Mapping[str, Group], names: str | Sequence[str] | None) -> tuple[Group, ...]:
-    """The groups of these names; of globs those that are exact and no layers of a scan."""
+    """The groups with these names, and the exact ones that globs match, without layers of a scan."""
     chosen = []
     patterns = [names] if isinstance(names, str) else names or ['*']
     for name in patterns:
@@ -232,7 +231,7 @@ def _choose(groups: Mapping[str, Group], names: str | Sequence[str] | None) -> t
 
 
 def _find_leader(trace: Trace, group: Group) -> int:
-    """The number of the leaf whose sparsity is that of a group."""
+    """The number of the leaf whose sparsity a group has."""
 
     def order(number: int) -> tuple[bool, int]:
         has_one_axis = len(trace.leaves[number]) < 2

@@ -1,4 +1,4 @@
-"""Makes the groups of a `ChannelGraph` from the axes of a traced model."""
+"""Makes the groups of a `ChannelGraph` from the axes of a traced model, and names them."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ from jaxpruner.structure.graph import ChannelGraph
 
 
 class _Spot(NamedTuple):
-    """Where an atom lies along an axis of a leaf: of the parameters, or of the states.
+    """Where an atom lies along an axis of a leaf of the parameters or of the states.
 
     Attributes:
       leaf: its number.
@@ -34,7 +34,7 @@ Spots = Sequence[_Spot]
 
 
 def find_groups(traces: Sequence[Trace]) -> ChannelGraph:
-    """The groups of a model with these programs, and what is pinned or unused."""
+    """Makes the graph of a model with these programs: its groups, pinned axes and unused leaves."""
     trace = traces[0]
     pinned: list[PinnedAxis] = []
     unused: list[Path] = []
@@ -66,14 +66,14 @@ def find_groups(traces: Sequence[Trace]) -> ChannelGraph:
 
 
 def _spots_in(leaf: int, axes: Axes) -> Iterator[_Spot]:
-    """Where atoms lie in a leaf."""
+    """Yields where atoms lie in a leaf."""
     for i, axis in enumerate(axes):
         for occurrence in occurrences(axis):
             yield _Spot(leaf, i, occurrence)
 
 
 def _make_groups(traces: Sequence[Trace], spots_of: Mapping[Axis, Spots]) -> dict[str, Group]:
-    """The groups by name, in the order in which the model uses their first leaves."""
+    """Makes the groups by name, in the order in which the model uses their first leaves."""
     trace = traces[0]
     inexact = inexact_atoms(traces)
     owners = owners_of_lists(traces, spots_of)
@@ -113,7 +113,7 @@ def _make_groups(traces: Sequence[Trace], spots_of: Mapping[Axis, Spots]) -> dic
 
 
 def _members_in_states(traces: Iterable[Trace]) -> dict[Axis, list[Member]]:
-    """Where atoms lie in states; a leaf that several programs have counts once."""
+    """Where atoms lie in states. A leaf of several programs counts once."""
     axes_of_states: dict[Path, Axes] = {}
     for trace in traces:
         for path, axes in trace.named_states:
@@ -127,7 +127,7 @@ def _members_in_states(traces: Iterable[Trace]) -> dict[Axis, list[Member]]:
 
 
 def _order_of(traces: Iterable[Trace], spot: _Spot) -> tuple[int, ...]:
-    """Leaves in the order of their first use; of one leaf the last axis first, outer parts before inner ones."""
+    """A key that sorts leaves by first use, axes of a leaf from last to first, and outer parts before inner ones."""
     uses = [trace.first_uses[spot.leaf] for trace in traces]
     occurrence = spot.occurrence
     return *uses, -spot.axis, occurrence.offset, -occurrence.stride
@@ -139,7 +139,7 @@ def _make_member(path: Path, spot: _Spot) -> Member:
 
 
 def _name_group(trace: Trace, spot: _Spot) -> str:
-    """The leaf and the axis, and where the channels lie along it if they are not all of it."""
+    """Names the leaf and axis of a group, with a slice if its channels are only a part of the axis."""
     path = tree_lib.path_string(trace.paths[spot.leaf])
     name = f'{path}[{spot.axis}]'
     length = trace.leaves[spot.leaf][spot.axis].size
@@ -152,7 +152,7 @@ def _name_group(trace: Trace, spot: _Spot) -> str:
 
 
 def _count_parameters(trace: Trace, spots: Spots) -> int:
-    """How many parameters lie along an atom, each counted once."""
+    """Counts the parameters along an atom, each once."""
     lengths_along: dict[int, dict[int, int]] = {}  # leaf -> axis -> positions with channels
     for spot in spots:
         length = spot.occurrence.positions().size

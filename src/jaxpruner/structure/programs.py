@@ -1,7 +1,7 @@
-"""What a graph is made of: the programs of a model, and the state that they take and return.
+"""The programs of a model, and the state that they take and return.
 
-A program takes a state after the parameters, such as the statistics of batch normalization or the keys and values of
-earlier tokens, and returns it with other numbers. Among the results it is recognised by its names and shapes:
+A program may take a state after the parameters, such as the statistics of batch normalization or the keys and values of
+earlier tokens. It returns the state with other numbers. The state is found among the results by its names and shapes:
 
 >>> import jax.numpy as jnp
 >>> state = {'norm': {'mean': jnp.zeros(8), 'count': jnp.zeros(())}}
@@ -29,7 +29,7 @@ class ModelProgram(NamedTuple):
       apply_fn: the function.
       has_state: whether the first of the arguments is a state.
       arguments: `jax.ShapeDtypeStruct` for arrays.
-      examples: the arguments themselves; `None` where they were shapes, or traced.
+      examples: the arguments themselves; `None` if they were shapes, or traced.
       results: structure of the results; `None` before the program is traced.
     """
 
@@ -41,7 +41,7 @@ class ModelProgram(NamedTuple):
 
     @classmethod
     def of(cls, apply_fn: Callable[..., Any], state: Any, inputs: Sequence[Any]) -> 'ModelProgram':
-        """A program with these inputs, and a state unless it is `None`."""
+        """A program with these inputs, and with a state unless it is `None`."""
         has_state = state is not None
         arguments = (state, *inputs) if has_state else tuple(inputs)
         shapes = jax.tree.map(shape_of_leaf, arguments)
@@ -55,13 +55,8 @@ class ModelProgram(NamedTuple):
         """The shapes of the state; an empty tree if there is none."""
         return self.arguments[0] if self.has_state else ()
 
-    @property
-    def inputs(self) -> tuple[Any, ...]:
-        """The shapes of the arguments without the state."""
-        return self.arguments[1:] if self.has_state else self.arguments
-
     def split(self, arguments: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-        """The state among some arguments, an empty tree if there is none, and the inputs."""
+        """Splits arguments into the state, an empty tree if there is none, and the inputs."""
         if not self.has_state:
             return (), arguments
         state, *inputs = arguments
@@ -74,12 +69,12 @@ class ModelProgram(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What a graph was made of.
+    """The model that a graph was made of.
 
     Attributes:
       params: of the model, `jax.ShapeDtypeStruct` for arrays.
-      programs: that use these parameters; one at least.
-      analyse: `(params, programs) -> ChannelGraph` of the same model with others.
+      programs: one or more programs that use these parameters.
+      analyse: `(params, programs) -> ChannelGraph`, makes the graph of other parameters and programs.
     """
 
     params: PyTree
@@ -93,11 +88,11 @@ class Model(NamedTuple):
 
     @property
     def examples(self) -> tuple[Any, ...] | None:
-        """The arguments of the first program after the parameters; `None` where they were shapes, or traced."""
+        """The arguments of the first program after the parameters; `None` if they were shapes, or traced."""
         return self.programs[0].examples
 
     def number_of(self, apply_fn: Callable[..., Any] | None) -> int:
-        """The number of the program with this function; without one of the first.
+        """The number of the program with this function; 0 if there is no function.
 
         Raises:
           ValueError: there is no such program.
@@ -105,7 +100,7 @@ class Model(NamedTuple):
         if apply_fn is None:
             return 0
         for number, program in enumerate(self.programs):
-            # A program without some blocks is known by the function of the whole one, too.
+            # A program without some blocks is also found by the function of the whole program.
             whole = getattr(program.apply_fn, 'whole', None)
             if apply_fn in (program.apply_fn, whole):
                 return number
@@ -115,13 +110,13 @@ class Model(NamedTuple):
         )
 
     def with_program(self, number: int, params: PyTree, program: ModelProgram) -> Any:
-        """The graph of the model with other parameters, and another program in this place."""
+        """The graph of the model with other parameters, and with one program replaced."""
         programs = list(self.programs)
         programs[number] = program
         return self.analyse(params, programs)
 
     def are_params(self, tree: PyTree) -> bool:
-        """Whether these are parameters: arrays of the structure and the dtypes of the model's."""
+        """Whether a tree can be the parameters: arrays of their structure and dtypes."""
         leaves, structure = jax.tree.flatten(tree)
         own_leaves, own_structure = jax.tree.flatten(self.params)
         if structure != own_structure:
@@ -133,7 +128,7 @@ class Model(NamedTuple):
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf has values, which the host can ask for."""
+    """Whether a leaf has values, and is neither a shape nor traced."""
     is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
     return not is_shape and not tree_lib.is_traced(leaf)
 
@@ -144,7 +139,7 @@ def shape_of_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def signature(shapes: PyTree) -> Hashable:
-    """The structure, the shapes and the dtypes of a tree, to look up what was traced for them."""
+    """The structure, shapes and dtypes of a tree, as a key for what was traced with them."""
     leaves, treedef = jax.tree.flatten(shapes)
     shapes_and_dtypes = []
     for leaf in leaves:
@@ -154,10 +149,10 @@ def signature(shapes: PyTree) -> Hashable:
 
 
 def returned_leaves(state: PyTree, results: PyTree) -> dict[int, int]:
-    """Which results are the state that comes back.
+    """Finds the results that are the returned state.
 
-    A part of the results with the names and shapes of the whole state is the state. If there is none, each named entry
-    of the state is looked for by itself, since a program may return some of them.
+    A part of the results with the names and shapes of the whole state is the state. If there is no such part, each
+    named entry of the state is looked for by itself, since a program may return only some of them.
 
     Returns:
       Number of a result -> number of the leaf of the state.
@@ -173,7 +168,7 @@ def returned_leaves(state: PyTree, results: PyTree) -> dict[int, int]:
     if not matches:
         first_parts = [path[0] for path in state_shapes if path]
         for name in dict.fromkeys(first_parts):
-            if not name.isdigit():  # numbers of a tuple name nothing
+            if not name.isdigit():  # the position in a tuple is no name
                 entry = _take_part(state_shapes, (name,), ())
                 matches |= _match(entry, result_shapes, name)
     number_of = {path: number for number, path in enumerate(state_shapes)}
@@ -194,7 +189,7 @@ def _shapes_by_path(tree: PyTree) -> Shapes:
 
 
 def _match(state: Shapes, results: Shapes, *name: str) -> dict[Path, Path]:
-    """Path of a result -> path in the state, for the one part of the results that is the state, or its named entry."""
+    """Path of a result -> path in the state, for the part of the results that is the state or this entry of it."""
     first = next(iter(state))
     prefixes = []
     for path in results:
@@ -217,7 +212,7 @@ def _match(state: Shapes, results: Shapes, *name: str) -> dict[Path, Path]:
 
 
 def _take_part(shapes: Shapes, beginning: Path, prefix: Path) -> Shapes:
-    """The entries whose paths have this beginning, by their paths without the prefix."""
+    """The entries whose paths begin so, by their paths without the prefix."""
     part = {}
     for path, shape in shapes.items():
         if path[: len(beginning)] == beginning:

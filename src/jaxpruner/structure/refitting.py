@@ -1,8 +1,8 @@
-"""Fits consumers of removed channels to calibration inputs: the rows that stay make up for those that go.
+"""Fits kernels that sum over removed channels to calibration inputs: the rows that stay make up for those that go.
 
-A channel has a row in each kernel that sums over it. Without it the kernel's output changes by what the row added. The
-other rows of the kernel can add most of that, where channels are alike. `oneshot` finds the kernels, takes the Gram
-matrix of what they meet, and solves for the rows.
+A channel has a row in each kernel that sums over it. Without the channel, the kernel's output loses what the row added.
+If channels are alike, the other rows of the kernel can add most of that. `oneshot` finds the kernels, computes the Gram
+matrix of their inputs, and solves for the rows.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ DAMPING = 1e-3
 
 @dataclasses.dataclass
 class _LeastSquares(CalibratedPruning):
-    """Fits the inputs that masks keep, whole rows of matrices."""
+    """Fits whole rows of matrices, those that masks keep."""
 
     kind: ClassVar[str] = 'gram'
 
@@ -45,7 +45,7 @@ class _LeastSquares(CalibratedPruning):
         return fitted.weights, mask
 
     def doubt(self, prepared, where):
-        """The leaf, where the Gram matrix that was just decomposed needed more damping."""
+        """The leaf, if the Gram matrix that was just decomposed needed more damping."""
         is_more = self._most_damping > max(self.damping, 1e-5) * 1.001
         return f'{where} ({self._most_damping:.2g} was used)' if is_more else None
 
@@ -67,7 +67,7 @@ def refit(
     sequential: bool,
     progress: bool,
 ) -> PyTree:
-    """The parameters of the whole model with fitted kernels, of which the rows of removed channels are zero.
+    """Fits the kernels of the whole model. The rows of removed channels are zero in the result.
 
     Args:
       apply_fn: of the model.
@@ -75,7 +75,7 @@ def refit(
       zeroed_ones: 1 where parameters stay, 0 at removed channels.
       batches: as in `oneshot.calibrate`.
       damping: see `fit_kept_inputs`.
-      sequential: whether a kernel is fitted to the model in which those before it are fitted.
+      sequential: whether a kernel is fitted to a model in which the kernels before it are fitted already.
       progress: whether a progress bar is shown.
     """
     first, batches = first_batch(batches)
@@ -107,7 +107,7 @@ def refit(
 def _row_masks(
     followed: FollowedLeaves, is_kept: Mapping[Path, jax.Array]
 ) -> tuple[dict[Path, jax.Array], dict[Path, str]]:
-    """Masks of the leaves that sum over removed channels, and those of such leaves that have to stay, with reasons."""
+    """Masks of the leaves that sum over removed channels; and such leaves that cannot be fitted, with reasons."""
     masks, left_out = {}, {}
     for path, parts in followed.matrices.items():
         mask = _row_mask(parts, is_kept[path])
@@ -121,7 +121,7 @@ def _row_masks(
 
 
 def _row_mask(parts: Sequence[WeightMatrices], is_kept: jax.Array) -> jax.Array:
-    """0 at the rows of removed channels, of matrices that keep some; columns of removed channels stay until the cut."""
+    """Masks the rows of removed channels in matrices that keep some rows. Removed columns stay until the cut."""
     mask = jnp.ones_like(is_kept)
     for matrices in parts:
         stays = matrices.read(is_kept) > 0
@@ -137,10 +137,8 @@ def _row_mask(parts: Sequence[WeightMatrices], is_kept: jax.Array) -> jax.Array:
 def _warn(left_out: Mapping[Path, str], has_masks: bool) -> None:
     reasons = [f'{tree_lib.path_string(path)} ({reason})' for path, reason in left_out.items()]
     if reasons:
-        caller_warnings.warn(
-            f'these leaves are cut, and what they lose is not made up for: {"; ".join(reasons)}'
-        )
+        caller_warnings.warn(f'these leaves are cut without being fitted: {"; ".join(reasons)}')
     elif not has_masks:
         caller_warnings.warn(
-            'nothing is fitted: no kernel that data meet sums over a part of the channels that are removed'
+            'nothing is fitted: no product of data and a kernel sums over both removed and kept channels'
         )

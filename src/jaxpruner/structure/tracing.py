@@ -1,4 +1,4 @@
-"""`channel_groups`: traces a model once and finds which channels can be removed from it."""
+"""`channel_groups`: traces a model once and finds the channels that can be removed from it."""
 
 import dataclasses
 import functools
@@ -34,23 +34,24 @@ def channel_groups(
     *inputs: Any,
     state: PyTree | None = None,
 ) -> ChannelGraph:
-    """Which channels of a model can be removed, and what has to be removed together.
+    """Finds which channels of a model can be removed, and what has to be removed together.
 
-    Each axis of each value in the traced program is an expression over atoms: a reshape makes products of them, a
-    concatenation sums. What operations tie together is one atom. An atom that nothing pins, and that lies along axes of
-    parameters, is a group: hidden units, channels, heads, features of heads, the width of a residual stream.
+    Each axis of each value in the traced program is an expression over atoms. A reshape makes products of atoms, a
+    concatenation makes sums. Axes that operations tie together become one atom. An atom is a group if it lies along
+    axes of parameters and nothing pins it. Groups are hidden units, channels, heads, features of heads, or the width of
+    a residual stream.
 
-    The model is traced, not computed: shapes (`jax.ShapeDtypeStruct`) do for parameters and inputs.
+    The model is traced, not computed. So shapes (`jax.ShapeDtypeStruct`) are enough for parameters and inputs.
 
     Args:
       apply_fn: `(params, *inputs) -> results`, any function that JAX can trace; `(params, state, *inputs) -> results`
         if there is a state.
       params: any pytree of arrays, or of their shapes.
-      *inputs: what else it is called with, pytrees of arrays or of their shapes. Their axes, and those of the results,
-        stay as they are.
+      *inputs: the other arguments, pytrees of arrays or of their shapes. The axes of inputs and results stay as they
+        are.
       state: arrays, or their shapes, that belong to channels and are no parameters, such as the statistics of batch
-        normalization or the keys and values of earlier tokens. They are cut along. The part of the results with the
-        names and shapes of the state, or of a named entry of it, is the state that comes back, and is cut along, too.
+        normalization or the keys and values of earlier tokens. They are cut, too. A part of the results is the returned
+        state, and is cut, if it has the names and shapes of the state or of a named entry of it.
 
     Returns:
       The groups by name. Each leaf is in a group, in `pinned`, or in `unused`.
@@ -85,7 +86,7 @@ def channel_groups(
 
 
 def analyse(params: PyTree, programs: Sequence[ModelProgram]) -> ChannelGraph:
-    """The graph of a model with these programs; the first one names the groups."""
+    """Makes the graph of a model with these programs. The first one names the groups."""
     paths, arrays, _ = tree_lib.flatten_with_paths(params)
     shapes = map(leaf_shape, arrays, paths)  # raises where a leaf is no array
     leaves = _Leaves(paths, list(map(new_axes, shapes)))
@@ -106,14 +107,14 @@ def analyse(params: PyTree, programs: Sequence[ModelProgram]) -> ChannelGraph:
 
 
 class _Leaves(NamedTuple):
-    """The paths and the axes of the parameters, or of a state."""
+    """The paths and axes of the parameters, or of a state."""
 
     paths: Sequence[Path]
     axes: Sequence[Axes]
 
 
 class _ProgramTrace(NamedTuple):
-    """A program, its trace, and what it reads of values."""
+    """A program, its trace, and the axes of values that it reads."""
 
     program: ModelProgram
     trace: Trace
@@ -127,7 +128,7 @@ def _trace_program(
     states: '_States',
     owner: str,
 ) -> _ProgramTrace:
-    """Traces a program, and infers the axes of each of its values."""
+    """Traces a program, and finds the axes of each of its values."""
     make_jaxpr = jax.make_jaxpr(program.apply_fn, return_shape=True)
     closed_jaxpr, results = make_jaxpr(params, *program.arguments)
     returned = returned_leaves(program.state, results)
@@ -170,7 +171,7 @@ def _trace_program(
 def _pin_inputs(
     closed_jaxpr: Any, leaves: _Leaves, state_leaves: _Leaves, owner: str
 ) -> list[Axes]:
-    """Axes for the inputs behind the parameters and the state."""
+    """Makes pinned axes for the inputs after the parameters and the state."""
     first = len(leaves.paths) + len(state_leaves.paths)
     axes_of_inputs = []
     variables = closed_jaxpr.jaxpr.invars[first:]
@@ -182,7 +183,7 @@ def _pin_inputs(
 
 
 class _States:
-    """The axes of states. Leaves with one path in several programs are the same."""
+    """The axes of states. Leaves with the same path in several programs are the same."""
 
     def __init__(self, param_paths: Sequence[Path]):
         self._param_paths = frozenset(param_paths)
@@ -192,7 +193,7 @@ class _States:
         """The paths and axes of the leaves of a state.
 
         Raises:
-          ValueError: a leaf has the path of a parameter, or another rank than in another program.
+          ValueError: a leaf has the path of a parameter, or a different rank in another program.
         """
         paths, leaves, _ = tree_lib.flatten_with_paths(state)
         axes_of_leaves = []
@@ -212,7 +213,7 @@ class _States:
         if len(others) != len(own):
             raise ValueError(
                 f'the leaf {name} of the state has shape {sizes_of(others)} in one program and {shape} in another; '
-                'give states that are not the same other names'
+                'give different states different names'
             )
         shared = []
         for i, axis in enumerate(own):
@@ -243,7 +244,7 @@ def _pin_each(axes: Axes, owner: str) -> None:
 
 
 def _pin_unread(leaves: Iterable[Axes], read: Iterable[Axes]) -> None:
-    """Pins what no program reads of the parameters, such as positions beyond the length of the inputs."""
+    """Pins the parts of parameters that no program reads, such as positions beyond the length of the inputs."""
     read_atoms = set(atoms_of_values(read))
     reason = 'the model does not read this part for inputs of these shapes'
     pin = Pin(reason, '', _no_line, mixes=False)

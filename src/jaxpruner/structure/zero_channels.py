@@ -1,12 +1,12 @@
 """Channels that are zero already, so that removing them changes nothing.
 
-Not every member of such a channel has to be zero. Where a column of a kernel and its bias are zero, the row of the next
-kernel meets zeros only. Where that row is zero, it does not matter what meets it. Which members suffice is a question
-to the program: of a channel some members are known to be zero, nothing is known of the others, and the zeros are
-followed to every sum over channels, as they are for exactness.
+Not every member of such a channel has to be zero. If a column of a kernel and its bias are zero, the next kernel's row
+is multiplied by zeros. If that row is zero, its input does not matter. The program decides which members suffice. Some
+members of a channel are zeroed, nothing is known of the others, and the zeros are followed to every sum over channels,
+as they are for exactness.
 
-    nonzero_weights   where parameters, or masks of any form, are not zero
-    find              for each group the members that are zero together, and whether they suffice
+    nonzero_weights   finds where parameters, or masks of any form, are not zero
+    find              finds for each group the sets of zero members, and whether they suffice
     left_over         the other channels, for a cut
 """
 
@@ -31,27 +31,27 @@ from jaxpruner.structure.analysis.zeros import ZeroWalk, inexact_atoms
 from jaxpruner.structure.channel_tables import ChannelTable, channel_table
 from jaxpruner.structure.cutting import trees
 
-# Leaf and axis of each of some members.
+# The leaf and axis of some members.
 Members = frozenset[tuple[Path, int]]
 
 
 def nonzero_weights(trace: Trace, tree: PyTree) -> dict[Path, jax.Array]:
-    """For each parameter that has a value in a tree, by its path there, where that is not zero.
+    """Flags the nonzero weights of each parameter that has a value in a tree, by its path there.
 
     Args:
       trace: of the model.
-      tree: parameters, or masks, packed or not, or a state of a wrapped optimizer; all, or a subtree of them.
+      tree: parameters; masks, packed or not; or a state of a wrapped optimizer. It may be a subtree.
 
     Raises:
       TypeError: values are traced.
-      ValueError: a leaf has another shape than the model's, or none is one of the model's.
+      ValueError: a leaf has another shape than in the model, or no leaf is a parameter of the model.
     """
     if sparse_states(tree):
         tree = only_sparse_state(tree).masks
     paths, leaves, _ = tree_lib.flatten_with_paths(tree_lib.as_arrays(tree))
     if tree_lib.has_traced(leaves):
         raise TypeError(
-            'which channels are zero is not known where values are traced; ask outside of jit'
+            'traced values do not say which channels are zero; call this outside of jit'
         )
     value_of = dict(zip(paths, leaves, strict=True))
     nonzero = {}
@@ -63,7 +63,7 @@ def nonzero_weights(trace: Trace, tree: PyTree) -> dict[Path, jax.Array]:
             value = packing.unpack_like(value, expected)
         if jnp.shape(value) != expected:
             raise ValueError(
-                f'{tree_lib.path_string(path)} has shape {jnp.shape(value)}, and in the model {expected}; give the '
+                f'{tree_lib.path_string(path)} has shape {jnp.shape(value)}, but {expected} in the model; give the '
                 'parameters of the whole model, or their masks'
             )
         nonzero[path] = jnp.not_equal(value, 0)
@@ -73,16 +73,16 @@ def nonzero_weights(trace: Trace, tree: PyTree) -> dict[Path, jax.Array]:
 def find(
     traces: Sequence[Trace], groups: Iterable[Group], nonzero: Mapping[Path, jax.Array]
 ) -> dict[str, np.ndarray]:
-    """The channels of exact groups that can be removed although nothing is zeroed.
+    """Finds the channels of exact groups that can be removed without zeroing anything.
 
     Args:
       traces: of the programs of the model.
       groups: of the model.
-      nonzero: where leaves are not zero; of leaves that are not named nothing is known.
+      nonzero: flags of nonzero weights by leaf. Nothing is known of other leaves.
 
     Returns:
-      Name of a group -> flags, one for each channel; where layers, experts or heads may keep channels of their own, for
-      each channel of each of these. Groups without such channels are left out.
+      Name of a group -> a flag for each channel, in the shape of the group's `ChannelTable`. Groups without such
+      channels are left out.
     """
     trace = traces[0]
     numbers = leaf_numbers(trace, nonzero)
@@ -110,9 +110,9 @@ def find(
 
 
 def left_over(is_zero: np.ndarray) -> np.ndarray:
-    """The indices of other channels, ascending, one at least.
+    """The indices of the other channels, ascending, at least one.
 
-    Lists that differ from layer to layer have one length; the shorter ones get some channels that are zero.
+    Lists that differ between layers get the same length. Shorter ones are filled up with channels that are zero.
 
     >>> left_over(np.array([[True, False, True], [False, False, True]])).tolist()
     [[0, 1], [0, 1]]
@@ -131,12 +131,12 @@ def left_over(is_zero: np.ndarray) -> np.ndarray:
 
 
 class _Search:
-    """Which channels of a group can be removed.
+    """The search for the channels of a group that can be removed.
 
     Attributes:
       table: of the group.
       atom: of the group.
-      undecided: sets of members that are zero in some channel, of which it is not known yet whether they suffice.
+      undecided: sets of members that are zero in some channel, and may or may not suffice.
     """
 
     def __init__(self, table: ChannelTable, zero_members: list[Members]):
@@ -150,7 +150,7 @@ class _Search:
     def decide(self, suffices: bool) -> None:
         """Notes whether the first undecided set of members suffices.
 
-        If it does, all sets that contain it do. If it does not, no set that it contains does.
+        If it does, all its supersets do. If it does not, none of its subsets does.
         """
         decided, *others = self.undecided
         if suffices:
@@ -175,7 +175,7 @@ def _zero_members(
     nonzero: Mapping[Path, jax.Array],
     numbers: Mapping[Path, int],
 ) -> list[Members]:
-    """For each element of a table the members that are zero, by their paths in the model."""
+    """For each element of a table, the members that are zero, by their paths in the model."""
     flags = {}
     for path, by_axis in table.indices.items():
         path_in_model = trace.paths[numbers[path]]
@@ -190,7 +190,7 @@ def _zero_members(
 
 
 def insufficient_members(traces: Sequence[Trace], asked: Mapping[Axis, Members]) -> set[Axis]:
-    """The atoms whose channels have a part in the results although these members are zero."""
+    """Finds the atoms whose channels the results depend on although these members are zero."""
     trace = traces[0]
     walk = ZeroWalk(trace)
     fills = []

@@ -78,6 +78,6 @@ class BlockMethods(GraphRecord):
                 if verification.verdict == 'different':
                     raise ValueError(
                         f'the model without {names} differs from the whole one with zeros ({verification}); '
-                        'verify=False leaves them out all the same'
+                        'leave them in, or leave them out all the same with verify=False'
                     )
         return shallow_model.drop(tree, chosen)

@@ -177,8 +177,8 @@ class CuttingMethods(GraphRecord):
             if verification.verdict == 'different':
                 where = f' in {program.name}' if self.others else ''
                 raise ValueError(
-                    f'the smaller model differs from the whole one with zeros{where} ({verification}); groups whose '
-                    'removal differs are found one by one with graph.verify, and verify=False cuts all the same'
+                    f'the smaller model differs from the whole one with zeros{where} ({verification}); find '
+                    'the groups that differ one by one with graph.verify, or cut all the same with verify=False'
                 )
 
     def refit(

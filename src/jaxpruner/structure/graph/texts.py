@@ -43,7 +43,7 @@ def explain(graph: Any, leaf: Path | str, axis: int) -> str:
     path = graph.trace.paths[number]
     name = tree_lib.path_string(path)
     if not -len(axes) <= axis < len(axes):
-        raise ValueError(f'{name} has {len(axes)} axes, so that there is no axis {axis}')
+        raise ValueError(f'{name} has {len(axes)} axes, so there is no axis {axis}')
     axis %= len(axes)
     if path in graph.unused:
         return f'{name}[{axis}]: the leaf has no part in the results of the model'
