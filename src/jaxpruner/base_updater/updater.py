@@ -202,11 +202,12 @@ class BaseUpdater(OptionalHooks, ShortRepr):
                     score_of[i], sparsity_of[i], leaf.groups, start_of[i]
                 )
         if any(is_joint(leaf.sparsity_type) for leaf in leaves):
-            kept = joint_leaves.mask_joint_leaves(leaves, scored, self.topk_fn)
+            leaf_masks = joint_leaves.mask_joint_leaves(leaves, scored, self.topk_fn)
         else:
-            kept = calculators.mask_leaves(scored, self.topk_fn)
-        masks = jax.tree.unflatten(treedef, [leaf.mask for leaf in kept])
-        return masks, jax.tree.unflatten(treedef, [leaf.threshold for leaf in kept])
+            leaf_masks = calculators.mask_leaves(scored, self.topk_fn)
+        masks = jax.tree.unflatten(treedef, [leaf.mask for leaf in leaf_masks])
+        new_thresholds = jax.tree.unflatten(treedef, [leaf.threshold for leaf in leaf_masks])
+        return masks, new_thresholds
 
     def get_initial_masks(
         self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree

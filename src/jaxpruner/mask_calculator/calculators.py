@@ -276,19 +276,23 @@ def own_topk_fn(topk_fn: TopkFn | None) -> TopkFn | None:
     return None if isinstance(topk_fn, TopkOfType) else topk_fn
 
 
-class KeptOfLeaf(NamedTuple):
-    """The mask of a leaf, and the threshold among its groups; both `None` where the leaf is not ranked."""
+class LeafMask(NamedTuple):
+    """The mask of a leaf, if it has one.
+
+    `selection.Selected` is the result of one ranking, and has both. A leaf that stays dense has neither.
+    """
 
     mask: jax.Array | None = None
-    threshold: jax.Array | None = None  # None, too, where nothing is ranked over the whole leaf
+    # Among the leaf's groups. None, too, where nothing is ranked over the whole leaf.
+    threshold: jax.Array | None = None
 
 
 def mask_leaves(
     leaves: Sequence[ScoredLeaf | None], topk_fn: TopkFn | None = None
-) -> list[KeptOfLeaf]:
+) -> list[LeafMask]:
     """Makes the masks of all leaves of a model; a user's own `topk_fn` is used instead of their types' rankings."""
     topk_fn = own_topk_fn(topk_fn)
-    results = [KeptOfLeaf()] * len(leaves)
+    results = [LeafMask()] * len(leaves)
     ranked_in_groups: dict[int, ScoredLeaf] = {}
     for i, leaf in enumerate(leaves):
         if leaf is None:
@@ -300,11 +304,11 @@ def mask_leaves(
         own_or_of_type = topk_fn or get_topk_fn(sparsity_type)
         mask_layers = leaf.groups.per_layer(own_or_of_type, (0, None))
         scores = selection.read(leaf.scores)
-        results[i] = KeptOfLeaf(mask_layers(scores, leaf.sparsity))
+        results[i] = LeafMask(mask_layers(scores, leaf.sparsity))
     if ranked_in_groups:
-        selected = _mask_by_groups(list(ranked_in_groups.values()))
-        for i, (mask, threshold) in zip(ranked_in_groups, selected, strict=True):
-            results[i] = KeptOfLeaf(mask, threshold)
+        all_selected = _mask_by_groups(list(ranked_in_groups.values()))
+        for i, selected in zip(ranked_in_groups, all_selected, strict=True):
+            results[i] = LeafMask(selected.mask, selected.threshold)
     return results
 
 

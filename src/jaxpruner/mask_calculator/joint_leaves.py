@@ -15,7 +15,7 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import selection
 from jaxpruner.mask_calculator.calculators import (
     MASK_DTYPE,
-    KeptOfLeaf,
+    LeafMask,
     ScoredLeaf,
     TopkFn,
     mask_leaves,
@@ -84,7 +84,7 @@ def mask_joint_leaves(
     leaves: Sequence[Leaf],
     scored: Sequence[ScoredLeaf | None],
     topk_fn: TopkFn | None,
-) -> list[KeptOfLeaf]:
+) -> list[LeafMask]:
     """Makes the masks of all leaves of a model; leaves that a type ties are ranked as the groups that they share."""
     requests = list(scored)
     ranked: list[tuple[_Joined, JointGroups]] = []
@@ -94,9 +94,9 @@ def mask_joint_leaves(
             ranked.append((joined, groups))
         for index in joined.indices.values():
             requests[index] = None
-    kept = mask_leaves(requests, topk_fn)
+    leaf_masks = mask_leaves(requests, topk_fn)
     masks: dict[int, Any] = {}
-    verdicts = kept[len(leaves) :]
+    verdicts = leaf_masks[len(leaves) :]
     for (joined, groups), verdict in zip(ranked, verdicts, strict=True):
         assert verdict.mask is not None
         for path in joined.members(groups):
@@ -105,8 +105,8 @@ def mask_joint_leaves(
             masks[index] = masks[index] * own_mask if index in masks else own_mask
     for index, mask in masks.items():
         whole = jnp.broadcast_to(mask, leaves[index].shape)
-        kept[index] = KeptOfLeaf(whole.astype(MASK_DTYPE))
-    return kept[: len(leaves)]
+        leaf_masks[index] = LeafMask(whole.astype(MASK_DTYPE))
+    return leaf_masks[: len(leaves)]
 
 
 def kept_weights(leaves: Sequence[Leaf], targets: Sequence[Any]) -> Iterator[tuple[int, int]]:
