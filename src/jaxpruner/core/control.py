@@ -26,20 +26,20 @@ from jaxpruner.core import tree as tree_lib
 
 
 def run_once(
-    when: jax.Array | bool,
+    condition: jax.Array | bool,
     function: Callable[..., Any],
     state: Any,
     *inputs: Any,
     narrow: bool = False,
 ) -> Any:
-    """`function(state, *inputs)` if `when` is true, else the state.
+    """Returns `function(state, *inputs)` if the condition holds, else the state.
 
     A `while_loop` that runs zero or one times, where `cond` would do. Its carry is updated in place, and under `vmap`
-    it stays a loop; `cond` becomes a select there, which always pays for both branches. If `when` is known while the
-    program is traced, there is no loop: the function is in the program, or not.
+    it stays a loop; `cond` becomes a select there, which always pays for both branches. If the condition is known while
+    the program is traced, there is no loop: the function is in the program, or not.
 
     Args:
-      when: bool scalar.
+      condition: bool scalar.
       function: called with the state and the inputs; returns a tree like the state, whose dtypes are kept.
       state: any pytree of arrays.
       *inputs: what else the function reads.
@@ -60,19 +60,19 @@ def run_once(
     def unchanged(current: Any, *_: Any) -> Any:
         return jax.tree.map(jnp.asarray, current)
 
-    if not tree_lib.is_traced(when):  # outside jit, a loop would be compiled anew at each call
-        if not when:
+    if not tree_lib.is_traced(condition):  # outside jit, a loop would be compiled anew at each call
+        if not condition:
             return state
         if not tree_lib.has_traced((state, inputs)):
             return run(state, *inputs)
         return _in_branch(run, state, *inputs, not_taken=unchanged)
     if narrow:
-        return _run_once_narrowly(when, run, state, *inputs)
-    return jax.lax.while_loop(lambda carry: carry[0], body, (when, state))[1]
+        return _run_once_narrowly(condition, run, state, *inputs)
+    return jax.lax.while_loop(lambda carry: carry[0], body, (condition, state))[1]
 
 
 def _run_once_narrowly(
-    when: jax.Array | bool, function: Callable[..., Any], state: Any, *inputs: Any
+    condition: jax.Array | bool, function: Callable[..., Any], state: Any, *inputs: Any
 ) -> Any:
     leaves, treedef = jax.tree.flatten(state)
     values = [*leaves, *jax.tree.leaves(inputs)]
@@ -87,7 +87,7 @@ def _run_once_narrowly(
         results = compute(*arguments)
         return [results[i] for i in changed]
 
-    new = run_once(when, change, [leaves[i] for i in changed], [values[i] for i in read])
+    new = run_once(condition, change, [leaves[i] for i in changed], [values[i] for i in read])
     for i, value in zip(changed, new, strict=True):
         leaves[i] = value
     return jax.tree.unflatten(treedef, leaves)
