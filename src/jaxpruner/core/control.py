@@ -15,7 +15,7 @@ Each docstring says what happens without the function, and where that was seen.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -51,11 +51,17 @@ def run_once(
     """
 
     def run(current: Any, *arguments: Any) -> Any:
-        return cast_like(function(current, *arguments), current)
+        new = function(current, *arguments)
+        return cast_like(new, current)
+
+    def is_pending(carry: Any) -> jax.Array:
+        pending, _ = carry
+        return pending
 
     def body(carry: Any) -> Any:
         pending, current, read = keep_in_loop((*carry, inputs))
-        return jnp.zeros_like(pending), run(current, *read)
+        done = jnp.zeros_like(pending)
+        return done, run(current, *read)
 
     def unchanged(current: Any, *_: Any) -> Any:
         return jax.tree.map(jnp.asarray, current)
@@ -68,38 +74,61 @@ def run_once(
         return _in_branch(run, state, *inputs, not_taken=unchanged)
     if narrow:
         return _run_once_narrowly(condition, run, state, *inputs)
-    return jax.lax.while_loop(lambda carry: carry[0], body, (condition, state))[1]
+    _, result = jax.lax.while_loop(is_pending, body, (condition, state))
+    return result
 
 
 def _run_once_narrowly(
-    condition: jax.Array | bool, function: Callable[..., Any], state: Any, *inputs: Any
+    condition: jax.Array | bool,
+    function: Callable[..., Any],
+    state: Any,
+    *inputs: Any,
 ) -> Any:
     leaves, treedef = jax.tree.flatten(state)
     values = [*leaves, *jax.tree.leaves(inputs)]
-    program = jax.make_jaxpr(function)(state, *inputs)
-    changed, read = _changed_and_read(program.jaxpr, len(leaves))
+    trace = jax.make_jaxpr(function)
+    program = trace(state, *inputs)
     compute = jax.extend.core.jaxpr_as_fun(program)
+    changed, read = _changed_and_read(program.jaxpr, len(leaves))
 
     def change(current: list, given: list) -> list:
+        # The program takes all arguments. Those that it neither changes nor reads come from outside of the loop.
         arguments = list(values)
-        for i, value in zip(changed + read, current + given, strict=True):
-            arguments[i] = value
+        _put(arguments, changed, current)
+        _put(arguments, read, given)
         results = compute(*arguments)
-        return [results[i] for i in changed]
+        return _take(results, changed)
 
-    new = run_once(condition, change, [leaves[i] for i in changed], [values[i] for i in read])
-    for i, value in zip(changed, new, strict=True):
-        leaves[i] = value
+    new = run_once(condition, change, _take(leaves, changed), _take(values, read))
+    _put(leaves, changed, new)
     return jax.tree.unflatten(treedef, leaves)
 
 
+def _take(values: Sequence[Any], indices: Sequence[int]) -> list[Any]:
+    return [values[i] for i in indices]
+
+
+def _put(values: list[Any], indices: Sequence[int], new: Sequence[Any]) -> None:
+    for i, value in zip(indices, new, strict=True):
+        values[i] = value
+
+
 def _changed_and_read(program: jax.extend.core.Jaxpr, number: int) -> tuple[list[int], list[int]]:
-    """Which of the first `number` arguments come out changed, and which of the others are read at all."""
-    changed = [i for i in range(number) if program.outvars[i] is not program.invars[i]]
-    used = {program.outvars[i] for i in changed if is_variable(program.outvars[i])}
+    """Tells which of the first `number` arguments come out changed, and which others are read at all."""
+    operands = []
     for equation in program.eqns:
-        used.update(filter(is_variable, equation.invars))
-    read = [i for i, x in enumerate(program.invars) if x in used and i not in changed]
+        operands += equation.invars
+    changed = []
+    for i in range(number):
+        result = program.outvars[i]
+        if result is not program.invars[i]:
+            changed.append(i)
+            operands.append(result)
+    used = set(filter(is_variable, operands))
+    read = []
+    for i, argument in enumerate(program.invars):
+        if argument in used and i not in changed:
+            read.append(i)
     return changed, read
 
 
@@ -110,7 +139,12 @@ def is_variable(operand: Any) -> bool:
 
 def cast_like(new: Any, old: Any) -> Any:
     """The new tree in the dtypes of the old one, as the carry of a loop asks for."""
-    return jax.tree.map(lambda x, y: jnp.asarray(x, jnp.result_type(y)), new, old)
+
+    def cast(leaf: Any, like: Any) -> jax.Array:
+        dtype = jnp.result_type(like)
+        return jnp.asarray(leaf, dtype)
+
+    return jax.tree.map(cast, new, old)
 
 
 def keep_in_loop(values: Any) -> Any:
@@ -141,8 +175,9 @@ def jit_when_eager(function: Callable[..., Any], **options: Any) -> Callable[...
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
-        is_eager = not tree_lib.has_traced((arguments, named))
-        return (compiled if is_eager else function)(*arguments, **named)
+        if tree_lib.has_traced((arguments, named)):
+            return function(*arguments, **named)
+        return compiled(*arguments, **named)
 
     return call
 
@@ -190,12 +225,16 @@ def _in_branch(
 ) -> Any:
     """Calls a function in a `cond` that always takes it, which XLA cannot see; `not_taken` makes zeros by default."""
 
+    def zeros_like(result: jax.ShapeDtypeStruct) -> jax.Array:
+        return jnp.zeros(result.shape, result.dtype)
+
     def zeros(*inputs: Any) -> Any:
-        shapes = jax.eval_shape(function, *inputs)
-        return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+        results = jax.eval_shape(function, *inputs)
+        return jax.tree.map(zeros_like, results)
 
     # A condition that XLA can see through would take the branch away.
-    always, _ = jax.lax.optimization_barrier((jnp.bool_(True), beside))
+    true = jnp.bool_(True)
+    always, _ = jax.lax.optimization_barrier((true, beside))
     return jax.lax.cond(always, function, not_taken or zeros, *inputs)
 
 
@@ -208,7 +247,9 @@ def round_before_adding(update: jax.Array, param: jax.Array) -> jax.Array:
     """
     if not jnp.issubdtype(update.dtype, jnp.inexact):
         return update
-    return jnp.where(jnp.isnan(param), jnp.asarray(jnp.nan, update.dtype), update)
+    is_nan = jnp.isnan(param)
+    nan = jnp.asarray(jnp.nan, update.dtype)
+    return jnp.where(is_nan, nan, update)
 
 
 def sum_squares_in_passing(values: jax.Array) -> jax.Array:
@@ -221,11 +262,15 @@ def sum_squares_in_passing(values: jax.Array) -> jax.Array:
     """
 
     def combine(first: tuple, second: tuple) -> tuple:
-        return first[0] + second[0], jnp.maximum(first[1], second[1])
+        first_sum, first_maximum = first
+        second_sum, second_maximum = second
+        return first_sum + second_sum, jnp.maximum(first_maximum, second_maximum)
 
     results = jnp.square(values), jnp.abs(values)
     last = max(values.ndim - 1, 0)
-    for axes in (range(last, values.ndim), range(last)):
-        results = jax.lax.reduce(results, (jnp.float32(0), jnp.float32(0)), combine, axes)
+    last_axis, other_axes = range(last, values.ndim), range(last)
+    for axes in (last_axis, other_axes):
+        starts = jnp.float32(0), jnp.float32(0)
+        results = jax.lax.reduce(results, starts, combine, axes)
     total, largest = results
     return jnp.where(largest > 0, total, 0)
