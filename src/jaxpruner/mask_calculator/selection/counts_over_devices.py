@@ -6,7 +6,8 @@ no axis of the mesh names, which JAX cannot tell a partitioned function. Those a
 
 import functools
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,22 @@ from jaxpruner.mask_calculator.selection.counting import (
     count_array,
     count_shard,
 )
+
+
+class _Layout(NamedTuple):
+    """How an array lies on the devices of a mesh."""
+
+    mesh: Any
+    spec: PartitionSpec
+    shape: tuple[int, ...]  # of the whole array
+
+    @property
+    def mesh_axes(self) -> set[str]:
+        """The axes of the mesh over which the array is divided."""
+        names: set[str] = set()
+        for entry in self.spec:
+            names.update(_names(entry))
+        return names
 
 
 def count_by_xla(
@@ -85,17 +102,17 @@ def _partitioned(
     def partition(mesh, arguments, result):
         del result
         whole = NamedSharding(mesh, PartitionSpec())
-        specs, shapes, shardings = [], [], []
+        layouts, shardings = [], []
         for leaf_count in leaves_per_array:
             first = arguments[len(shardings)]
-            specs.append(_even_spec(mesh, first))
-            shapes.append(first.shape)
-            shardings += [NamedSharding(mesh, specs[-1])] * leaf_count
+            spec = _even_spec(mesh, first)
+            layouts.append(_Layout(mesh, spec, first.shape))
+            shardings += [NamedSharding(mesh, spec)] * leaf_count
         shardings += [whole] * (len(arguments) - len(shardings))
 
         def count_own_shards(*leaves):
             arrays, bounds = jax.tree.unflatten(treedef, leaves)
-            return _count_on_device(predicates, counter, mesh, specs, shapes, arrays, bounds)
+            return _count_on_device(predicates, counter, arrays, bounds, layouts)
 
         return mesh, count_own_shards, whole, tuple(shardings)
 
@@ -132,32 +149,34 @@ def _names(entry: Any) -> tuple[str, ...]:
     return entry if isinstance(entry, tuple) else (entry,)
 
 
-def _names_in(spec: PartitionSpec) -> set[str]:
-    names: set[str] = set()
-    for entry in spec:
-        names.update(_names(entry))
-    return names
-
-
-def _count_on_device(predicates, counter, mesh, specs, shapes, arrays, bounds):
+def _count_on_device(
+    predicates: Predicates,
+    counter: jnp.dtype,
+    arrays: tuple,
+    bounds: tuple,
+    layouts: Sequence[_Layout],
+) -> jax.Array:
     """Counts all rows of the shards that this device holds; one sum over the mesh for all arrays."""
-    used: set[str] = set().union(*map(_names_in, specs))
+    used: set[str] = set()
+    for layout in layouts:
+        used |= layout.mesh_axes
     totals = []
-    for i, array in enumerate(arrays):
+    for array, bounds_of_rows, layout in zip(arrays, bounds, layouts, strict=True):
         origin = []
-        for entry, length in zip(specs[i], array.shape, strict=True):
-            origin.append(_shard_index(mesh, entry, counter) * length)
-        rows = array.shape[0]
-        own_bounds = [lax.dynamic_slice_in_dim(bound, origin[0], rows) for bound in bounds[i]]
-        shard = Shard(array, own_bounds, origin, shapes[i])
+        for entry, length in zip(layout.spec, array.shape, strict=True):
+            origin.append(_shard_index(layout.mesh, entry, counter) * length)
+        rows, all_rows = array.shape[0], layout.shape[0]
+        own_bounds = []
+        for bound in bounds_of_rows:
+            own_bounds.append(lax.dynamic_slice_in_dim(bound, origin[0], rows))
+        shard = Shard(array, own_bounds, origin, layout.shape)
         counts = count_shard(predicates, counter, shard, may_split=True)
         # Of devices that hold the same shard one counts.
-        for name in sorted(used - _names_in(specs[i])):
+        for name in sorted(used - layout.mesh_axes):
             counts = jnp.where(lax.axis_index(name) == 0, counts, 0)
-        if rows != shapes[i][0]:
-            shape = shapes[i][0], counts.shape[1]
-            all_rows = jnp.zeros(shape, counter)
-            counts = lax.dynamic_update_slice_in_dim(all_rows, counts, origin[0], 0)
+        if rows != all_rows:
+            zeros = jnp.zeros((all_rows, counts.shape[1]), counter)
+            counts = lax.dynamic_update_slice_in_dim(zeros, counts, origin[0], 0)
         totals.append(counts)
     total = jnp.concatenate(totals)
     return lax.psum(total, tuple(sorted(used))) if used else total
