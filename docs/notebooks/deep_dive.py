@@ -383,8 +383,8 @@ assert (masks['hidden']['kernel'].sum(axis=0) == 8).all()
 # - Fields are settings. A field **needs a type annotation**; without one it is not a field.
 # - `skip_gradients`: the optimizer does not run in a step that moves masks.
 # - `is_sparse_gradients`: the optimizer sees no gradients of pruned weights. `update_state` does, and chooses by them.
-# - The class attribute `regrows_from_zero = True` says that weights that come back start at zero.
-# - `moments_to_reset` says which weights' moments the optimizer forgets: those that have just come back.
+# - The class attribute `regrows_from_zero = True` says that regrown weights start at zero.
+# - `moments_to_reset` says which weights' moments the optimizer forgets: those that have just been regrown.
 # - `instant_sparsify` raises an error that says what to do instead, since it does no training.
 #
 # `tree.map_with_missing` is `jax.tree.map` for trees in which a mask may be `None`.
@@ -444,7 +444,7 @@ class ConstantFanIn(jaxpruner.BaseUpdater):
 
 # %% [markdown]
 # It trains. All steps were recorded, so its promises can be checked at every step: each unit has 8 inputs, pruned
-# weights are exactly zero, and so are weights that have just come back.
+# weights are exactly zero, and so are weights that have just been regrown.
 
 # %%
 pruner = ConstantFanIn(

@@ -223,7 +223,7 @@ assert losses[-1] < 0.02
 # change only its name: keys that an algorithm does not use are ignored.
 #
 # `random` removes randomly chosen weights. `magnitude_ste` prunes in the forward pass and trains all weights. `rigl`
-# starts with a random mask and moves it: the smallest weights go, and those with the largest gradients come back.
+# starts with a random mask and moves it: it drops the smallest weights and grows those with the largest gradients.
 #
 # `use_packed_masks` keeps masks at one bit per weight, an eighth of the memory. The result is the same.
 

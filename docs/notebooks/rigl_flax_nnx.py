@@ -15,8 +15,8 @@
 # # RigL with Flax NNX, from an empty file to a plot
 #
 # RigL trains a network that is sparse from the first step to the last. It begins with a random mask and moves it: every
-# few steps the smallest weights go, and as many come back where the gradient is largest. So at 90 %, only one weight in
-# ten is in use at any time.
+# few steps the smallest weights are dropped, and as many are grown where the gradient is largest. So at 90 %, only one
+# weight in ten is in use at any time.
 #
 # You will train a small network on images of digits, dense at first. Then you add RigL at 90 % in three lines, look
 # at what its masks did, and compare it with a mask that never moves.
@@ -126,8 +126,8 @@ print(f'dense: {dense_accuracy:.1%}')
 #
 # A pruner is made of parts:
 #
-# - `RigL` says **which** weights go and which come back. `drop_fraction_fn` says how many of the kept weights are
-#   replaced in an update: 30 % at first, fewer later, none at the end.
+# - `RigL` says **which** weights are dropped and which are grown. `drop_fraction_fn` says how many of the kept weights
+#   are replaced in an update: 30 % at first, fewer later, none at the end.
 # - `sparsity=0.9` says **how many** are removed: nine in ten of each kernel. Biases stay dense. A layer can have a
 #   target of its own, or stay dense: [Set sparsities per layer](../how_to/set_sparsities_per_layer.md).
 # - The schedule says **when**: masks move every 10 steps, but not in the last quarter of the training, in which the
@@ -211,9 +211,9 @@ assert opt_state.masks['hidden']['kernel'][...].shape == (64, 256)  # the mask i
 # %% [markdown]
 # ## What the masks did
 #
-# As many weights come back as are dropped, so the number of kept weights never changes. With `drop_fraction_fn`, fewer
+# As many weights are grown as are dropped, so the number of kept weights never changes. With `drop_fraction_fn`, fewer
 # are replaced as training goes on, along a cosine. In places the line lies below that cosine: a weight that is dropped
-# and comes back in the same update is not counted. The horizontal axis counts the steps trained, so the mask update of
+# and grown in the same update is not counted. The horizontal axis counts the steps trained, so the mask update of
 # the schedule's step 10 is at 11.
 
 # %% mystnb={"image": {"alt": "Share of the weights replaced by each update: 29 percent at first, none at step 300"}}

@@ -167,7 +167,7 @@ def test_regrown_weights_start_at_zero_with_zeroed_moments():
     (*_, (before, old), (after, new)) = states(updater, 4)  # the fourth step updates masks
     regrown = (np.asarray(new.masks['a']) == 1) & (np.asarray(old.masks['a']) == 0)
     kept = (np.asarray(new.masks['a']) == 1) & (np.asarray(old.masks['a']) == 1)
-    assert 0 < regrown.sum() <= round(64 * 0.3)  # some that were dropped come back at once
+    assert 0 < regrown.sum() <= round(64 * 0.3)  # some that were dropped are grown at once
     assert int(new.masks['a'].sum()) == 64
     np.testing.assert_array_equal(np.asarray(after['a'])[regrown], 0)
     np.testing.assert_array_equal(np.asarray(new.inner_state[0].trace['a'])[regrown], 0)

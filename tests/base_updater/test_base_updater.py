@@ -379,7 +379,7 @@ def test_leaves_of_no_dimension_and_of_no_element(name, packed):
     elif name.startswith('global'):
         assert kept['_nparams_nnz'] == 9
     else:
-        assert kept['w'] >= 0.5  # weights that have just come back are zero, too
+        assert kept['w'] >= 0.5  # weights that have just been regrown are zero, too
         assert float(jaxpruner.sparsity_metrics(state)['w']) == 0.5
         assert kept['scalar'] == kept['one'] == 0.0  # at least one weight of a leaf stays
 

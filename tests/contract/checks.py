@@ -56,7 +56,7 @@ def check_counts(case, updater, params, opt_state):
         expected.check_masks(masks, case.sparsity_type, sparsities)
     for path, leaf in used.items():
         kept = masks[path].sum() if path in masks else leaf.size
-        # A weight that has come back stays at zero as long as its gradient is zero.
+        # A regrown weight stays at zero as long as its gradient is zero.
         assert np.count_nonzero(leaf) == kept or (
             rules.regrows and np.count_nonzero(leaf) < kept
         ), path
@@ -74,7 +74,7 @@ def expected_sparsities(case, params):
 
 
 def check_regrowth(case, history):
-    """Weights come back, at zero and with zeroed moments, in whatever the optimizer keeps in a parameter's shape."""
+    """Weights are regrown, at zero and with zeroed moments, in whatever the optimizer keeps in a parameter's shape."""
     total = 0
     for before, after in itertools.pairwise(history):
         was, now = stored_masks(*before), stored_masks(*after)

@@ -31,7 +31,7 @@ class Algorithm:
     Attributes:
       refuses: optimizer or sparsity type -> words of the reason that it gives.
       starts_sparse: its first masks prune, so that it wants one `post_gradient_update` after `init`.
-      regrows: weights come back at zero, so that a kept weight may be zero, too.
+      regrows: regrown weights start at zero, so that a kept weight may be zero, too.
       straight_through: zeros are in `pre_forward_update` alone.
       joint: the number of weights is counted over all leaves.
     """

@@ -40,7 +40,7 @@ def replace_weights(mask, drop, grow, fraction):
     return replacement.drop_and_grow([leaf], fraction)[0]
 
 
-def test_rigl_regrows_where_gradients_are_largest():
+def test_rigl_grows_where_gradients_are_largest():
     mask = jnp.array([1, 1, 1, 0, 0, 0], jnp.uint8)
     magnitudes, gradients = (
         jnp.array([3.0, 1.0, 2.0, 0.0, 0.0, 0.0]),
@@ -57,7 +57,7 @@ def test_rigl_regrows_where_gradients_are_largest():
         0,
     ]
     assert replace_weights(mask, magnitudes, gradients, 0.0).tolist() == mask.tolist()
-    # A dropped weight may come back at once; a pruned one never outranks a kept one that is zero.
+    # A dropped weight may be grown at once; a pruned one never outranks a kept one that is zero.
     assert (
         replace_weights(mask, magnitudes, gradients.at[1].set(8.0), 1 / 3).tolist() == mask.tolist()
     )
@@ -67,7 +67,7 @@ def test_rigl_regrows_where_gradients_are_largest():
 
 
 class Opposite(jaxpruner.RigL):
-    """Drops the largest, and regrows where gradients are smallest."""
+    """Drops the largest, and grows where gradients are smallest."""
 
     def get_drop_scores(self, sparse_state, params, grads):
         return jax.tree.map(jnp.negative, super().get_drop_scores(sparse_state, params, grads))

@@ -56,7 +56,7 @@ def train(tx, params=None, number=STEPS):
 
 
 def expected(masks):
-    """By the definition: what is kept, dropped and brought back, [3, n, m]."""
+    """By the definition: what is kept, dropped and regrown, [3, n, m]."""
     bits = [[np.unpackbits(m) if m.max() > 1 else m.ravel() for m in row] for row in masks]
     rows = []
     for old, new in itertools.pairwise([bits[0], *bits]):

@@ -16,7 +16,7 @@ class MovementPruning(ste.SteMixin, base_updater.BaseUpdater):
 
     The score of a weight is a sum over all steps, $S = -\sum_t w_t \cdot \partial L_t / \partial w_t$, which the state
     holds (`algorithm_state`). The forward pass uses the weights with the largest scores (`pre_forward_update`), and
-    gradients pass to the pruned weights, too, so that these may come back. All scores begin at zero: let the sparsity
+    gradients pass to the pruned weights, too, so that these may be regrown. All scores begin at zero: let the sparsity
     grow from the first step on (`PolynomialSchedule`), or ties decide.
 
     A mask update ranks the scores after the step's gradients. By default pruned weights keep their values and do not

@@ -1,4 +1,4 @@
-"""The check of algorithms that let weights come back: they refuse channels that are removed from all leaves."""
+"""The check of algorithms whose regrown weights start at zero: they refuse channels removed from all leaves."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from jaxpruner.sparsity_types.base import is_joint
 
 
 def check_not_joint(updater: Any, sparsity_type: Any, where: str) -> None:
-    """Refuses types that remove a channel from all leaves, for an algorithm that lets weights come back at zero.
+    """Refuses types that remove a channel from all leaves, for an algorithm whose regrown weights start at zero.
 
     What makes such a channel and what reads it are zero together, so that all of its gradients are: nothing tells which
-    one should come back, and one that came back would not be trained.
+    one to grow, and a regrown one would not be trained.
     """
     if is_joint(sparsity_type):
         raise ValueError(

@@ -60,10 +60,10 @@ class StaticRandomSparse(base_updater.BaseUpdater):
 
 @dataclasses.dataclass
 class SET(StaticRandomSparse):
-    """Sparse evolutionary training: drops the smallest kept weights, regrows others at random. Mocanu et al., 2018.
+    """Sparse evolutionary training: drops the smallest kept weights, grows others at random. Mocanu et al., 2018.
 
-    On update steps the optimizer is skipped. A weight that comes back starts at zero with zeroed moments; one that is
-    dropped and regrown in the same update keeps both. Call `post_gradient_update` once after `init`.
+    On update steps the optimizer is skipped. A regrown weight starts at zero with zeroed moments; one that is
+    dropped and grown in the same update keeps both. Call `post_gradient_update` once after `init`.
 
     A subclass overrides `get_drop_scores` or `get_grow_scores`, to rank weights otherwise, or `update_masks`, to choose
     the mask of a leaf otherwise. JaxPruner's names, with an underscore in front, mean the same methods.
@@ -73,7 +73,7 @@ class SET(StaticRandomSparse):
       drop_fraction_fn: step -> share of the kept weights (or blocks, channels) to replace, in [0, 1]; by default 0.3 at
         every step (a configuration has another default: `drop_fraction`, 0.1, which decays).
         `optax.cosine_decay_schedule(0.3, last_step)` lets it decay, as published.
-      is_debug: print step, drop fraction and the number of weights that came back at each mask update.
+      is_debug: print step, drop fraction and the number of regrown weights at each mask update.
 
     Raises:
       ValueError: N:M, in whose groups a weight cannot be replaced freely; or a drop fraction outside [0, 1].
@@ -99,7 +99,7 @@ class SET(StaticRandomSparse):
         super().__post_init__()
         if calculators.own_topk_fn(self.topk_fn) is not None:
             raise ValueError(
-                f'{type(self).__name__} drops and regrows by its own ranking: topk_fn has no meaning for it'
+                f'{type(self).__name__} drops and grows by its own ranking: topk_fn has no meaning for it'
             )
         # Schedules decay from their first value; a function of the step that needs more fails here, before training.
         check_drop_fraction(self.drop_fraction_fn(0), 'drop_fraction_fn(0)')
@@ -133,7 +133,7 @@ class SET(StaticRandomSparse):
         return pruners.magnitudes(params)
 
     def get_grow_scores(self, sparse_state, params, grads):
-        """Scores of the weights: the largest that are not kept come back. Here chance, from the seed and the step."""
+        """Scores of the weights: the largest that are not kept are grown. Here chance, from the seed and the step."""
         del grads
         return pruners.generate_random_scores(
             params, seeds.prng_key(self.rng_seed, sparse_state.count)
@@ -148,12 +148,12 @@ class SET(StaticRandomSparse):
         return None
 
     def update_masks(self, old_mask, drop_score, grow_score, drop_fraction):
-        """Drops and regrows in one leaf.
+        """Drops and grows weights of one leaf.
 
         Args:
           old_mask: the mask of the leaf (of one layer, where layers are stacked), unpacked.
           drop_score: of its shape; the smallest of the kept weights are dropped.
-          grow_score: of its shape; the largest that are not kept come back.
+          grow_score: of its shape; the largest that are not kept are grown.
           drop_fraction: share of the kept weights to replace.
 
         Returns:
@@ -176,7 +176,7 @@ class SET(StaticRandomSparse):
     _update_masks = update_masks
 
     def update_state(self, sparse_state, params, grads, **extra_args):
-        """Drops and regrows; the number of kept weights stays, and moments of weights that come back become zero.
+        """Drops and grows weights, as many of each; moments of regrown weights become zero.
 
         Gradients are those that `update` was given, never masked. The methods that score get the extra arguments of
         `update` that they name.
@@ -193,23 +193,23 @@ class SET(StaticRandomSparse):
         for i, mask in zip(masked, new_masks, strict=True):
             masks[i] = mask
         new_state = sparse_state._replace(masks=jax.tree.unflatten(treedef, masks))
-        activated = self.weights_that_came_back(sparse_state, new_state)
+        regrown = self.weights_that_came_back(sparse_state, new_state)
         if self.is_debug:
-            _print_update(type(self).__name__, sparse_state.count, fraction, activated)
+            _print_update(type(self).__name__, sparse_state.count, fraction, regrown)
         return new_state._replace(
-            inner_state=restart_inner_state(sparse_state.inner_state, activated)
+            inner_state=restart_inner_state(sparse_state.inner_state, regrown)
         )
 
     def weights_that_came_back(self, old_state, new_state):
-        """The weights that were pruned in one state and are kept in the other: a tree of flags, `None` where dense."""
+        """The regrown weights, pruned in one state and kept in the other: a tree of flags, `None` where dense."""
 
-        def came_back(new: jax.Array, old: jax.Array) -> jax.Array:
+        def is_regrown(new: jax.Array, old: jax.Array) -> jax.Array:
             return (new != 0) & (old == 0)
 
-        return tree_lib.map_with_missing(came_back, new_state.masks, old_state.masks)
+        return tree_lib.map_with_missing(is_regrown, new_state.masks, old_state.masks)
 
     def moments_to_reset(self, old_state, new_state):
-        """The weights that came back, if `update_state` has not zeroed their moments already.
+        """The regrown weights, if `update_state` has not zeroed their moments already.
 
         That of SET and RigL has: subclasses written for JaxPruner expect it of `super().update_state`. A subclass that
         makes masks without it leaves `inner_state` as it was.
@@ -266,8 +266,8 @@ class SET(StaticRandomSparse):
         return (jnp.asarray(new) != 0).astype(leaf.mask.dtype)
 
 
-def _print_update(name: str, step: Any, fraction: Any, activated: tree_lib.PyTree) -> None:
-    number = sum(jnp.sum(flags) for flags in jax.tree.leaves(activated))
+def _print_update(name: str, step: Any, fraction: Any, regrown: tree_lib.PyTree) -> None:
+    number = sum(jnp.sum(flags) for flags in jax.tree.leaves(regrown))
     jax.debug.print(
         '{name}: masks updated at step {step}, drop fraction {fraction}, {number} weights came back',
         name=name,
@@ -279,9 +279,9 @@ def _print_update(name: str, step: Any, fraction: Any, activated: tree_lib.PyTre
 
 @dataclasses.dataclass
 class RigL(SET):
-    """Rigging the lottery: as SET, but regrows where the gradient is largest. Evci et al., 2020.
+    """Rigging the lottery: as SET, but grows weights where the gradient is largest. Evci et al., 2020.
 
-    It regrows by the gradients that `update` is given, of pruned weights, too; only the optimizer sees them masked. So
+    It grows by the gradients that `update` is given, of pruned weights, too; only the optimizer sees them masked. So
     take them at the masked parameters, with no mask inside the loss, which would make them zero.
 
     Its attributes are those of `SET`: `drop_fraction_fn` is 0.3 at every step by default.

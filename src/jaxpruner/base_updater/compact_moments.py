@@ -11,7 +11,7 @@ A matrix stays a matrix, of one row, since optimizers tell biases from kernels b
 
 Positions are whole numbers, 4 bytes a kept weight. They are kept in the state, since reading them off a mask in each
 step would take longer than the optimizer. A mask update finds the new positions, and for each of them its place among
-the old ones: a weight that was kept takes its moments along, and one that comes back begins at zero.
+the old ones: a weight that was kept takes its moments along, and those of a regrown one begin at zero.
 
 An optimizer that treats each weight by itself trains the same as with moments of all weights.
 """
@@ -158,7 +158,7 @@ def after_mask_update(
     params: tree_lib.PyTree,
     reset: tree_lib.PyTree | None,
 ) -> CompactMoments:
-    """The optimizer's state for new masks: moments move along with their weights, and begin at 0 where those come back.
+    """The optimizer's state for new masks: moments move along with their weights; those of regrown weights are zero.
 
     Args:
       optimizer: whose state it is.

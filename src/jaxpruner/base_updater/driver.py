@@ -5,7 +5,7 @@ pruned weights on zero. Mask updates are rare, so they stand in loops that run z
 pay for them. Where the host says whether masks are due, there is no loop: the mask update is in the program, or not.
 
 With `skip_gradients` (SET, RigL) a step that makes new masks runs no optimizer: updates are 0, or -p where a weight is
-pruned or comes back.
+pruned or regrown.
 
 Programs and rounding. The schedule decides inside the program (`is_due` is traced), or the host does (it is a bool),
 which compiles one program for steps with new masks and one for steps without. All three round alike, to the last bit:
@@ -157,17 +157,17 @@ class Step:
     ) -> tuple[tree_lib.PyTree, SparseState]:
         """The updates and the next state; `is_due` is a bool, or a traced scalar."""
         state, tracked = self.track(grads, old_state, params)
-        regrow: Any = False  # whether weights that come back still have to land on zero
+        lands_regrown: Any = False  # whether regrown weights still have to land on zero
         if not self.pruner.skip_gradients:
             updates, state = self._masks_then_update(is_due, grads, state, params, tracked)
             if self.pruner.regrows_from_zero:
-                regrow = is_due
+                lands_regrown = is_due
         elif is_due is False:
             updates, state = self._update_alone(grads, state, params)
         else:
             updates, state = self._masks_or_update(is_due, grads, state, params, tracked)
         if self.pruner.lands_on_zero():
-            updates = _land(updates, params, old_state.masks, state.masks, regrow)
+            updates = _land(updates, params, old_state.masks, state.masks, lands_regrown)
         # The count stays at its maximum rather than becoming negative.
         count = jnp.where(state.count < jnp.iinfo(jnp.int32).max, state.count + 1, state.count)
         return updates, state._replace(count=count)
@@ -226,7 +226,7 @@ class Step:
     ) -> tuple[tree_lib.PyTree, SparseState]:
         """New masks if they are due, else the optimizer.
 
-        With new masks, weights that come back land on zero, and nothing else changes. Nothing reads the old masks after
+        With new masks, regrown weights land on zero, and nothing else changes. Nothing reads the old masks after
         the first loop, which therefore replaces them in place.
 
         There are two loops, one for each value of `is_due`, which is True or traced here (`run` handles False). To save
@@ -249,7 +249,7 @@ class Step:
             new_state = self.with_new_masks(state, params, grads, tracked)
             updates = _zeros(shapes)
             if self.pruner.regrows_from_zero and self.pruner.lands_on_zero():
-                updates = _land(updates, params, state.masks, new_state.masks, regrow=True)
+                updates = _land(updates, params, state.masks, new_state.masks, lands_regrown=True)
             return updates, new_state
 
         def only_update(
@@ -358,7 +358,7 @@ class Step:
         would then be written to memory in every step.
         """
         updates, _ = self._update(grads, state.inner_state, params, state.masks)
-        landed = _land(updates, params, state.masks, state.masks, regrow=False)
+        landed = _land(updates, params, state.masks, state.masks, lands_regrown=False)
         return optax.apply_updates(params, landed)
 
 
@@ -367,11 +367,11 @@ def _land(
     params: tree_lib.PyTree,
     old_masks: tree_lib.PyTree,
     masks: tree_lib.PyTree,
-    regrow: Any,
+    lands_regrown: Any,
 ) -> tree_lib.PyTree:
     """Updates after which pruned weights are exactly zero: -p where the mask is 0.
 
-    If weights come back (`regrow`, a bool or a scalar), those land on zero, too. Each leaf has the result type of
+    If `lands_regrown` (a bool or a scalar) is true, regrown weights land on zero, too. Each leaf has the result type of
     update and parameter.
     """
 
@@ -379,8 +379,10 @@ def _land(
         if update is None or mask is None:
             return update
         kept = packing.unpack_like(mask, param.shape) != 0
-        if regrow is not False:
-            kept &= jnp.logical_not(regrow) | (packing.unpack_like(old_mask, param.shape) != 0)
+        if lands_regrown is not False:
+            keeps_regrown = jnp.logical_not(lands_regrown)
+            was_kept = packing.unpack_like(old_mask, param.shape) != 0
+            kept &= keeps_regrown | was_kept
         dtype = jnp.result_type(update, param)
         return jnp.where(kept, update.astype(dtype), -param.astype(dtype))
 

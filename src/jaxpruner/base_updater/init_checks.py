@@ -63,7 +63,7 @@ def check_plan(pruner: PlannedPruner, plan: PruningPlan) -> None:
 def check_replacement(
     pruner: PlannedPruner, plan: PruningPlan, drop_fraction_fn: Callable[[Any], Any]
 ) -> None:
-    """Warns where an algorithm that drops and regrows weights never does.
+    """Warns where an algorithm that drops and grows weights never does.
 
     Args:
       pruner: the algorithm.

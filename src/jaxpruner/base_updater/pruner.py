@@ -45,7 +45,7 @@ class PlannedPruner(Protocol):
 class Pruner(Protocol):
     """What a wrapped optimizer reads and calls: methods down to `check_plan` in `init`, the others in each step."""
 
-    regrows_from_zero: ClassVar[bool]  # weights that come back start at zero
+    regrows_from_zero: ClassVar[bool]  # regrown weights start at zero
     ranks_next_params: ClassVar[bool]  # a mask update ranks the parameters after the step
     scheduler: sparsity_schedules.BaseSchedule  # says at which steps masks are updated
     skip_gradients: bool  # no optimizer step where masks are updated

@@ -73,7 +73,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     {'b': None, 'w': 0.5}
     """
 
-    # Whether weights that come back start at zero, whatever they were before.
+    # Whether regrown weights start at zero, whatever they were before.
     regrows_from_zero: ClassVar[bool] = False
     # Whether a mask update ranks the parameters as they are after the step; it then costs one more optimizer update.
     ranks_next_params: ClassVar[bool] = False

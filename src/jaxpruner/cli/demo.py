@@ -17,8 +17,8 @@ ALGORITHMS = {
     'magnitude': 'the smallest of each layer',
     'global_magnitude': 'the smallest of all layers',
     'magnitude_ste': 'the smallest, in the forward pass alone',
-    'set': 'sparse from the start, regrows at random',
-    'rigl': 'sparse from the start, regrows by gradients',
+    'set': 'sparse from the start, grows weights at random',
+    'rigl': 'sparse from the start, grows weights by gradients',
 }
 SPARSITIES = (0.8, 0.95)
 SEEDS = (0, 1, 2)

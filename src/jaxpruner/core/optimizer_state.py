@@ -101,9 +101,9 @@ def _zeroed(moment: Any, flag: Any) -> Any:
 
 
 _CANNOT_RESET = (
-    'the moments of weights that come back cannot be zeroed in this optimizer: optax.tree_utils.tree_map_params cannot '
+    'the moments of regrown weights cannot be zeroed in this optimizer: optax.tree_utils.tree_map_params cannot '
     'tell which parts of its state belong to which parameter (lbfgs keeps a history of all parameters); use a '
-    'first-order optimizer such as sgd or adam, or an algorithm that never brings weights back'
+    'first-order optimizer such as sgd or adam, or an algorithm that regrows no weights'
 )
 
 

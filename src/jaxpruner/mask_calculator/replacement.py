@@ -1,4 +1,4 @@
-"""Kept weights are replaced by as many others: those with the smallest scores are dropped, and others regrow."""
+"""Kept weights are replaced by as many others: those with the smallest scores are dropped, and others are grown."""
 
 import dataclasses
 import functools
@@ -31,14 +31,14 @@ class MaskedLeaf(NamedTuple):
 
     mask: jax.Array  # uint8
     drop_scores: Any  # of its shape, or `Scores`; of the kept weights those with the smallest scores are dropped
-    grow_scores: Any  # of its shape, or `Scores`; of all that are not kept then, the largest scores come back
+    grow_scores: Any  # of its shape, or `Scores`; of all that are not kept then, those with the largest are grown
     groups: Groups  # unstructured, block or channel
 
 
 def drop_and_grow(leaves: Sequence[MaskedLeaf], fraction: jax.Array | float) -> list[jax.Array]:
     """Replaces a share of the kept weights (or blocks, channels) of each leaf, and returns the new masks.
 
-    `round(kept * fraction)` groups of each leaf, or of each layer, are dropped, and as many come back.
+    `round(kept * fraction)` groups of each leaf, or of each layer, are dropped, and as many are grown.
 
     Raises:
       ValueError: scores have another shape than their mask.
@@ -70,7 +70,7 @@ def drop_and_grow(leaves: Sequence[MaskedLeaf], fraction: jax.Array | float) -> 
 )
 @dataclasses.dataclass(frozen=True)
 class _Candidates:
-    """The groups of a leaf, of which some are dropped and others regrow."""
+    """The groups of a leaf, of which some are dropped and others are grown."""
 
     is_kept_before: jax.Array
     scores: selection.Scores  # of groups whose role is still to be added
@@ -213,7 +213,7 @@ def _common_dtype(first: jnp.dtype, second: jnp.dtype) -> jnp.dtype:
 def _at_least_lowest(scores: jax.Array) -> jax.Array:
     """Raises NaN and -inf to the lowest number.
 
-    They would not rank above what is kept: after an overflow weights must come back somewhere.
+    Otherwise they would not rank above what is kept: after an overflow too few weights would be grown.
     """
     lowest = jnp.finfo(scores.dtype).min
     return jnp.where(scores >= lowest, scores, lowest)
@@ -221,7 +221,7 @@ def _at_least_lowest(scores: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _ScoreByRole:
-    """Scores what may be dropped, or may come back; everything else ranks last."""
+    """Scores what may be dropped, or may grow; everything else ranks last."""
 
     drop: Callable[[Any], jax.Array]
     grow: Callable[[Any], jax.Array]

@@ -13,7 +13,7 @@ _MOST_ON_DEVICE = 512  # records, after which all but the newest are fetched
 
 
 class MaskCounts(NamedTuple):
-    """How many weights masks kept, dropped and brought back: [n] records of [m] masked leaves.
+    """How many weights masks kept, dropped and regrew: [n] records of [m] masked leaves.
 
     >>> MaskCounts(np.array([1]), ('w',), np.array([4]), np.array([[0.5]]), *3 * [np.array([[2]])]).sparsity
     array([[0.5]])

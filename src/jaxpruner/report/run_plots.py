@@ -84,7 +84,7 @@ def plot_schedule(
 def plot_turnover(
     history: MaskHistory, path: Path | str | None = None, *, leaves: Any = '*'
 ) -> 'Figure':
-    """Draws which share of the kept weights each record dropped and brought back, against the record before.
+    """Draws which share of the kept weights each record dropped and regrew, against the record before.
 
     A mark stands where a mask changed. A pruner that only removes weights brings none back; RigL and SET bring back as
     many as they drop. The mask update of a schedule's step 10 stands at 11, the number of steps that are over.
@@ -122,7 +122,7 @@ def plot_turnover(
     steps = counts.steps[has_changed]
     figure = figures.new_figure(6.4, 3.6)
     axes = figure.subplots()
-    # Where as many come back as are dropped, the wide line stays visible below the narrow one.
+    # Where as many are regrown as are dropped, the wide line stays visible below the narrow one.
     wide = {'color': _ROSE, 'marker': 'v', 'ms': 9, 'lw': 4}
     narrow = {'color': _BLUE, 'marker': '^', 'ms': 4, 'lw': 1.2}
     for label, number, style in (('dropped', dropped, wide), ('brought back', regrown, narrow)):

@@ -13,7 +13,7 @@ import numpy as np
 from jaxpruner.core import explicit_meshes, masking, packing, sparse_state
 from jaxpruner.core import tree as tree_lib
 
-# The step [1], the targets [m], and what masks kept, dropped and brought back, uint32[3, m].
+# The step [1], the targets [m], and what masks kept, dropped and regrew, uint32[3, m].
 Record = tuple[jax.Array, jax.Array, jax.Array]
 
 
