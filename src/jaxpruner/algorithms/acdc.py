@@ -69,11 +69,11 @@ class PhasesSchedule:
         return is_in_sparse_phase | (step >= self.final_sparse_steps_start)
 
     def is_mask_update_iter(self, step: Any) -> Any:
-        """True where a phase begins."""
+        """Whether a phase begins at a step."""
         return self.is_sparse(step) != self.is_sparse(step - 1)
 
     def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
-        """The targets in sparse phases, 0 in dense ones."""
+        """Returns the targets in sparse phases, 0 in dense ones."""
         sparse = self.is_sparse(step)
         return jax.tree.map(lambda target: jnp.where(sparse, target, 0.0), target_sparsities)
 
@@ -177,16 +177,16 @@ class ACDC(base_updater.BaseUpdater):
             optimizer_state.check_resettable(inner, params)
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
-        """The magnitudes."""
+        """Scores weights by magnitude."""
         del sparse_state, grads
         return pruners.magnitudes(params)
 
     def elementwise_score(self):
-        """The magnitude of a weight."""
+        """Scores a weight by its magnitude."""
         return jnp.abs
 
     def update_state(self, sparse_state, params, grads, **extra_args):
-        """Masks of the largest weights where a sparse phase begins, of all weights where a dense one does."""
+        """Keeps the largest weights where a sparse phase begins, all weights where a dense one does."""
         sparse = self.begins_sparse(sparse_state.count)
         # A phase is at its target at once, whatever grows in the schedule.
         targets = jax.tree.map(
@@ -196,7 +196,7 @@ class ACDC(base_updater.BaseUpdater):
         return sparse_state._replace(masks=self.create_masks(scores, targets))
 
     def moments_to_reset(self, old_state, new_state):
-        """All weights where a dense phase begins."""
+        """Chooses all weights where a dense phase begins."""
         if not self.reset_optimizer:
             return None
         dense = ~self.begins_sparse(old_state.count)

@@ -34,7 +34,7 @@ class AdamFisherPruning(base_updater.BaseUpdater):
     reset_adam: bool = False
 
     def update_state(self, sparse_state, params, grads, **extra_args):
-        """As the base's; then the moments become zero, if they are to."""
+        """Makes masks as the base does; then zeroes the moments, if they are to be."""
         new_state = super().update_state(sparse_state, params, grads, **extra_args)
         if not self.reset_adam:
             return new_state
@@ -59,7 +59,7 @@ class AdamFisherPruning(base_updater.BaseUpdater):
                 )
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
-        """Roots of squared weights times second moments; `None` where none is kept.
+        """Computes the roots of squared weights times second moments; `None` where none is kept.
 
         Raises:
           ValueError: there is no optimizer state, as in one-shot pruning.

@@ -46,7 +46,7 @@ class FixedMask(base_updater.BaseUpdater):
         self.masks = masks
 
     def get_target_sparsities(self, params):
-        """The sparsities that the masks have."""
+        """Returns the sparsities that the masks have."""
 
         def sparsity(mask):
             return 1 - packing.kept_weights(mask) / max(mask.size, 1)
@@ -54,7 +54,7 @@ class FixedMask(base_updater.BaseUpdater):
         return jax.tree.map(sparsity, self.get_initial_masks(params, None))
 
     def kept_counts(self, params):
-        """The counts of the masks, which are known inside `jit`, too."""
+        """Counts what the masks keep, which is known inside `jit`, too."""
         if tree_lib.has_traced(self.masks):
             raise ValueError(
                 'compact_moments=True needs to know how many weights the masks of FixedMask keep, and they are traced; '
@@ -66,7 +66,7 @@ class FixedMask(base_updater.BaseUpdater):
         return tree_lib.leaves_like(jax.tree.structure(params), counts)
 
     def get_initial_masks(self, params, target_sparsities):
-        """The given masks, unpacked, as zeros and ones."""
+        """Returns the given masks, unpacked, as zeros and ones."""
         del target_sparsities
 
         def unpacked(param, mask):
@@ -79,7 +79,7 @@ class FixedMask(base_updater.BaseUpdater):
         return tree_lib.map_with_missing(unpacked, tree_lib.as_arrays(params), self.masks)
 
     def update_state(self, sparse_state, params, grads):
-        """The state as it is."""
+        """Returns the state as it is."""
         del params, grads
         return sparse_state
 

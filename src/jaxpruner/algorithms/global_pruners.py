@@ -83,7 +83,7 @@ class GlobalPruningMixin(_Pruner):
             )
 
     def distribution(self):
-        """The user's distribution, else one of `sparsity`, `filter_fn` and `custom_sparsity_map`."""
+        """Returns the user's distribution, else one of `sparsity`, `filter_fn` and `custom_sparsity_map`."""
         given = {
             'sparsity': tree_lib.is_traced(self.sparsity) or bool(self.sparsity),
             'filter_fn': self.filter_fn is not sparsity_distributions.NOT_DIM_ONE_FILTER,
@@ -102,7 +102,7 @@ class GlobalPruningMixin(_Pruner):
         )
 
     def init_state(self, params: tree_lib.PyTree) -> base_updater.SparseState:
-        """As the base's; where `sparsity` is the target of every leaf, the target is one number."""
+        """Makes the state as the base does; where `sparsity` is the target of every leaf, the target is one number."""
         state = super().init_state(params)
         is_from_settings = isinstance(self.distribution(), sparsity_setting.FromSparsity)
         if not is_from_settings or self.custom_sparsity_map:
@@ -112,11 +112,11 @@ class GlobalPruningMixin(_Pruner):
     def instant_sparsify(
         self, params: tree_lib.PyTree, grads: tree_lib.PyTree | None = None, **extra_args: Any
     ):
-        """One-shot pruning to the total sparsity, as `BaseUpdater.instant_sparsify`; JaxPruner's mixin has it, too."""
+        """Prunes once, to the total sparsity, as `BaseUpdater.instant_sparsify`; JaxPruner's mixin has it, too."""
         return super().instant_sparsify(params, grads, **extra_args)
 
     def create_masks(self, scores: tree_lib.PyTree, target_sparsity: Any) -> tree_lib.PyTree:
-        """Masks from one ranking; of equal scores the first by leaf path, then by index, is kept.
+        """Makes masks from one ranking; of equal scores the first by leaf path, then by index, is kept.
 
         Args:
           scores: a tree like the parameters; leaves may be `None` where dense.
@@ -157,7 +157,7 @@ class GlobalPruningMixin(_Pruner):
     def _targets(
         self, paths: Sequence[tree_lib.Path], scores: Sequence[Any], treedef: Any, sparsity: Any
     ) -> list[Any]:
-        """The sparsity of each leaf, from a tree of them or from the one number of the leaves ranked together."""
+        """Lists the sparsity of each leaf, from a tree of them or from the one number of the leaves ranked together."""
         custom = sparsity_distributions.check_custom_map(self.custom_sparsity_map)
         values = list(custom.values())
         rules = tree_lib.first_matches(custom, paths, 'custom_sparsity_map')
@@ -195,7 +195,7 @@ class GlobalPruningMixin(_Pruner):
 def _keep_together(
     arrays: list[Any], targets: list[Any], normalization_eps: Any | None
 ) -> list[jax.Array]:
-    """Masks of arrays that are ranked together; divided by their norms, unless there is no `normalization_eps`."""
+    """Masks arrays that are ranked together; divided by their norms, unless there is no `normalization_eps`."""
     norms = None
     if normalization_eps is not None:
         norms = _finite_norms(arrays) + normalization_eps
@@ -235,7 +235,7 @@ class _PublishedOrder:
 
 
 def total_sparsity(targets: list, sizes: list[int]) -> jax.Array:
-    """The mean weighted by size; of equal targets the target itself, without rounding.
+    """Computes the mean weighted by size; of equal targets it is the target itself, without rounding.
 
     Args:
       targets: a sparsity for each leaf, at least one.
@@ -253,7 +253,7 @@ def total_sparsity(targets: list, sizes: list[int]) -> jax.Array:
 
 
 def _finite_norms(arrays: list[jax.Array | selection.Scores]) -> jax.Array:
-    """The norm `[arrays]` of what is finite in each, so that one NaN or inf does not spoil a leaf."""
+    """Computes the norms `[arrays]` of what is finite in each, so that one NaN or inf does not spoil a leaf."""
     squares = jnp.stack([_squares(array) for array in arrays])
     has_others = ~jnp.all(jnp.isfinite(squares))
     return jnp.sqrt(control.run_once(has_others, _finite_squares_of_each, squares, arrays))

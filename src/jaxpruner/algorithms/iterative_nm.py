@@ -39,7 +39,7 @@ class IterativeNMPruning(base_updater.BaseUpdater):
             )
 
     def kept_per_group(self, sparsity_type: sparsity_types.NByM, progress: Any) -> jax.Array:
-        """How many weights of a group are kept when a share `progress` of the way is done: int32 scalar."""
+        """Computes how many weights of a group are kept when a share `progress` of the way is done: int32 scalar."""
         removed = jnp.round((sparsity_type.m - sparsity_type.n) * jnp.clip(progress, 0.0, 1.0))
         return sparsity_type.m - removed.astype(jnp.int32)
 
@@ -69,12 +69,12 @@ class IterativeNMPruning(base_updater.BaseUpdater):
                 return
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
-        """The magnitudes."""
+        """Scores weights by magnitude."""
         del sparse_state, grads
         return pruners.magnitudes(params)
 
     def update_state(self, sparse_state, params, grads, **extra_args):
-        """Masks that keep in each group the number of weights that the schedule has reached."""
+        """Keeps in each group the number of weights that the schedule has reached."""
         targets = sparse_state.target_sparsities
         sparsities = self.scheduler.get_sparsity_at_step(targets, sparse_state.count)
         scores = self.scores_now(params, sparse_state, grads, extra_args)

@@ -33,7 +33,7 @@ class MovementPruning(ste.SteMixin, base_updater.BaseUpdater):
     is_sparse_gradients: bool = True
 
     def init_algorithm_state(self, params, target_sparsities):
-        """Scores of zero for each leaf that is pruned, in 32 bits at least: products of 16-bit numbers would vanish."""
+        """Makes scores of zero for each pruned leaf, in 32 bits at least: products of 16-bit numbers would vanish."""
 
         def first_scores(param, target):
             return None if target is None else _zero_scores(param)
@@ -47,7 +47,7 @@ class MovementPruning(ste.SteMixin, base_updater.BaseUpdater):
         return state._replace(algorithm_state=scores), None
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
-        """The sums so far; in one-shot pruning those of the given gradients."""
+        """Returns the sums so far; in one-shot pruning those of the given gradients."""
         if sparse_state is not None:
             return sparse_state.algorithm_state
         if grads is None:
@@ -58,14 +58,14 @@ class MovementPruning(ste.SteMixin, base_updater.BaseUpdater):
 
 
 def _zero_scores(param):
-    """Scores of zero; `None` for a leaf that is no array of floats."""
+    """Makes scores of zero; `None` for a leaf that is no array of floats."""
     if not jnp.issubdtype(param.dtype, jnp.floating):
         return None
     return jnp.zeros_like(param, dtype=jnp.promote_types(param.dtype, jnp.float32))
 
 
 def _add_movements(params, grads, scores):
-    """The scores less weight times gradient."""
+    """Subtracts weight times gradient from the scores."""
 
     def moved(param, grad, score):
         if score is None or grad is None:

@@ -56,7 +56,7 @@ def unify_names(cls: type, root: type) -> None:
 
 
 def _nearest_definition(cls: type, name: str) -> Any:
-    """The definition under either name that comes first among the class and its bases."""
+    """Finds the definition under either name that comes first among the class and its bases."""
     for base in cls.__mro__:
         definitions = [vars(base)[alias] for alias in (name, f'_{name}') if alias in vars(base)]
         if len(definitions) == 2 and definitions[0] is not definitions[1]:

@@ -15,7 +15,7 @@ from jaxpruner.mask_calculator import lazy_scores
 
 
 def generate_random_scores(params: tree_lib.PyTree, rng_seed: Any) -> tree_lib.PyTree:
-    """Uniform scores in [0, 1), one key a leaf.
+    """Draws uniform scores in [0, 1), one key a leaf.
 
     Args:
       params: any pytree of arrays.
@@ -45,13 +45,13 @@ def _uniform_like(key: jax.Array, leaf: jax.Array) -> jax.Array:
 
 @functools.lru_cache
 def _uniform_on_devices(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
-    """The compiled function that draws on each device what it holds of a leaf."""
+    """Compiles the function that draws on each device what it holds of a leaf."""
     draw = functools.partial(jax.random.uniform, shape=shape, dtype=dtype)
     return jax.jit(draw, out_shardings=sharding)
 
 
 def magnitudes(params: tree_lib.PyTree) -> tree_lib.PyTree:
-    """The absolute value of each weight; `None` for leaves that are no arrays of numbers, such as random keys.
+    """Computes the absolute value of each weight; `None` for leaves that are no arrays of numbers, such as random keys.
 
     >>> magnitudes({'w': jnp.array([-2.0, 1.0])})
     {'w': Array([2., 1.], dtype=float32)}
@@ -60,7 +60,7 @@ def magnitudes(params: tree_lib.PyTree) -> tree_lib.PyTree:
 
 
 def saliencies(params: tree_lib.PyTree, grads: tree_lib.PyTree | None) -> tree_lib.PyTree:
-    r"""$|w \cdot \partial L / \partial w|$, the first-order change of the loss when the weight is removed.
+    r"""Computes $|w \cdot \partial L / \partial w|$, the first-order change of the loss when the weight is removed.
 
     Raises:
       ValueError: there are no gradients.
@@ -96,12 +96,12 @@ class MagnitudePruning(base_updater.BaseUpdater):
     """
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
-        """The magnitudes."""
+        """Scores weights by magnitude."""
         del sparse_state, grads
         return magnitudes(params)
 
     def elementwise_score(self):
-        """The magnitude of a weight."""
+        """Scores a weight by its magnitude."""
         return jnp.abs
 
 
@@ -115,7 +115,7 @@ class SaliencyPruning(base_updater.BaseUpdater):
     """
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
-        """The saliencies."""
+        """Scores weights by saliency."""
         del sparse_state
         return saliencies(params, grads)
 
@@ -132,7 +132,7 @@ class RandomPruning(base_updater.BaseUpdater):
     """
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
-        """Random numbers from the seed and the step; below all of them for pruned weights, which stay pruned."""
+        """Draws scores from the seed and the step; pruned weights score below all others, and stay pruned."""
         del grads
         if sparse_state is None:
             return generate_random_scores(params, self.rng_seed)

@@ -36,18 +36,18 @@ class StaticRandomSparse(base_updater.BaseUpdater):
     is_sparse_gradients: bool = True
 
     def get_initial_masks(self, params, target_sparsities):
-        """Random masks at the target sparsities."""
+        """Draws random masks at the target sparsities."""
         return self.create_masks(
             pruners.generate_random_scores(params, self.rng_seed), target_sparsities
         )
 
     def update_state(self, sparse_state, params, grads):
-        """The state as it is."""
+        """Returns the state as it is."""
         del params, grads
         return sparse_state
 
     def instant_sparsify(self, params, grads=None):
-        """Refused: there is nothing to train sparse.
+        """Refuses: there is nothing to train sparse.
 
         Raises:
           RuntimeError: always.
@@ -125,7 +125,7 @@ class SET(StaticRandomSparse):
         init_checks.check_replacement(self, plan, self.drop_fraction_fn)
 
     def get_drop_scores(self, sparse_state, params, grads):
-        """Scores of the weights: the smallest kept ones are dropped.
+        """Scores weights: the smallest kept ones are dropped.
 
         It is not called while `elementwise_drop_score` gives the same scores. An override in a subclass is called.
         """
@@ -133,18 +133,18 @@ class SET(StaticRandomSparse):
         return pruners.magnitudes(params)
 
     def get_grow_scores(self, sparse_state, params, grads):
-        """Scores of the weights: the largest that are not kept are grown. Here chance, from the seed and the step."""
+        """Scores weights: the largest that are not kept are grown. Here by chance, from the seed and the step."""
         del grads
         return pruners.generate_random_scores(
             params, seeds.prng_key(self.rng_seed, sparse_state.count)
         )
 
     def elementwise_drop_score(self):
-        """As `BaseUpdater.elementwise_score`: the function of a weight behind `get_drop_scores`, or `None`."""
+        """Returns the function of a weight behind `get_drop_scores`, or `None`, as `elementwise_score` does."""
         return jnp.abs
 
     def elementwise_grow_score(self):
-        """As `BaseUpdater.elementwise_score`: the function of a gradient behind `get_grow_scores`, or `None`."""
+        """Returns the function of a gradient behind `get_grow_scores`, or `None`, as `elementwise_score` does."""
         return None
 
     def update_masks(self, old_mask, drop_score, grow_score, drop_fraction):
@@ -201,7 +201,7 @@ class SET(StaticRandomSparse):
         )
 
     def weights_that_came_back(self, old_state, new_state):
-        """The regrown weights, pruned in one state and kept in the other: a tree of flags, `None` where dense."""
+        """Finds the regrown weights, pruned in one state and kept in the other: a tree of flags, `None` where dense."""
 
         def is_regrown(new: jax.Array, old: jax.Array) -> jax.Array:
             return (new != 0) & (old == 0)
@@ -209,7 +209,7 @@ class SET(StaticRandomSparse):
         return tree_lib.map_with_missing(is_regrown, new_state.masks, old_state.masks)
 
     def moments_to_reset(self, old_state, new_state):
-        """The regrown weights, if `update_state` has not zeroed their moments already.
+        """Chooses the regrown weights, if `update_state` has not zeroed their moments already.
 
         That of SET and RigL has: subclasses written for JaxPruner expect it of `super().update_state`. A subclass that
         makes masks without it leaves `inner_state` as it was.
@@ -235,7 +235,7 @@ class SET(StaticRandomSparse):
         return scores
 
     def _lazy_scores_by(self, hook, method, treedef, arrays):
-        """Lazy scores as a hook has them; `None` where a method makes arrays."""
+        """Returns lazy scores as a hook has them; `None` where a method makes arrays."""
         if self._updates_masks_itself() or not lazy_scores.hook_describes(self, hook, method):
             return None
         function = getattr(self, hook)()
@@ -254,7 +254,7 @@ class SET(StaticRandomSparse):
         return replacement.drop_and_grow(leaves, fraction)
 
     def _replace_by_override(self, leaf: MaskedLeaf, fraction: Any) -> jax.Array:
-        """The mask from a subclass's `update_masks`, which sees the leaf's own type, and one layer at a time."""
+        """Asks a subclass's `update_masks`, which sees the leaf's own type, and one layer at a time."""
         updater = copy.copy(self)
         updater.sparsity_type = leaf.groups.sparsity_type
 
@@ -291,12 +291,12 @@ class RigL(SET):
     """
 
     def get_grow_scores(self, sparse_state, params, grads):
-        """The gradients' magnitudes; not called while `elementwise_grow_score` gives the same scores."""
+        """Scores weights by their gradients; not called while `elementwise_grow_score` gives the same scores."""
         del sparse_state, params
         return pruners.magnitudes(grads)
 
     def elementwise_grow_score(self):
-        """The magnitude of a gradient."""
+        """Scores a weight by the magnitude of its gradient."""
         return jnp.abs
 
 

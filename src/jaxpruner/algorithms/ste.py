@@ -42,7 +42,7 @@ class SteMixin(_Pruner):
         mixins.check_mixed_in_first(cls, SteMixin)
 
     def init_state(self, params):
-        """As the base's; the first selection has no threshold to begin at."""
+        """Makes the state as the base does; the first selection has no threshold to begin at."""
         state = super().init_state(params)
         _, thresholds = jax.eval_shape(self._selected, params, state)
         nowhere = jax.tree.map(
@@ -51,11 +51,11 @@ class SteMixin(_Pruner):
         return state._replace(thresholds=nowhere)
 
     def get_initial_masks(self, params, target_sparsities):
-        """Those of the pruner; no update applies them. JaxPruner's mixin has this method, so it stays callable here."""
+        """Makes the pruner's masks; no update applies them. JaxPruner's mixin has this method, so it stays callable."""
         return super().get_initial_masks(params, target_sparsities)
 
     def pre_forward_update(self, params, opt_state=None, *, sparse_state=None):
-        """The pruned parameters; the derivative is the identity, so that it may stand inside the loss."""
+        """Prunes the parameters; the derivative is the identity, so that it may stand inside the loss."""
         params = tree_lib.as_arrays(params)
         state = only_sparse_state(arguments.given_state(opt_state, sparse_state))
         masks, _ = self._selected(params, state)
@@ -64,7 +64,7 @@ class SteMixin(_Pruner):
         )
 
     def track(self, sparse_state, params):
-        """The masks of this step's forward pass; their thresholds are kept for the next one."""
+        """Makes the masks of this step's forward pass; their thresholds are kept for the next one."""
         masks, thresholds = self._selected(params, sparse_state)
         # None in a state that somebody else made, and where the pruner has a ranking of its own.
         if sparse_state.thresholds is None:
@@ -72,7 +72,7 @@ class SteMixin(_Pruner):
         return sparse_state._replace(thresholds=thresholds), masks
 
     def update_state(self, sparse_state, params, grads, tracked=None, **extra_args):
-        """The masks of this step's forward pass."""
+        """Stores the masks of this step's forward pass."""
         del grads, extra_args
         masks = self._selected(params, sparse_state)[0] if tracked is None else tracked
         return sparse_state._replace(masks=masks)
@@ -90,7 +90,7 @@ class SteMixin(_Pruner):
         return self.select_masks(scores, sparsities, state.thresholds)
 
     def post_gradient_update(self, params, opt_state=None, *, sparse_state=None):
-        """The parameters as they are: dense."""
+        """Returns the parameters as they are: dense."""
         del opt_state, sparse_state
         return params
 
@@ -113,7 +113,7 @@ class SteRandomPruning(SteMixin, pruners.RandomPruning):
     """
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
-        """Chance, from the seed and the step."""
+        """Scores weights by chance, from the seed and the step."""
         del grads
         key = seeds.prng_key(self.rng_seed, None if sparse_state is None else sparse_state.count)
         return pruners.generate_random_scores(params, key)

@@ -105,7 +105,7 @@ def init(
     params: tree_lib.PyTree,
     masks: tree_lib.PyTree,
 ) -> CompactMoments:
-    """The first state of an optimizer.
+    """Makes the first state of an optimizer.
 
     Args:
       pruner: whose `compact_moments` is set.
@@ -158,7 +158,7 @@ def after_mask_update(
     params: tree_lib.PyTree,
     reset: tree_lib.PyTree | None,
 ) -> CompactMoments:
-    """The optimizer's state for new masks: moments move along with their weights; those of regrown weights are zero.
+    """Makes the state for new masks: moments move along with their weights; those of regrown weights are zero.
 
     Args:
       optimizer: whose state it is.
@@ -185,7 +185,7 @@ def after_mask_update(
 def _kept_counts(
     pruner: Pruner, params: tree_lib.PyTree, masks: tree_lib.PyTree
 ) -> tree_lib.PyTree:
-    """How many weights of each masked leaf are kept; `None` where dense."""
+    """Counts the kept weights of each masked leaf; `None` where dense."""
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
     leaf_masks = tree_lib.leaves_like(treedef, masks)
     counts = pruner.kept_counts(params)
@@ -249,12 +249,12 @@ def _check_count(name: str, kept: int, expected: int) -> None:
 
 
 def _compact(shape: tuple[int, ...], kept: int) -> tuple[int, ...]:
-    """The shape of a leaf of which `kept` weights are kept."""
+    """Computes the shape that a leaf has when it holds its kept weights alone."""
     return (1,) * (len(shape) - 1) + (kept,)
 
 
 def _positions(param: Any, mask: jax.Array, count: int) -> jax.Array:
-    """Where the mask of a leaf keeps weights, ascending."""
+    """Finds where the mask of a leaf keeps weights, ascending."""
 
     def find(kept: jax.Array) -> jax.Array:
         return kept_positions.positions_of(kept.reshape(-1), count)
@@ -264,7 +264,7 @@ def _positions(param: Any, mask: jax.Array, count: int) -> jax.Array:
 
 
 def _gathered(tree: tree_lib.PyTree, positions: tree_lib.PyTree) -> tree_lib.PyTree:
-    """A tree whose masked leaves hold their kept weights alone."""
+    """Gathers the kept weights of masked leaves; dense leaves stay as they are."""
 
     def gathered(leaf: Any, where: Any) -> Any:
         if where is None:
@@ -286,7 +286,7 @@ def _gathered(tree: tree_lib.PyTree, positions: tree_lib.PyTree) -> tree_lib.PyT
 def _scattered(
     updates: tree_lib.PyTree, positions: tree_lib.PyTree, grads: tree_lib.PyTree
 ) -> tree_lib.PyTree:
-    """Updates in the shapes of the parameters, where weights are kept.
+    """Scatters updates of kept weights into the shapes of the parameters.
 
     They replace gradients, in their memory. Pruned entries still hold gradients; the driver overwrites them when it
     lands pruned weights on zero.
@@ -309,7 +309,7 @@ def _scattered(
 
 
 def _places_before(param: Any, old: Any, new: Any) -> jax.Array:
-    """For each kept weight its place among those that were kept before; no dimensions for a dense leaf."""
+    """Finds for each kept weight its place among those kept before; a dense leaf gets an array of no dimensions."""
     if old is None:
         return jnp.zeros((), jnp.int32)
     places = kept_positions.places_before(old, new)

@@ -45,7 +45,7 @@ _NO_PARAMS = (
 def wrap(
     pruner: Pruner, inner: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
-    """The transformation whose state is a `SparseState`; see `BaseUpdater.wrap_optax`."""
+    """Makes the transformation whose state is a `SparseState`; see `BaseUpdater.wrap_optax`."""
     if not (callable(getattr(inner, 'init', None)) and callable(getattr(inner, 'update', None))):
         raise TypeError(
             f'wrap_optax takes an optax transformation such as optax.adam(1e-3), got {inner!r}'
@@ -99,7 +99,7 @@ def _complete_state(
     state: SparseState,
     params: tree_lib.PyTree,
 ) -> SparseState:
-    """The first state, with the optimizer's.
+    """Completes the first state, with the optimizer's.
 
     A user's own `init_state` may pack masks in another way, or not at all, and may know nothing of the other fields.
     """
@@ -120,7 +120,7 @@ def _complete_state(
 
 
 def _is_due(pruner: Pruner, state: SparseState, update_masks: Any) -> Any:
-    """Whether this step updates the masks: a bool where that is known now, else a traced scalar."""
+    """Tells whether this step updates the masks: a bool where that is known now, else a traced scalar."""
     if isinstance(state, HostDrivenState):
         return _is_due_by_host(isinstance(state, DueState), update_masks)
     if update_masks is None:
@@ -155,7 +155,7 @@ class Step:
     def run(
         self, is_due: Any, grads: tree_lib.PyTree, old_state: SparseState, params: tree_lib.PyTree
     ) -> tuple[tree_lib.PyTree, SparseState]:
-        """The updates and the next state; `is_due` is a bool, or a traced scalar."""
+        """Returns the updates and the next state; `is_due` is a bool, or a traced scalar."""
         state, tracked = self.track(grads, old_state, params)
         lands_regrown: Any = False  # whether regrown weights still have to land on zero
         if not self.pruner.skip_gradients:
@@ -182,7 +182,7 @@ class Step:
         params: tree_lib.PyTree,
         tracked: Any,
     ) -> tuple[tree_lib.PyTree, SparseState]:
-        """New masks if they are due, then the optimizer."""
+        """Makes new masks if they are due, then runs the optimizer."""
         masks_before = state.masks
         state = control.run_once(
             is_due,
@@ -203,7 +203,7 @@ class Step:
     def _update_alone(
         self, grads: tree_lib.PyTree, state: SparseState, params: tree_lib.PyTree
     ) -> tuple[tree_lib.PyTree, SparseState]:
-        """The optimizer alone, with updates and state as they leave the loop of `_masks_or_update`."""
+        """Runs the optimizer alone, with updates and state as they leave the loop of `_masks_or_update`."""
         updates, inner_state = self._update(grads, state.inner_state, params, state.masks)
         lands_on_zero = self.pruner.lands_on_zero()
 
@@ -224,7 +224,7 @@ class Step:
         params: tree_lib.PyTree,
         tracked: Any,
     ) -> tuple[tree_lib.PyTree, SparseState]:
-        """New masks if they are due, else the optimizer.
+        """Makes new masks if they are due, else runs the optimizer.
 
         With new masks, regrown weights land on zero, and nothing else changes. Nothing reads the old masks after
         the first loop, which therefore replaces them in place.
@@ -278,7 +278,7 @@ class Step:
     def track(
         self, grads: tree_lib.PyTree, state: SparseState, params: tree_lib.PyTree
     ) -> tuple[SparseState, Any]:
-        """What the algorithm keeps of every step; it gets gradients and extra arguments by naming them."""
+        """Lets the algorithm track each step; it gets the gradients and extra arguments that it names."""
         if not self.pruner.overrides('track'):
             return state, None
         available = {key: x for key, x in self.extra_args.items() if key != 'sparse_state'}
@@ -295,7 +295,7 @@ class Step:
         params: tree_lib.PyTree,
         masks: tree_lib.PyTree,
     ) -> tuple[tree_lib.PyTree, Any]:
-        """The optimizer's updates and state; it sees masked gradients if that is asked for."""
+        """Runs the optimizer, which sees masked gradients if that is asked for; returns its updates and state."""
         if self.pruner.compact_moments:
             return compact_moments.update(
                 self.optimizer, grads, inner_state, params, self.extra_args
@@ -311,7 +311,7 @@ class Step:
         grads: tree_lib.PyTree,
         tracked: Any = None,
     ) -> SparseState:
-        """The state after a mask update, with the moments of chosen weights at zero."""
+        """Updates the masks, and zeroes the moments of chosen weights."""
         old_state = state._replace(masks=masking.unpack_masks(state.masks, params))
         if self.pruner.ranks_next_params:
             params = self._next_params(old_state, params, grads)
@@ -352,7 +352,7 @@ class Step:
     def _next_params(
         self, state: SparseState, params: tree_lib.PyTree, grads: tree_lib.PyTree
     ) -> tree_lib.PyTree:
-        """The parameters after this step, if the masks stayed as they are; `state` has them unpacked.
+        """Computes the parameters after this step if the masks stayed as they are; `state` has them unpacked.
 
         The optimizer runs once more for this. Its updates could come from outside of the loop of a mask update, but
         would then be written to memory in every step.
@@ -369,7 +369,7 @@ def _land(
     masks: tree_lib.PyTree,
     lands_regrown: Any,
 ) -> tree_lib.PyTree:
-    """Updates after which pruned weights are exactly zero: -p where the mask is 0.
+    """Makes updates after which pruned weights are exactly zero: -p where the mask is 0.
 
     If `lands_regrown` (a bool or a scalar) is true, regrown weights land on zero, too. Each leaf has the result type of
     update and parameter.

@@ -130,7 +130,7 @@ def _input_flows(
     masks_gradients: bool,
     masks_params: bool,
 ) -> tuple[list[_Flow], list[_Flow], list[_Flow]]:
-    """What gradients, state and parameters are."""
+    """Tells what gradients, state and parameters are."""
 
     def among(flow: _Flow) -> tree_lib.PyTree:
         return jax.tree.map(
@@ -168,7 +168,7 @@ def _with_silent_moments(
     program: jax.extend.core.Jaxpr,
     flows: tuple[list[_Flow], list[_Flow], list[_Flow]],
 ) -> tuple[list[_Flow], list[_Flow], list[_Flow]]:
-    """Moments are 0 where a weight is pruned, if they start at 0, and each step leaves them so."""
+    """Marks moments as 0 where a weight is pruned, if they start at 0 and each step leaves them so."""
     grads, state, params = flows
     first = _flows_through(jax.make_jaxpr(optimizer.init)(shapes).jaxpr, params)
     state = list(state)
@@ -191,7 +191,7 @@ def _untouched(array: Any) -> _Flow:
 
 
 def _flows_through(program: jax.extend.core.Jaxpr, inputs: Sequence[_Flow]) -> list[_Flow]:
-    """What a program's results are, given what its inputs are."""
+    """Tells what a program's results are, given what its inputs are."""
     known = dict(zip(program.invars, inputs, strict=True))
     known |= {variable: _untouched(variable.aval) for variable in program.constvars}
 
@@ -254,7 +254,7 @@ def _elementwise(equation: Any, flows: list[_Flow]) -> _Flow:
 
 
 def _either(flows: Sequence[_Flow]) -> _Flow:
-    """What a value is that comes from one of several branches."""
+    """Tells what a value is that comes from one of several branches."""
     if len(set(flows)) == 1:
         return flows[0]
     if _Flow.FOREIGN in flows:
@@ -263,7 +263,7 @@ def _either(flows: Sequence[_Flow]) -> _Flow:
 
 
 def _bodies(equation: Any) -> Iterator[tuple[str, jax.extend.core.Jaxpr]]:
-    """The programs inside of an equation."""
+    """Yields the programs inside of an equation."""
     for name, parameter in equation.params.items():
         for entry in parameter if isinstance(parameter, tuple | list) else [parameter]:
             if isinstance(entry, jax.extend.core.ClosedJaxpr):
@@ -273,7 +273,7 @@ def _bodies(equation: Any) -> Iterator[tuple[str, jax.extend.core.Jaxpr]]:
 
 
 def _outline(program: jax.extend.core.Jaxpr) -> list[Any]:
-    """The operations of a program and the scalars in it, without shapes."""
+    """Lists the operations of a program and the scalars in it, without shapes."""
     outline: list[Any] = []
     for equation in program.eqns:
         scalars = [str(x) for x in equation.invars if not control.is_variable(x)]
@@ -283,7 +283,7 @@ def _outline(program: jax.extend.core.Jaxpr) -> list[Any]:
 
 
 def _names_of(function: Callable[..., Any], depth: int = 8) -> Iterator[str]:
-    """The optax functions that made a transformation, such as `scale_by_adam`, from what its update closes over."""
+    """Names the optax functions that made a transformation, such as `scale_by_adam`, by what its update closes over."""
     if not callable(function) or not depth:
         return
     inner = []
@@ -297,7 +297,7 @@ def _names_of(function: Callable[..., Any], depth: int = 8) -> Iterator[str]:
 
 
 def _reached_by(function: Callable[..., Any]) -> list[Any]:
-    """What a function closes over, or what the object of a method holds."""
+    """Lists what a function closes over, or what the object of a method holds."""
     if inspect.ismethod(function):
         return list(vars(function.__self__).values())
     return [_contents(cell) for cell in getattr(function, '__closure__', None) or ()]

@@ -59,7 +59,7 @@ class HostDriven:
     def update(
         self, params: Any, opt_state: Any, step: int | None = None, *, due: bool | None = None
     ) -> Any:
-        """The optimizer's state for the next step, with new masks if they are due.
+        """Makes the optimizer's state for the next step, with new masks if they are due.
 
         Args:
           params: the parameters, as `tx.init` was given them.
@@ -95,7 +95,7 @@ class HostDriven:
         return sparse_state.with_state(opt_state, state)
 
     def release(self, opt_state: Any) -> Any:
-        """The state for steps that decide for themselves again, inside of their program.
+        """Makes the state for steps that decide for themselves again, inside of their program.
 
         Args:
           opt_state: an optimizer state that `update` has returned, or that of a step after it.
@@ -107,7 +107,7 @@ class HostDriven:
         return sparse_state.with_state(opt_state, SparseState(*self._state_in(opt_state)))
 
     def _state_in(self, opt_state: Any) -> SparseState:
-        """The one state of a pruner, as it is."""
+        """Finds the one state of a pruner, as it is."""
         states = sparse_state.outermost_states(opt_state)
         if len(states) == 1 and isinstance(states[0], HostDrivenState):
             return states[0]
@@ -139,7 +139,7 @@ class HostDriven:
                 )
 
     def _with_new_masks(self, params: Any, state: SparseState) -> SparseState:
-        """The state with new masks, or, where they are made in the step, marked as due."""
+        """Makes new masks, or, where they are made in the step, marks the state as due."""
         arrays = sparse_state.without_boxes(state)
         seen = _as_optimizer_sees(tree_lib.as_arrays(params), arrays.masks)
         program = self._program(arrays, seen)
@@ -172,7 +172,7 @@ class HostDriven:
 
 
 def _checked_step(step: int | None, state: SparseState) -> int:
-    """The steps that a state has counted; refuses a loop that counts otherwise."""
+    """Reads how many steps a state has counted; refuses a loop that counts otherwise."""
     count = sparse_state.without_boxes(state).count
     if tree_lib.is_traced(count):
         raise TypeError(
@@ -194,7 +194,7 @@ def _checked_step(step: int | None, state: SparseState) -> int:
 
 
 def _as_optimizer_sees(params: Any, masks: Any) -> Any:
-    """The parameters without those that `optax.masked` or `multi_transform` gives to another optimizer."""
+    """Leaves out the parameters that `optax.masked` or `multi_transform` gives to another optimizer."""
 
     def is_masked(node: Any) -> bool:
         return isinstance(node, optax.MaskedNode)

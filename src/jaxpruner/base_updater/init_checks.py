@@ -145,7 +145,7 @@ def _some_of(names: Sequence[str]) -> str:
 
 
 def _targets(plan: PruningPlan) -> str:
-    """The targets of the leaves that are to be pruned, from the least to the largest."""
+    """Lists the targets of the leaves that are to be pruned, from the least to the largest."""
     targets = [leaf.target for leaf in plan.pruned if leaf.target is not None]
     if not targets:
         return 'a sparsity that is being traced'

@@ -162,7 +162,7 @@ def plan_leaves(pruner: PlannedPruner, params: tree_lib.PyTree) -> PruningPlan:
 def unpruned_leaf(
     path: tree_lib.Path, array: Any, sparsity_type: SparsityType | None, is_stacked: bool
 ) -> LeafPlan:
-    """The plan of a leaf before its target is known, given its array or shape."""
+    """Plans a leaf before its target is known, given its array or shape."""
     leaf = leaf_of(path, array, sparsity_type, is_stacked)
     size = math.prod(leaf.shape)
     return LeafPlan(**vars(leaf), kept=size, size=size, why_dense=None)
@@ -173,7 +173,7 @@ def _may_prune(target: Any) -> bool:
 
 
 def _are_ranked_alone(pruner: PlannedPruner, paths: Sequence[tree_lib.Path]) -> list[bool]:
-    """For each leaf whether its weights are ranked by the rules of its type, among themselves."""
+    """Tells for each leaf whether its weights are ranked among themselves, by the rules of its type."""
     if calculators.own_topk_fn(pruner.topk_fn) is not None:
         return [False] * len(paths)
     if pruner.ranked_together == 'leaf':
@@ -185,7 +185,7 @@ def _are_ranked_alone(pruner: PlannedPruner, paths: Sequence[tree_lib.Path]) -> 
 
 
 def _reasons(pruner: PlannedPruner, params: tree_lib.PyTree) -> list[str]:
-    """For each leaf why it has no target, if it has none."""
+    """Tells for each leaf why it has no target, if it has none."""
     if pruner.overrides('get_target_sparsities'):
         return [f'{type(pruner).__name__} gives it no target'] * len(jax.tree.leaves(params))
     return sparsity_distributions.why_dense(pruner.distribution(), params, pruner.stacked)
@@ -194,7 +194,7 @@ def _reasons(pruner: PlannedPruner, params: tree_lib.PyTree) -> list[str]:
 def with_target(
     leaf: LeafPlan, target: Any, reason: str, is_counted: bool, shares_target: bool = False
 ) -> LeafPlan:
-    """The plan of a leaf with its target, and what follows from it.
+    """Plans a leaf with its target, and what follows from it.
 
     Args:
       leaf: as `unpruned_leaf` makes it.
@@ -219,7 +219,7 @@ def with_target(
 
 
 def _why_unranked(leaf: LeafPlan, target: Any, reason: str) -> str | None:
-    """Why a leaf is in no ranking; `None` if it is in one."""
+    """Tells why a leaf is in no ranking; `None` if it is in one."""
     if leaf.sparsity_type is None:
         return 'its sparsity type is None'
     if not jnp.issubdtype(leaf.dtype, jnp.number):
@@ -228,7 +228,7 @@ def _why_unranked(leaf: LeafPlan, target: Any, reason: str) -> str | None:
 
 
 def _with_kept(leaf: LeafPlan, kept: int) -> LeafPlan:
-    """The plan of a leaf that shares groups with others; its target is what they leave of it."""
+    """Plans a leaf that shares groups with others; its target is what they leave of it."""
     leaf = dataclasses.replace(leaf, kept=kept, target=1 - kept / leaf.size, why_dense=None)
     if kept == leaf.size:
         return dataclasses.replace(leaf, why_dense='its groups lose less than one channel')
@@ -236,7 +236,7 @@ def _with_kept(leaf: LeafPlan, kept: int) -> LeafPlan:
 
 
 def _kept(leaf: LeafPlan) -> int | None:
-    """How many weights of a leaf that is ranked by itself are kept at its target."""
+    """Counts the weights that a leaf keeps at its target, if it is ranked by itself."""
     if not leaf.size:
         return 0
     layers = leaf.shape[0] if leaf.is_stacked else 1
@@ -271,7 +271,7 @@ def _has_equal_groups(sparsity_type: Any, shape: tuple[int, ...], groups: int) -
 
 
 def _kept_in_all(leaves: Sequence[LeafPlan], is_in_model_ranking: Sequence[bool]) -> int | None:
-    """How many weights are kept in all; those in one ranking over the model are counted together."""
+    """Counts the kept weights of all leaves; those in one ranking over the model are counted together."""
     unknown = [leaf for leaf in leaves if leaf.kept is None]
     total = sum(leaf.kept or 0 for leaf in leaves)
     if not unknown:

@@ -50,7 +50,7 @@ class MaskProgram(NamedTuple):
     compute: Callable[..., list[jax.Array]]  # (those leaves, the state's other leaves, params)
 
     def run(self, state: list[jax.Array], params: tree_lib.PyTree) -> list[jax.Array]:
-        """The leaves of a state after the mask update."""
+        """Returns the leaves of a state after the mask update."""
         old = [state[i] for i in self.replaced]
         others = [None if i in self.replaced else leaf for i, leaf in enumerate(state)]
         new = iter(self.compute(old, others, params))
@@ -60,7 +60,7 @@ class MaskProgram(NamedTuple):
 def mask_program(
     pruner: BaseUpdater, state: SparseState, params: tree_lib.PyTree, donate: bool
 ) -> MaskProgram:
-    """The mask update of a state as a program.
+    """Makes the mask update of a state a program.
 
     Args:
       pruner: whose update.
@@ -122,7 +122,7 @@ def _refuse_optimizer(*_: Any, **__: Any) -> Any:
 def _update(
     pruner: BaseUpdater, state: SparseState, params: tree_lib.PyTree, grads: tree_lib.PyTree
 ) -> tuple[list, list]:
-    """The leaves of the state as `track` leaves it, and of the state after the mask update."""
+    """Lists the leaves of the state as `track` leaves it, and of the state after the mask update."""
     optimizer = optax.GradientTransformationExtraArgs(_refuse_optimizer, _refuse_optimizer)
     step = Step(pruner, optimizer, extra_args={})
     tracked_state, tracked = step.track(grads, state, params)
@@ -133,7 +133,7 @@ def _update(
 
 
 def _replaced_leaves(program: jax.extend.core.Jaxpr, number: int) -> list[int]:
-    """Which of the state's leaves `_update` replaces; refuses an update that could not stand before its step."""
+    """Finds which of the state's leaves `_update` replaces; refuses an update that could not stand before its step."""
     old, new = program.invars[:number], program.outvars[number:]
     tracked = program.outvars[:number]
     replaced = [i for i in range(number) if new[i] is not tracked[i]]
@@ -166,7 +166,7 @@ def _refuse_path(
 def _compiled(
     program: jax.extend.core.ClosedJaxpr, replaced: list[int], leaves: list, donate: bool
 ) -> Callable[..., list[jax.Array]]:
-    """The part of a traced `_update` that makes the leaves that are replaced, each divided over devices as before."""
+    """Compiles the part of `_update` that makes the replaced leaves, each divided over devices as before."""
     compute = jax.extend.core.jaxpr_as_fun(program)
 
     def update_masks(old: list, others: list, params: tree_lib.PyTree) -> list:
@@ -190,7 +190,7 @@ def _compiled(
 
 
 def _sharding_over_devices(array: jax.Array) -> NamedSharding | None:
-    """How an array is divided; `None` on one device, where a sharding would pin the result to it."""
+    """Tells how an array is divided; `None` on one device, where a sharding would pin the result to it."""
     sharding = array.sharding
     if isinstance(sharding, NamedSharding) and len(sharding.device_set) > 1:
         return sharding

@@ -23,18 +23,18 @@ class NoPruning(BaseUpdater):
     sparsity_distribution_fn: DistributionFn | None = None
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
-        """No leaf has a target."""
+        """Gives no leaf a target."""
         return jax.tree.map(lambda _: None, params)
 
     def check_plan(self, plan):
-        """Dense is what was asked for."""
+        """Warns of nothing: dense is what was asked for."""
 
     def update_state(self, sparse_state, params, grads):
-        """Nothing changes."""
+        """Changes nothing."""
         del params, grads
         return sparse_state
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
-        """Nothing is scored."""
+        """Scores nothing."""
         del sparse_state, grads
         return jax.tree.map(lambda _: None, params)

@@ -60,7 +60,7 @@ class OptionalHooks:
         return super().__new__(cls)
 
     def elementwise_score(self) -> Callable[[jax.Array], jax.Array] | None:
-        """The function behind `calculate_scores`, where the score of a weight depends on that weight alone.
+        """Returns the function behind `calculate_scores`, if the score of a weight depends on that weight alone.
 
         Masks are then made from the weights, without calling `calculate_scores`. Unstructured masks of floats of 16
         bits or more take no memory for scores. A subclass that overrides `calculate_scores`, or the making of masks, is
@@ -75,7 +75,7 @@ class OptionalHooks:
     def init_algorithm_state(
         self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree
     ) -> tree_lib.PyTree:
-        """The first values of what the algorithm itself keeps from step to step; by default nothing.
+        """Makes the first values of what the algorithm itself keeps from step to step; by default nothing.
 
         They stand in `sparse_state.algorithm_state`. `track` replaces them each step, `calculate_scores` reads them.
         Structure, shapes and dtypes must stay from step to step; `update` refuses others. Sums of small numbers vanish
@@ -94,7 +94,7 @@ class OptionalHooks:
     def pre_forward_update(
         self, params: tree_lib.PyTree, opt_state: Any = None, *, sparse_state: Any = None
     ) -> tree_lib.PyTree:
-        """The parameters that the forward pass uses; straight-through methods prune here. Default: as they are.
+        """Returns the parameters that the forward pass uses; straight-through methods prune here. Default: as they are.
 
         Args:
           params: the parameters.
@@ -105,7 +105,7 @@ class OptionalHooks:
         return params
 
     def track(self, sparse_state: SparseState, params: tree_lib.PyTree) -> tuple[SparseState, Any]:
-        """What `update` computes in every step, before masks that are due; by default nothing.
+        """Computes what `update` needs in every step, before masks that are due; by default nothing.
 
         An override may name further arguments, as in `track(self, sparse_state, params, grads)`: `grads` receives the
         gradients as `update` got them, any other name the extra argument of `update`.
@@ -127,7 +127,7 @@ class OptionalHooks:
     def moments_to_reset(
         self, old_state: SparseState, new_state: SparseState
     ) -> tree_lib.PyTree | None:
-        """The weights whose moments in the optimizer become zero after a mask update.
+        """Chooses the weights whose moments in the optimizer become zero after a mask update.
 
         Args:
           old_state: the state before the update, masks unpacked.
@@ -234,7 +234,7 @@ def _differences(before: dict[str, str], after: dict[str, str]) -> list[tuple[st
 
 
 def _leaf_words(leaf: Any) -> str:
-    """The dtype and shape, such as `float32[64,128]`; weak types do not count."""
+    """Writes the dtype and shape, such as `float32[64,128]`; weak types do not count."""
     dtype = getattr(leaf, 'dtype', None)
     if dtype is None:
         dtype = jnp.result_type(leaf)

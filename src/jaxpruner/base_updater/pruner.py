@@ -26,11 +26,11 @@ class PlannedPruner(Protocol):
     topk_fn: mask_calculator.TopkFn | None  # (scores, sparsity) -> mask
 
     def distribution(self) -> Any:
-        """What `sparsity` and `sparsity_distribution_fn` mean together."""
+        """Returns what `sparsity` and `sparsity_distribution_fn` mean together."""
         ...
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
-        """The target of each leaf, `None` where dense."""
+        """Returns the target of each leaf, `None` where dense."""
         ...
 
     def overrides(self, method: str) -> bool:
@@ -38,7 +38,7 @@ class PlannedPruner(Protocol):
         ...
 
     def _leaves(self, paths: Sequence[tree_lib.Path], arrays: Sequence[Any]) -> list[Leaf]:
-        """What is known of each leaf, given its array or shape."""
+        """Tells what is known of each leaf, given its array or shape."""
         ...
 
 
@@ -57,21 +57,21 @@ class Pruner(Protocol):
         ...
 
     def init_state(self, params: tree_lib.PyTree) -> SparseState:
-        """The state before the first step, without the optimizer's."""
+        """Makes the state before the first step, without the optimizer's."""
         ...
 
     def init_algorithm_state(
         self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree
     ) -> tree_lib.PyTree:
-        """The first values of what the algorithm itself keeps from step to step."""
+        """Makes the first values of what the algorithm itself keeps from step to step."""
         ...
 
     def plan(self, params: tree_lib.PyTree) -> Any:
-        """What will happen to each leaf; handed on to `check_plan` as it is."""
+        """Tells what will happen to each leaf; handed on to `check_plan` as it is."""
         ...
 
     def kept_counts(self, params: tree_lib.PyTree) -> list[int | None]:
-        """How many weights of each leaf are kept; `None` where that is not known before training."""
+        """Counts the kept weights of each leaf; `None` where that is not known before training."""
         ...
 
     def check_plan(self, plan: Any) -> None:
@@ -83,7 +83,7 @@ class Pruner(Protocol):
         ...
 
     def track(self, sparse_state: SparseState, params: tree_lib.PyTree) -> tuple[SparseState, Any]:
-        """What every step computes; further named arguments receive gradients and extra arguments."""
+        """Computes what every step needs; further named arguments receive gradients and extra arguments."""
         ...
 
     def update_state(
@@ -93,13 +93,13 @@ class Pruner(Protocol):
         grads: tree_lib.PyTree,
         **extra_args: Any,
     ) -> SparseState:
-        """New masks, when they are due."""
+        """Makes new masks, when they are due."""
         ...
 
     def moments_to_reset(
         self, old_state: SparseState, new_state: SparseState
     ) -> tree_lib.PyTree | None:
-        """The weights whose moments become zero after a mask update."""
+        """Chooses the weights whose moments become zero after a mask update."""
         ...
 
     def lands_on_zero(self) -> bool:

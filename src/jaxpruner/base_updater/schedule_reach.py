@@ -12,7 +12,7 @@ _LAST_STEP = 2**31 - 1  # steps are counted in int32
 
 
 def update_steps(schedule: Any) -> Sequence[int] | None:
-    """All steps at which masks are updated, in order (as a range if they are many); `None` if it cannot be read.
+    """Lists all steps at which masks are updated, in order (a range if they are many); `None` if it cannot be read.
 
     >>> from jaxpruner.sparsity_schedules import PeriodicSchedule
     >>> list(update_steps(PeriodicSchedule(update_freq=100, update_start_step=1, update_end_step=250)))
@@ -32,7 +32,7 @@ def update_steps(schedule: Any) -> Sequence[int] | None:
 
 
 def share_at(schedule: Any, step: int) -> float | None:
-    """The share of its target, in [0, 1], that a schedule has reached at a step; `None` if it cannot be read.
+    """Computes the share of its target, in [0, 1], that a schedule reaches by a step; `None` if it cannot be read.
 
     >>> from jaxpruner.sparsity_schedules import PolynomialSchedule
     >>> round(share_at(PolynomialSchedule(update_freq=100, update_start_step=0, update_end_step=150), 100), 3)

@@ -26,7 +26,7 @@ def is_given(pruner: PlannedPruner) -> bool:
 
 
 def distribution_of(pruner: PlannedPruner) -> Any:
-    """Uniform at `sparsity` if that is given, else `sparsity_distribution_fn`.
+    """Returns `uniform` at `sparsity` if that is given, else `sparsity_distribution_fn`.
 
     A user's class may have a field `sparsity` of its own, written when updaters had none. Its default stands beside a
     distribution, which then holds.

@@ -142,7 +142,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         grads: tree_lib.PyTree,
         **extra_args: Any,
     ) -> SparseState:
-        """New masks for the sparsity of this step; called when the scheduler says so.
+        """Makes new masks for the sparsity of this step; called when the scheduler says so.
 
         Args:
           sparse_state: the state, masks unpacked.
@@ -160,7 +160,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         return sparse_state._replace(masks=self.create_masks(scores, sparsities))
 
     def create_masks(self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
-        """A mask for each leaf from its scores and its sparsity.
+        """Makes a mask for each leaf from its scores and its sparsity.
 
         Args:
           scores: a tree like the parameters; leaves may be `None` where the sparsity is.
@@ -212,7 +212,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     def get_initial_masks(
         self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree
     ) -> tree_lib.PyTree:
-        """The masks before the first step: everything is kept.
+        """Makes the masks before the first step: everything is kept.
 
         Args:
           params: the parameters.
@@ -230,7 +230,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         return tree_lib.map_with_missing(ones, params, target_sparsities)
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
-        """The target of each leaf, checked against its shape and sparsity type before anything is computed.
+        """Returns the target of each leaf, checked against its shape and sparsity type before anything is computed.
 
         Args:
           params: the parameters, or their shapes.
@@ -261,7 +261,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         )
 
     def init_state(self, params: tree_lib.PyTree) -> SparseState:
-        """The state before the first step, without the optimizer's.
+        """Makes the state before the first step, without the optimizer's.
 
         Args:
           params: the parameters.
@@ -338,7 +338,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         return driver.wrap(self, inner)
 
     def plan(self, params: tree_lib.PyTree) -> leaf_plans.PruningPlan:
-        """What will happen to each leaf: its type, its target, how many weights stay, or why it stays dense.
+        """Tells what will happen to each leaf: its type, its target, how many weights stay, or why it stays dense.
 
         Nothing is computed on a device. `print(pruner.plan(params))` shows a table.
 
@@ -353,7 +353,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     def instant_sparsify(
         self, params: tree_lib.PyTree, grads: tree_lib.PyTree | None = None, **extra_args: Any
     ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
-        """One-shot pruning to the target sparsities.
+        """Prunes once, to the target sparsities.
 
         Args:
           params: any pytree of arrays.
@@ -386,11 +386,11 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     # What the library reads and calls.
 
     def distribution(self) -> DistributionFn | None:
-        """What `sparsity` and `sparsity_distribution_fn` mean together; `None` for no target at all."""
+        """Returns what `sparsity` and `sparsity_distribution_fn` mean together; `None` for no target at all."""
         return sparsity_setting.distribution_of(self)
 
     def kept_counts(self, params: tree_lib.PyTree) -> list[int | None]:
-        """How many weights of each leaf are kept at every step, if `keeps_count` says that the number stays.
+        """Counts the weights of each leaf that are kept at every step, if `keeps_count` says that the number stays.
 
         Args:
           params: the parameters, or their shapes.
@@ -421,14 +421,14 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         grads: Any,
         extra_args: dict[str, Any],
     ) -> tree_lib.PyTree:
-        """The scores for `create_masks`: lazy where the algorithm has them, else from `scores_now`."""
+        """Returns the scores for `create_masks`: lazy where the algorithm has them, else from `scores_now`."""
         scores = self._lazy_scores(params)
         if scores is None:
             scores = self.scores_now(params, sparse_state, grads, extra_args)
         return scores
 
     def _lazy_scores(self, params: tree_lib.PyTree) -> tree_lib.PyTree | None:
-        """Lazy scores of the parameters; `None` where scores or rankings are made otherwise."""
+        """Returns lazy scores of the parameters; `None` where scores or rankings are made otherwise."""
         if not self.ranks_lazy_scores:
             return None
         for method in ('create_masks', 'select_masks'):

@@ -12,14 +12,14 @@ def check_callable(name: str, value: Any) -> None:
 
 
 def given_state(state: Any, other: Any) -> Any:
-    """The state that a method was given under one of its two names; refuses none and both."""
+    """Returns the state that a method was given under one of its two names; refuses none and both."""
     if (state is None) == (other is None):
         raise TypeError('give the optimizer state once, as opt_state or as sparse_state')
     return other if state is None else state
 
 
 def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those arguments that a function takes by name.
+    """Picks those arguments that a function takes by name.
 
     >>> known_arguments(lambda a, b: None, {'b': 1, 'c': 2})
     {'b': 1}
@@ -36,7 +36,7 @@ def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> 
 
 
 def signature_words(function: Callable[..., Any]) -> str:
-    """What a function takes, as its definition says; what it is, where that is not known.
+    """Shows what a function takes, as its definition says, or what it is where that is not known.
 
     >>> signature_words(lambda self, params, scores=None: None)
     '(self, params, scores=None)'

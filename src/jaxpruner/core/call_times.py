@@ -14,7 +14,7 @@ _MOST_SECONDS = 5.0  # after which no round begins but the fewest
 
 
 def in_turns(calls: Sequence[Call], repeats: Sequence[int], rounds: int) -> list[list[float]]:
-    """Seconds that each call takes, for each round.
+    """Times each call in each round; returns seconds.
 
     >>> first, second = in_turns([lambda: 1, lambda: 2], [1, 10], rounds=3)
     >>> len(first), len(second)
@@ -31,7 +31,7 @@ def in_turns(calls: Sequence[Call], repeats: Sequence[int], rounds: int) -> list
 
 
 def repeats_of(call: Call, long_enough: float | None = None) -> int:
-    """How often a call is repeated to take long enough, `LONG_ENOUGH` by default; the first one compiles."""
+    """Finds how often to repeat a call until it takes long enough, `LONG_ENOUGH` by default; the first compiles."""
     long_enough = LONG_ENOUGH if long_enough is None else long_enough
     _seconds(call, 1)
     repeats = 1

@@ -138,7 +138,7 @@ def is_variable(operand: Any) -> bool:
 
 
 def cast_like(new: Any, old: Any) -> Any:
-    """The new tree in the dtypes of the old one, as the carry of a loop asks for."""
+    """Casts the new tree to the dtypes of the old one, as the carry of a loop asks for."""
 
     def cast(leaf: Any, like: Any) -> jax.Array:
         dtype = jnp.result_type(like)
@@ -166,7 +166,7 @@ def keep_whole(joined: jax.Array) -> jax.Array:
 
 
 def jit_when_eager(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """The function, compiled as a whole where it is called by itself, and unchanged where it is part of a program.
+    """Compiles a function as a whole where it is called by itself; inside of a program it is unchanged.
 
     Without this, JAX compiles and starts each of its operations alone. It is meant for functions of one leaf, which are
     then compiled once for all leaves of the same shape. `options` are those of `jax.jit`.

@@ -21,7 +21,7 @@ def has_explicit_axes(array: Any) -> bool:
 def without_explicit_axes(
     function: Callable[..., Any], like: Any, *divided: bool
 ) -> Callable[..., Any]:
-    """A function that may do what explicit axes of a mesh leave open, such as a sum over an axis that is divided.
+    """Lets a function do what explicit axes of a mesh leave open, such as a sum over an axis that is divided.
 
     Args:
       function: of arrays.
@@ -45,7 +45,7 @@ def without_explicit_axes(
 
 
 def on_explicit_mesh(tree: Any, like: Any) -> Any:
-    """New arrays, each whole on all devices of the mesh on which the types of others say how they are divided.
+    """Puts new arrays whole on all devices of the mesh on which the types of others say how they are divided.
 
     Args:
       tree: a pytree of arrays.

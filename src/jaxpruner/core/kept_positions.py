@@ -36,7 +36,7 @@ def positions_of(kept: jax.Array, count: int) -> jax.Array:
 
 
 def _words_of(flags: jax.Array) -> jax.Array:
-    """Flags as uint32, the first in the lowest bit; the last word is filled up with 0."""
+    """Packs flags into uint32, the first in the lowest bit; fills up the last word with 0."""
     padded = jnp.pad(flags, (0, -flags.size % _WORD))
     bits = padded.reshape(-1, _WORD).astype(jnp.uint32)
     shifted = bits << jnp.arange(_WORD, dtype=jnp.uint32)
@@ -44,7 +44,7 @@ def _words_of(flags: jax.Array) -> jax.Array:
 
 
 def _bits_in(words: jax.Array) -> jax.Array:
-    """How many bits are set in each."""
+    """Counts the bits that are set in each."""
     return jax.lax.population_count(words).astype(jnp.int32)
 
 
@@ -64,7 +64,7 @@ def _position_in_word(word: jax.Array, rank: jax.Array) -> jax.Array:
 
 
 def places_before(old: jax.Array, new: jax.Array) -> jax.Array:
-    """For each kept weight its place among those that were kept before.
+    """Finds for each kept weight its place among those that were kept before.
 
     Args:
       old: int32[kept], ascending.
@@ -82,7 +82,7 @@ def places_before(old: jax.Array, new: jax.Array) -> jax.Array:
 
 
 def moved(values: jax.Array, places: jax.Array) -> jax.Array:
-    """The values of kept weights in their new places, 0 where a weight was not kept.
+    """Moves the values of kept weights to their new places; they are 0 where a weight was not kept.
 
     >>> moved(jnp.array([7.0, 8.0, 9.0]), jnp.array([0, 3, 2]))
     Array([7., 0., 9.], dtype=float32)
@@ -92,7 +92,7 @@ def moved(values: jax.Array, places: jax.Array) -> jax.Array:
 
 
 def move_moments(optimizer: optax.GradientTransformation, state: Any, places: Any) -> Any:
-    """The state of an optimizer of kept weights, whose moments move along with them.
+    """Moves the moments of kept weights, in the state of their optimizer, along with the weights.
 
     Args:
       optimizer: whose state it is.

@@ -51,7 +51,7 @@ def _masked(leaf: jax.Array, mask: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def straight_through(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """Masked forward, whole backward: the derivative with respect to the values is the identity.
+    """Masks forward, not backward: the derivative with respect to the values is the identity.
 
     Args:
       values: any array of floats.
@@ -72,7 +72,7 @@ def _straight_through_jvp(primals, tangents):
 
 
 def unpack_masks(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
-    """The 0/1 masks of all parameters, however they are stored.
+    """Unpacks the masks of all parameters to 0 and 1, however they are stored.
 
     The masks of an optimizer state are `sparse_states(opt_state)[0].masks`. `jnp.unpackbits` of a flattened packed mask
     gives the right count and wrong positions: masks are packed along one axis.
@@ -101,7 +101,7 @@ def unpack_masks(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.Py
 
 
 def mask_sizes(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
-    """How many weights each masked leaf has, if masks are packed, whose bits alone do not tell.
+    """Counts the weights of each masked leaf, if masks are packed, whose bits alone do not tell.
 
     Args:
       masks: a tree of masks as a state holds them, `None` where dense.
@@ -129,7 +129,7 @@ def mask_sizes(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTr
 def store_masks(
     masks: tree_lib.PyTree, params: tree_lib.PyTree, packed: bool, like: tree_lib.PyTree = None
 ) -> tree_lib.PyTree:
-    """Masks as a state holds them.
+    """Makes masks as a state holds them.
 
     Packed masks are sharded as their parameters are if some axis is not sharded, or its length on each device is a
     multiple of 8; a warning names the others. Where shardings are not known (inside `jit`), shapes alone decide.
@@ -164,7 +164,7 @@ def store_masks(
 
 
 def _axis(param: Any, stored: Any) -> int | None:
-    """The axis along which a parameter's mask is packed: that of its stored mask, if there is one that is packed."""
+    """Finds the axis along which to pack a parameter's mask: that of its stored mask, if that one is packed."""
     # Where nothing is longer than 1, the shapes are equal, and there is one way to pack.
     if stored is not None and stored.shape != param.shape:
         axis = packing.axis_of_bits(stored.shape, param.shape)
@@ -174,7 +174,7 @@ def _axis(param: Any, stored: Any) -> int | None:
 
 
 def _sharding(param: Any) -> Any:
-    """How a parameter lies on devices, `None` where that is unknown."""
+    """Finds how a parameter lies on devices, `None` where that is unknown."""
     if tree_lib.is_traced(param):
         # Known where shardings are part of types.
         param = jax.typeof(param) if hasattr(jax, 'typeof') else None
@@ -182,7 +182,7 @@ def _sharding(param: Any) -> Any:
 
 
 def _local_shape(param: Any) -> tuple[int, ...]:
-    """The shape of what one device holds of a parameter; the whole where that is unknown."""
+    """Finds the shape of what one device holds of a parameter; the whole where that is unknown."""
     sharding = _sharding(param)
     return param.shape if sharding is None else sharding.shard_shape(param.shape)
 

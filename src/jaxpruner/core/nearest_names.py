@@ -40,5 +40,5 @@ def closest(name: str, known: Sequence[str]) -> list[str]:
 
 
 def _likeness(name: str, other: str) -> float:
-    """The ratio that `get_close_matches` compares."""
+    """Computes the ratio that `get_close_matches` compares."""
     return difflib.SequenceMatcher(None, other, name).ratio()

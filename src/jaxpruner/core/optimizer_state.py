@@ -75,7 +75,7 @@ def restart_inner_state(state: Any, masks_activated: tree_lib.PyTree) -> Any:
     flag_by_path = dict(flags)
 
     def flag_of(path: tuple[Any, ...]) -> Any:
-        """That of the parameter with the longest path that ends this path."""
+        """Finds the flag of the parameter with the longest path that ends this path."""
         for start in range(len(path) + 1):
             if path[start:] in flag_by_path:
                 return flag_by_path[path[start:]]
@@ -88,7 +88,7 @@ def restart_inner_state(state: Any, masks_activated: tree_lib.PyTree) -> Any:
 
 
 def _zeroed(moment: Any, flag: Any) -> Any:
-    """A part of the state with zeros where the flag is set, if it has the shape of the flag's parameter."""
+    """Zeroes a part of the state where the flag is set, if it has the shape of the flag's parameter."""
     # Dense leaves have no flag, or one of no dimensions; parts of the state may be no arrays.
     shape = getattr(moment, 'shape', None)
     if shape is None or not getattr(flag, 'ndim', 0):
@@ -130,7 +130,7 @@ def _everywhere(params: tree_lib.PyTree) -> tree_lib.PyTree:
 
 
 def second_moments(inner_state: Any, params: tree_lib.PyTree) -> list[Any]:
-    """Adam's second moments (`nu`) of each leaf, wherever in the state they are; `None` if none has its shape.
+    """Finds Adam's second moments (`nu`) of each leaf, wherever in the state they are; `None` if none has its shape.
 
     >>> params = {'w': jnp.ones(2)}
     >>> second_moments(optax.adam(0.1).init(params), params)

@@ -17,7 +17,7 @@ BITS = 8
 
 
 def packed_axis(shape: Sequence[int], local_shape: Sequence[int] | None = None) -> int:
-    """The axis along which a mask of this shape is to be packed, as a negative number.
+    """Chooses the axis along which a mask of this shape is packed, as a negative number.
 
     It is the first of these that exists:
     1. of the axes whose length on each device is a multiple of 8, the one whose whole length is divisible by the
@@ -47,7 +47,7 @@ def packed_axis(shape: Sequence[int], local_shape: Sequence[int] | None = None) 
 
 
 def packed_shape(shape: Sequence[int], axis: int | None = None) -> tuple[int, ...]:
-    """The shape of the packed mask of a parameter of this shape.
+    """Computes the shape of the packed mask of a parameter of this shape.
 
     Args:
       shape: the parameter's shape.
@@ -63,7 +63,7 @@ def packed_shape(shape: Sequence[int], axis: int | None = None) -> tuple[int, ..
 
 
 def axis_of_bits(bits_shape: Sequence[int], shape: Sequence[int]) -> int | None:
-    """The axis along which a mask is packed, as a negative number: the one that is shorter than the parameter's.
+    """Finds the axis along which a mask is packed, as a negative number: the one that is shorter than the parameter's.
 
     Args:
       bits_shape: the packed mask's shape.
@@ -101,7 +101,7 @@ def pack(mask: jax.Array, axis: int | None = None) -> jax.Array:
 
 
 def unpack(bits: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """The mask of which `pack` made these bits, along whatever axis.
+    """Unpacks the mask of which `pack` made these bits, along whatever axis.
 
     Args:
       bits: uint8 array of shape `packed_shape(shape, axis)` for some axis.
@@ -137,7 +137,7 @@ def _unpack_along(bits: jax.Array, axis: int, length: int) -> jax.Array:
 
 
 def unpack_like(mask: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """The 0/1 mask of a parameter, however the mask is stored.
+    """Unpacks the mask of a parameter to 0 and 1, however it is stored.
 
     Args:
       mask: an unpacked mask, a packed one, or the flat array that `jnp.packbits(mask)` makes.
@@ -167,7 +167,7 @@ def unpack_like(mask: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 @control.jit_when_eager
 def kept_weights(mask: jax.Array) -> jax.Array:
-    """How many weights a mask keeps, packed or not: the number of bits that are set.
+    """Counts the weights that a mask keeps, packed or not: the bits that are set.
 
     Args:
       mask: uint8 array.
@@ -182,7 +182,7 @@ def kept_weights(mask: jax.Array) -> jax.Array:
 
 
 def _misfit(stored_shape: Sequence[int], shape: Sequence[int]) -> str:
-    """Words for a mask that fits no way to store the mask of a parameter."""
+    """Describes a mask that fits no way to store the mask of a parameter."""
     packed = dict.fromkeys(packed_shape(shape, axis) for axis in range(len(shape)))
     return (
         f'a mask of shape {tuple(stored_shape)} does not fit a parameter of shape {tuple(shape)}; unpacked it has that '

@@ -70,7 +70,7 @@ def check_seed(seed: Any) -> None:
 
 
 def prng_key(seed: Any, step: Any = None) -> jax.Array:
-    """The random key that a seed means (see `check_seed`), with a step folded in if there is one.
+    """Makes the random key that a seed means (see `check_seed`), with a step folded in if there is one.
 
     >>> prng_key(8)
     Array([0, 8], dtype=uint32)
@@ -87,7 +87,7 @@ def prng_key(seed: Any, step: Any = None) -> jax.Array:
 
 
 def split_key(key: jax.Array, number: int) -> list[jax.Array]:
-    """As `jax.random.split`, a list of keys.
+    """Splits a key as `jax.random.split` does, into a list.
 
     Keys that are known are read at once: to cut an array into single keys is a program of its own for each number.
 

@@ -45,7 +45,7 @@ class ShortRepr:
 
 
 def _nearest_repr(cls: type) -> Any:
-    """The `__repr__` that somebody wrote, and not the decorator, in the first base that has one."""
+    """Finds the `__repr__` that somebody wrote, and not the decorator, in the first base that has one."""
     for base in cls.__mro__:
         method = vars(base).get('__repr__')
         if method is not None and not _is_generated(method):
@@ -60,7 +60,7 @@ def _is_generated(method: Any) -> bool:
 
 
 def _changed_settings(instance: Any) -> list[str]:
-    """The fields that differ from their defaults as `name=value`, the sparsity in front."""
+    """Lists the fields that differ from their defaults as `name=value`, the sparsity in front."""
     fields: dict[str, dataclasses.Field] = {}
     # A class that is no dataclass itself, below a mixin that is one, would show the mixin's fields alone.
     for base in reversed(type(instance).__mro__):
@@ -98,7 +98,7 @@ def _is_default(value: Any, field: dataclasses.Field) -> bool:
 
 
 def describe(value: Any) -> str:
-    """A setting in a few words, on one line: functions by name, scalars by value, other arrays by dtype and shape.
+    """Describes a setting on one line: functions by name, scalars by value, other arrays by dtype and shape.
 
     >>> describe(functools.partial(max, key=len)), describe(np.zeros((2, 3))), describe([1, 2, 3, 4, 5, 6])
     ('max(key=len)', 'float64[2,3]', '[1, 2, 3, 4, …]')
@@ -159,7 +159,7 @@ def _has_generated_repr(value: Any) -> bool:
 
 
 def _arguments(value: Any) -> list[str]:
-    """What a dataclass was made of: by position as far as that is easily read, then by name; defaults are left out."""
+    """Lists a dataclass's arguments: by position as far as that is easily read, then by name; without defaults."""
     fields = [field for field in dataclasses.fields(value) if field.init and field.repr]
     changed = [field for field in fields if not _is_default(getattr(value, field.name), field)]
     by_position = _easily_read_positions(value, fields, changed)
@@ -173,7 +173,7 @@ def _arguments(value: Any) -> list[str]:
 def _easily_read_positions(
     value: Any, fields: list[dataclasses.Field], changed: list[dataclasses.Field]
 ) -> list[dataclasses.Field]:
-    """The first fields up to a flag, to a second default, or to the last that is changed."""
+    """Takes the first fields, up to a flag, to a second default, or to the last that is changed."""
     by_position: list[dataclasses.Field] = []
     defaults = 0
     for number, field in enumerate(fields):

@@ -95,7 +95,7 @@ def split_masks(opt_state: Any) -> tuple[Any, tuple[SparseState, ...]]:
 
 
 def join_masks(rest: Any, masks: tuple[SparseState, ...]) -> Any:
-    """The optimizer state that `split_masks` split into these two.
+    """Joins what `split_masks` split: the optimizer state without masks, and the masks.
 
     Args:
       rest: the state without masks, or what a step made of it.
@@ -137,7 +137,7 @@ def join_masks(rest: Any, masks: tuple[SparseState, ...]) -> Any:
 
 
 def _map_states(change: Callable[[SparseState], SparseState], opt_state: Any) -> Any:
-    """An optimizer state in which each `SparseState` is changed, outer before inner."""
+    """Changes each `SparseState` in an optimizer state, outer before inner."""
 
     def changed(node: Any) -> Any:
         if not isinstance(node, SparseState):
@@ -149,13 +149,13 @@ def _map_states(change: Callable[[SparseState], SparseState], opt_state: Any) ->
 
 
 def outermost_states(opt_state: Any) -> list[SparseState]:
-    """Every `SparseState` that stands in no other one, as it is; costs little where it stands near the top."""
+    """Finds every `SparseState` that stands in no other one, as it is; costs little where it stands near the top."""
     nodes = jax.tree.leaves(opt_state, is_leaf=_is_state)
     return [node for node in nodes if _is_state(node)]
 
 
 def with_state(opt_state: Any, state: SparseState) -> Any:
-    """An optimizer state in which the one `SparseState` is another."""
+    """Replaces the one `SparseState` in an optimizer state."""
     return jax.tree.map(
         lambda node: state if _is_state(node) else node, opt_state, is_leaf=_is_state
     )
@@ -174,7 +174,7 @@ def check_has_masks(state: SparseState) -> None:
 
 
 def sparse_states(opt_state: Any) -> list[SparseState]:
-    """Every `SparseState` in an optimizer state, however deep in `chain`, `MultiSteps` or `multi_transform`.
+    """Finds every `SparseState` in an optimizer state, however deep in `chain`, `MultiSteps` or `multi_transform`.
 
     Args:
       opt_state: any optimizer state.
@@ -198,7 +198,7 @@ def sparse_states(opt_state: Any) -> list[SparseState]:
 
 
 def without_boxes(state: SparseState) -> SparseState:
-    """The state of plain arrays: Flax NNX keeps each array of an optimizer state in a variable."""
+    """Makes a state of plain arrays: Flax NNX keeps each array of an optimizer state in a variable."""
     check_has_masks(state)
     state = jax.tree.map(lambda leaf: getattr(leaf, 'value', leaf), state)
     counts = jax.tree.leaves(state.count)
@@ -206,7 +206,7 @@ def without_boxes(state: SparseState) -> SparseState:
 
 
 def only_sparse_state(opt_state: Any) -> SparseState:
-    """The one `SparseState` in an optimizer state; refuses none, more than one, and one without its masks."""
+    """Finds the one `SparseState` in an optimizer state; refuses none, more than one, and one without its masks."""
     states = (
         [without_boxes(opt_state)]
         if isinstance(opt_state, SparseState)
@@ -226,6 +226,6 @@ def only_sparse_state(opt_state: Any) -> SparseState:
 
 
 def leaf_targets(state: SparseState) -> Any:
-    """The target of each leaf (`None` where dense), also if the state holds one for all leaves together."""
+    """Returns the target of each leaf (`None` where dense), also if the state holds one for all leaves together."""
     target = state.target_sparsities
     return jax.tree.map(lambda _: target, state.masks) if hasattr(target, 'shape') else target

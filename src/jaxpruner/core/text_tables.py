@@ -83,7 +83,7 @@ def shorten(text: str, width: int) -> str:
 def _fitting_widths(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
 ) -> list[int]:
-    """The width of each column: columns that wrap are narrowed first, then the widest, until the table fits."""
+    """Fits the width of each column: those that wrap are narrowed first, then the widest, until the table fits."""
 
     def order(i: int) -> tuple[bool, int]:
         return columns[i].overflow == 'wrap' and widths[i] > _WRAPPED_WIDTH, widths[i]
@@ -105,7 +105,7 @@ def _fitting_widths(
 
 
 def _cells(column: Column, texts: Sequence[str], width: int) -> list[list[str]]:
-    """The lines of each text of a column."""
+    """Breaks each text of a column into lines."""
     counts = collections.Counter(shorten(text, width) for text in set(texts))
     cells = []
     for text in texts:
@@ -124,7 +124,7 @@ def _cells(column: Column, texts: Sequence[str], width: int) -> list[list[str]]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """A text on several lines, broken between words; a word that is too long is folded, as a name is."""
+    """Breaks a text between words; a word that is too long is folded, as a name is."""
     lines = []
     for line in textwrap.wrap(text, width, break_long_words=False):
         lines += _folded(line, width)
@@ -132,7 +132,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _folded(name: str, width: int) -> list[str]:
-    """A name or a shape on several lines, broken behind a separator where there is one."""
+    """Breaks a name or a shape into lines, behind a separator where there is one."""
     lines = []
     while len(name) > width:
         end = max(name.rfind(separator, 0, width) for separator in _SEPARATORS) + 1 or width

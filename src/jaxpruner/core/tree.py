@@ -46,7 +46,7 @@ def _is_box(key_path: Sequence[Any]) -> bool:
 
 
 def _named(entries: Sequence[tuple[Any, Any]]) -> list[Path]:
-    """The paths of all leaves; of an only child called `value` its parent's."""
+    """Names all leaves by their paths; an only child called `value` by its parent's."""
     children_of = collections.Counter(_path_names(path[:-1]) for path, _ in entries)
     names = []
     for path, _ in entries:
@@ -81,7 +81,7 @@ def flatten_with_paths(
 
 
 def as_arrays(tree: PyTree) -> PyTree:
-    """The tree with arrays for numbers of Python, as `jax.jit` takes them; the same tree if there are none.
+    """Makes arrays of numbers of Python, as `jax.jit` takes them; returns the same tree if there are none.
 
     Args:
       tree: any pytree.
@@ -99,7 +99,7 @@ def _as_array(leaf: Any) -> Any:
 
 
 def leaves_like(treedef: Any, tree: PyTree) -> list[Any]:
-    """The entries of `tree` at the leaves of `treedef`, `None` where the tree holds no array.
+    """Lists the entries of `tree` at the leaves of `treedef`, `None` where the tree holds no array.
 
     Besides `None` itself, `optax.MaskedNode` (a leaf that belongs to another optimizer)
     counts as no array.
@@ -131,7 +131,7 @@ def _is_missing(entry: Any) -> bool:
 
 
 def _unboxed(entry: Any) -> Any:
-    """The array inside a variable box (a node with one child), or None if the box is empty."""
+    """Takes the array out of a variable box (a node with one child); `None` if the box is empty."""
     if hasattr(entry, 'shape'):
         return entry
     inside = jax.tree.leaves(entry)
@@ -141,7 +141,7 @@ def _unboxed(entry: Any) -> Any:
 
 
 def _by_name(treedef: Any, tree: PyTree) -> list[Any] | None:
-    """Containers that differ only in kind (dict and FrozenDict, a box and its value) are matched leaf by leaf.
+    """Matches containers that differ only in kind (dict and FrozenDict, a box and its value) leaf by leaf.
 
     What is missing may be a whole subtree, as in the states of `optax.masked`. `None` if the trees do not fit.
     """
@@ -163,7 +163,7 @@ def _leaf_names(treedef: Any) -> list[Path]:
 
 
 def _misfit(treedef: Any, tree: PyTree) -> str:
-    """Words for two trees of different structure: the paths that only one of them has."""
+    """Describes two trees of different structure: the paths that only one of them has."""
     expected = {path_string(name) for name in _leaf_names(treedef)}
     given = _names_and_missing(tree)
     lacking, besides = expected - given, given - expected
@@ -181,7 +181,7 @@ def _misfit(treedef: Any, tree: PyTree) -> str:
 
 
 def _names_and_missing(tree: PyTree) -> set[str]:
-    """The paths of leaves, and of `None` in the place of one."""
+    """Names the leaves by their paths, and `None` in the place of one."""
     return set(map(path_string, flatten_with_paths(tree, is_leaf=lambda node: node is None)[0]))
 
 
@@ -211,7 +211,7 @@ def map_with_missing(function: Callable[..., Any], tree: PyTree, *rest: PyTree) 
 
 
 def path_string(path: Path) -> str:
-    """The path as text, `'a/b/kernel'`.
+    """Writes the path as text, `'a/b/kernel'`.
 
     >>> path_string(('encoder', '0', 'kernel'))
     'encoder/0/kernel'
@@ -299,7 +299,7 @@ def first_matches(
     matches: Callable[[Any, Path], bool] = matches,
     separator: str = '/',
 ) -> list[int | None]:
-    """Which of some ordered rules each leaf takes: the first whose name matches it.
+    """Finds which of some ordered rules each leaf takes: the first whose name matches it.
 
     Args:
       rules: names or globs in their order, or a mapping with such keys.

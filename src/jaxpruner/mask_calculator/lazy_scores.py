@@ -59,7 +59,7 @@ def _is_written_in(cls: type, function: Any) -> bool:
 def from_function(
     params: tree_lib.PyTree, function: ElementwiseFn, hook: str = 'elementwise_score'
 ) -> tree_lib.PyTree:
-    """Scores of each leaf by an elementwise function: lazy for floats, arrays for other numbers, else `None`.
+    """Scores each leaf by an elementwise function: lazily for floats, as arrays for other numbers, else `None`.
 
     Raises:
       TypeError: what the hook returned is no hashable function.
@@ -92,12 +92,12 @@ def _check_result(function: ElementwiseFn, leaf: Any, path: tree_lib.Path, hook:
 
 
 def materialize(scores: tree_lib.PyTree) -> tree_lib.PyTree:
-    """A tree of scores as arrays."""
+    """Computes a tree of scores as arrays."""
     return jax.tree.map(selection.read, scores, is_leaf=_is_leaf)
 
 
 def flatten(scores: tree_lib.PyTree) -> tuple[list[tree_lib.Path], list[Any], Any]:
-    """As `tree.flatten_with_paths`, of a tree of arrays, lazy scores or `None`."""
+    """Flattens a tree of arrays, lazy scores or `None`, as `tree.flatten_with_paths` does."""
     return tree_lib.flatten_with_paths(scores, is_leaf=_is_leaf)
 
 

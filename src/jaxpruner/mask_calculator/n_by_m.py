@@ -129,7 +129,7 @@ def _winners(members: Sequence[jax.Array], n: jax.Array | int) -> list[jax.Array
     counts = [jnp.broadcast_to(count, members[0].shape) for count in counts]
 
     def unit_of(member: int) -> int:
-        """One win of a member, in its word."""
+        """Makes one win of a member, in its word."""
         return 1 << field_bits * (member % per_word)
 
     for earlier, later in itertools.combinations(range(m), 2):

@@ -66,7 +66,7 @@ class JointGroups(Protocol):
         ...
 
     def spread(self, verdicts: jax.Array, leaf: tree_lib.Path) -> jax.Array:
-        """The verdict on the group of each weight of a leaf, 1 for those in none; broadcasts to the leaf."""
+        """Gives each weight of a leaf the verdict on its group, 1 if it is in none; broadcasts to the leaf."""
         ...
 
 
@@ -75,7 +75,7 @@ class JointType(SparsityType, Protocol):
     """A sparsity type that ties leaves together; `structure.GroupedChannels` is one."""
 
     def join(self, shapes: Mapping[tree_lib.Path, tuple[int, ...]]) -> Sequence[JointGroups]:
-        """The groups whose leaders are among leaves of these paths and shapes.
+        """Lists the groups whose leaders are among leaves of these paths and shapes.
 
         Raises:
           ValueError: the leaves are not those that the type ties.
@@ -87,7 +87,7 @@ class JointType(SparsityType, Protocol):
         ...
 
     def kept_weights(self, counts: Sequence[tuple[JointGroups, int]], leaf: tree_lib.Path) -> int:
-        """How many weights of a leaf are kept where so many of some groups are."""
+        """Counts the weights of a leaf that are kept where so many of some groups are."""
         ...
 
 
@@ -108,11 +108,11 @@ class Unstructured(NamedFields):
         """
 
     def group_scores(self, scores: jax.Array) -> jax.Array:
-        """The scores: each weight is a group."""
+        """Returns the scores: each weight is a group."""
         return scores
 
     def spread_groups(self, group_mask: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """The mask as it is."""
+        """Returns the mask as it is."""
         del shape
         return group_mask
 

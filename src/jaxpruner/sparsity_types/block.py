@@ -74,7 +74,7 @@ class Block(NamedFields):
         return pooled / sizes if self.use_avg_pooling else pooled
 
     def spread_groups(self, group_mask: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Each block's verdict for all of its weights.
+        """Gives each block's verdict to all of its weights.
 
         >>> Block((1, 2)).spread_groups(jnp.array([[1, 0]], jnp.uint8), (1, 3))
         Array([[1, 1, 0]], dtype=uint8)

@@ -52,7 +52,7 @@ class Channel(NamedFields):
         return jnp.sum(scores.astype(dtype), axis=self._others(scores.ndim))
 
     def spread_groups(self, group_mask: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Each channel's verdict for all of its weights.
+        """Gives each channel's verdict to all of its weights.
 
         >>> Channel(-1).spread_groups(jnp.array([0, 1], jnp.uint8), (2, 2))
         Array([[0, 1],

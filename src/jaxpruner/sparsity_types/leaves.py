@@ -152,7 +152,7 @@ def _read_rules(pairs: Sequence[Any]) -> dict[Any, Any]:
 def resolve_types(
     setting: SparsityTypeSetting, paths: Sequence[tree_lib.Path], leaves: Sequence[Any]
 ) -> list[SparsityType | None]:
-    """The sparsity type of each leaf by a normalized setting, `None` where it is dense.
+    """Finds the sparsity type of each leaf by a normalized setting, `None` where it is dense.
 
     In a mapping the first name that matches wins, and a leaf that no name matches is unstructured. A function gets
     paths and leaves.

@@ -68,7 +68,7 @@ class NByM(NamedFields):
         return self.axis if isinstance(self.axis, tuple) else (self.axis,)
 
     def line_length(self, shape: Sequence[int]) -> int:
-        """How many weights of a parameter of this shape stand in a line, which is cut into groups.
+        """Counts the weights of a line of a parameter of this shape; a line is cut into groups.
 
         Args:
           shape: the parameter's shape.
@@ -79,7 +79,7 @@ class NByM(NamedFields):
         return math.prod(shape[axis] for axis in self.axes)
 
     def kept_in_line(self, length: int) -> int:
-        """How many weights of a line are kept.
+        """Counts the weights of a line that are kept.
 
         Args:
           length: of the line.
@@ -119,7 +119,7 @@ class NByM(NamedFields):
         return f'axis {self.axis}'
 
     def partial_group(self, shape: Sequence[int], where: str) -> int:
-        """The length of the last group where m does not divide the axis, else 0.
+        """Computes the length of the last group where m does not divide the axis, else 0.
 
         Args:
           shape: the parameter's shape.
