@@ -158,7 +158,7 @@ def left_out(
 
 
 def _own_share(name: str, sparsity_type: sparsity_types.SparsityType) -> float:
-    """The share that an N:M type removes; other types have none."""
+    """Computes the share that an N:M type removes; other types have none."""
     if not isinstance(sparsity_type, sparsity_types.NByM):
         raise ValueError(
             f'sparsity: {name} needs one, since its type is {type_words(sparsity_type)}; only N:M types need none'

@@ -23,7 +23,7 @@ class Threshold(NamedTuple):
 
 
 def ordinals(scores: np.ndarray) -> np.ndarray:
-    """The position of each magnitude among all floats of its dtype: 0 for NaN, 1 for zero, and so on.
+    """Finds the position of each magnitude among all floats of its dtype: 0 for NaN, 1 for zero, and so on.
 
     >>> ordinals(np.array([-0.0, 0.0, np.nan, 1.0, np.inf], np.float16)).tolist()
     [1, 1, 0, 15361, 31745]

@@ -12,7 +12,7 @@ from jaxpruner.structure import ChannelGraph
 
 
 def zero_groups(checkpoint: Checkpoint, graph: ChannelGraph) -> dict[str, np.ndarray]:
-    """The channels that can be removed from a model with these parameters, and nothing changes.
+    """Finds the channels that can be removed from a model with these parameters, and nothing changes.
 
     Leaves are read one after another; a byte for each weight is held.
 
@@ -45,7 +45,7 @@ def zero_groups(checkpoint: Checkpoint, graph: ChannelGraph) -> dict[str, np.nda
 
 
 def _names(paths: Sequence[tree_lib.Path], found: Iterable[str]) -> list[str]:
-    """The names in a checkpoint of a model's parameters, before which something may stand, such as `params`."""
+    """Finds the names of a model's parameters in a checkpoint, before which something may stand, such as `params`."""
     name_of = {_parts(name): name for name in found}
     wanted = list(map(tree_lib.path_string, paths))
     prefix = _prefix(list(map(_parts, wanted)), name_of)
@@ -62,13 +62,13 @@ def _names(paths: Sequence[tree_lib.Path], found: Iterable[str]) -> list[str]:
 
 
 def _parts(name: str) -> tree_lib.Path:
-    """The parts of a name, which dots or slashes divide; flax's variables are in a box called value."""
+    """Splits a name into parts, which dots or slashes divide; flax's variables are in a box called value."""
     parts = tuple(re.split('[./]', name))
     return parts[:-1] if len(parts) > 1 and parts[-1] == 'value' else parts
 
 
 def _prefix(wanted: Sequence[tree_lib.Path], name_of: Mapping[tree_lib.Path, str]) -> tree_lib.Path:
-    """The shortest one with which all parameters are there."""
+    """Finds the shortest prefix with which all parameters are there."""
     length = len(wanted[0])
     for parts in sorted(name_of, key=len):
         prefix = parts[:-length]

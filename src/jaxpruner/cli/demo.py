@@ -88,7 +88,7 @@ def result_table(cells: Sequence[results.Cell]) -> str:
 
 
 def _marked_column(experiment: experiments.Experiment, sparsity: float) -> dict[str, str]:
-    """The accuracy of each algorithm with its mark."""
+    """Writes the accuracy of each algorithm with its mark."""
     texts = {}
     means = {}
     for name in ALGORITHMS:

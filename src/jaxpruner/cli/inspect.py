@@ -82,7 +82,7 @@ class Inspect:
         return zero_groups(checkpoint, graph)
 
     def _graph(self) -> Any:
-        """The graph that was named, before anything is read."""
+        """Loads the graph that was named, before anything is read."""
         if self.graph is None:
             return None
         from jaxpruner.structure import ChannelGraph

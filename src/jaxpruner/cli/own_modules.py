@@ -35,7 +35,7 @@ def import_modules(names: Sequence[str], option: str = 'modules') -> None:
 
 
 def load_object(name: str, option: str) -> Any:
-    """What stands under a name in a module, such as `mine:graph`; a function is called for it.
+    """Loads what stands under a name in a module, such as `mine:graph`; a function is called for it.
 
     Raises:
       ValueError: the name is none of that form, or nothing stands there.

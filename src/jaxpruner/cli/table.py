@@ -33,7 +33,7 @@ class Table:
 
     @property
     def chosen_format(self) -> str:
-        """The format that is asked for or follows from the file's ending; a wrong combination is a ValueError."""
+        """Chooses the format that is asked for or follows from the file's ending; refuses a wrong combination."""
         chosen = self.format
         if chosen == 'auto':
             chosen = 'terminal' if self.out is None else _ENDINGS.get(self.out.suffix)

@@ -60,7 +60,7 @@ def prune_along_inputs(
 def _selected(
     pruner: BaseUpdater, params: tree_lib.PyTree, types: list[Any]
 ) -> list[tree_lib.Path]:
-    """The leaves that a pruner selects, whatever the axes of their types."""
+    """Finds the leaves that a pruner selects, whatever the axes of their types."""
     paths, arrays, treedef = tree_lib.flatten_with_paths(params)
     any_type = sparsity_types.Unstructured()
     types = [None if sparsity_type is None else any_type for sparsity_type in types]
@@ -78,7 +78,7 @@ def _selected(
 
 
 def _along_inputs(sparsity_type: Any, path: tree_lib.Path, leaf: Any, graph: UseGraph) -> Any:
-    """The type of a leaf; N:M without an axis of its own gets the one that the model sums over.
+    """Returns the type of a leaf; N:M without an axis of its own gets the one that the model sums over.
 
     Raises:
       UnsupportedPrimitive, ValueError: that axis is unknown.

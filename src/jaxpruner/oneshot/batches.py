@@ -29,7 +29,7 @@ def as_batches(batches: Any) -> Iterable[Any]:
 
 
 def first_batch(batches: Iterable[Any], times: int = 1) -> tuple[Any, Iterable[Any]]:
-    """The first batch, and an iterable of all batches, the first included.
+    """Takes the first batch; returns it, and an iterable of all batches, the first included.
 
     Raises:
       TypeError: what is given is no iterable.
@@ -62,7 +62,7 @@ def check_model_is_given(
 
 
 def as_inputs(batch: Any) -> tuple[Any, ...]:
-    """The inputs in a batch: a tuple holds them, anything else is the only one."""
+    """Takes the inputs out of a batch: a tuple holds them, anything else is the only one."""
     return batch if isinstance(batch, tuple) else (batch,)
 
 
@@ -110,7 +110,7 @@ def shapes_of(inputs: Any) -> Any:
 
 
 def _mismatch(signature: inspect.Signature, batch: Any, name: str) -> str:
-    """What is wrong with a batch that a function of this signature does not take."""
+    """Says what is wrong with a batch that a function of this signature does not take."""
     positional = 0
     keywords = []
     for parameter in signature.parameters.values():

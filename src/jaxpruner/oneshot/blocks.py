@@ -37,7 +37,7 @@ class Block(NamedTuple):
 def find_blocks(
     matrices: Sequence[WeightMatrices], program: ModelSteps, blocks: Sequence[Names] | None = None
 ) -> list[Block]:
-    """The blocks of a model, in the order in which the program comes to them.
+    """Finds the blocks of a model, in the order in which the program comes to them.
 
     `blocks` holds globs or paths for each block; within a scan each of its trips is divided so. Of other leaves a trip
     of a scan is a block, and outside of scans those that meet the same value are.
@@ -73,7 +73,7 @@ def find_blocks(
 
 
 def find_cuts(blocks: Sequence[Block], program: ModelSteps) -> list[ProgramCut]:
-    """Where batches are kept while the statistics of each block are taken: at or before its cut.
+    """Finds where batches are kept while the statistics of each block are taken: at or before its cut.
 
     What is kept of a batch differs in size from cut to cut: between the layers of a transformer it is one array, before
     the second product of an MLP it is five times the size. So a batch may stay at the cut of the block before if it
@@ -113,7 +113,7 @@ def find_cuts(blocks: Sequence[Block], program: ModelSteps) -> list[ProgramCut]:
 
 
 def block_of(path: tree_lib.Path, blocks: Sequence[Names]) -> int | None:
-    """The number of the first block that names a leaf, `None` if none does.
+    """Finds the number of the first block that names a leaf, `None` if none does.
 
     >>> block_of(('layer_1', 'w'), ['layer_0/*', ('layer_1/*', 'head')])
     1
@@ -127,7 +127,7 @@ def block_of(path: tree_lib.Path, blocks: Sequence[Names]) -> int | None:
 def _cheapest_steps(
     blocks: Sequence[Block], kept_bytes: Sequence[int]
 ) -> tuple[list[int | None], list[int]]:
-    """For each block the step before which a batch takes least memory, `None` within a scan; and how much it takes."""
+    """Finds for each block the step before which a batch takes least memory (`None` within a scan), and how much."""
     steps: list[int | None] = []
     sizes = []
     earliest = 0

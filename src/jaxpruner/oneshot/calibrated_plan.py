@@ -28,7 +28,7 @@ class FollowedModel(NamedTuple):
 
 
 def with_reasons(plan: PruningPlan, reasons: Sequence[str]) -> PruningPlan:
-    """A plan in which leaves without a target say why the distribution gives them none."""
+    """Plans leaves so that those without a target say why the distribution gives them none."""
     leaves = []
     for leaf, reason in zip(plan, reasons, strict=True):
         if leaf.why_dense == f'{plan.algorithm} gives it no target':
@@ -38,7 +38,7 @@ def with_reasons(plan: PruningPlan, reasons: Sequence[str]) -> PruningPlan:
 
 
 def without_model(plan: PruningPlan) -> PruningPlan:
-    """A plan from shapes alone, whose N:M has no axis yet; its note says what is unknown.
+    """Plans from shapes alone, where N:M has no axis yet; the plan's note says what is unknown.
 
     >>> import jaxpruner, jax.numpy as jnp
     >>> plan = jaxpruner.oneshot.Wanda(sparsity_type='2:4').plan({'w': jnp.ones((8, 8))})
@@ -51,7 +51,7 @@ def without_model(plan: PruningPlan) -> PruningPlan:
 
 
 def with_model(plan: PruningPlan, model: FollowedModel, arrays: Sequence[Any]) -> PruningPlan:
-    """A plan in which the leaves that calibrated pruning leaves dense say why, and N:M has the axis of the inputs."""
+    """Plans with a model: leaves that calibrated pruning leaves dense say why, and N:M has the axis of the inputs."""
     leaves = []
     for leaf, array in zip(plan, arrays, strict=True):
         if leaf.path in model.targets and leaf.is_pruned:
@@ -97,7 +97,7 @@ def _with_axis(leaf: LeafPlan, array: Any, model: FollowedModel) -> LeafPlan:
 
 
 def _removed(matrices: WeightMatrices, n_by_m: sparsity_types.NByM) -> int:
-    """How many weights N:M removes from some matrices."""
+    """Counts the weights that N:M removes from some matrices."""
     *_, inputs, _ = matrices.shape
     lines = math.prod(matrices.shape) // max(inputs, 1)
     return lines * (inputs - n_by_m.kept_in_line(inputs))

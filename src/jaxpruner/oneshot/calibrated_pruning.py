@@ -156,7 +156,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         raise NotImplementedError(f'{type(self).__name__} must define reconstruct_matrices')
 
     def doubt(self, prepared: Any, where: str) -> str | None:
-        """What there is to warn of in what `prepare` made for a leaf, `None` for nothing."""
+        """Tells what there is to warn of in what `prepare` made for a leaf, `None` for nothing."""
         del prepared, where
 
     def warn_of_doubts(self, doubts: Sequence[str]) -> None:
@@ -231,7 +231,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         apply_fn: Callable[..., Any] | None = None,
         batches: Iterable[Any] | None = None,
     ) -> PruningPlan:
-        """What will happen to each leaf; the model says which leaves are pruned, and along which axes.
+        """Tells what will happen to each leaf; the model says which leaves are pruned, and along which axes.
 
         Nothing is computed on a device. Without a model the plan is an upper bound, and its note says so.
 
@@ -270,7 +270,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         return with_reasons(plan, why_dense(self.distribution(), params, self.stacked))
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
-        """The target of each leaf; whether its sparsity type fits is seen when it is known how the leaf is used."""
+        """Returns the target of each leaf; its sparsity type is checked when it is known how the leaf is used."""
         paths, leaves, _ = tree_lib.flatten_with_paths(params)
 
         def check(leaf: Leaf) -> None:
@@ -287,14 +287,14 @@ class CalibratedPruning(base_updater.BaseUpdater):
             )
 
     def wrap_optax(self, inner: optax.GradientTransformation) -> NoReturn:
-        """Refused: masks are made once, from batches that an optimizer does not see."""
+        """Refuses: masks are made once, from batches that an optimizer does not see."""
         raise TypeError(
             f'{type(self).__name__} prunes once and wraps no optimizer; call instant_sparsify(params, apply_fn=…, '
             'batches=…), then FixedMask(masks).wrap_optax(tx) to fine-tune'
         )
 
     def _targets(self, params: tree_lib.PyTree) -> LeafTargets:
-        """The targets of the leaves that the distribution selects."""
+        """Finds the targets of the leaves that the distribution selects."""
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
         with targets_lib.collect_contradictions() as contradictions:
             sparsities = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))

@@ -189,7 +189,7 @@ class _Program:
 
 
 def _compile_step(taps: Taps, graph: UseGraph) -> Callable[..., list[InputStatistics]]:
-    """A function that adds the statistics of a batch, in place."""
+    """Compiles a function that adds the statistics of a batch, in place."""
 
     def step(totals: list[InputStatistics], params: Any, *inputs: Any) -> list[InputStatistics]:
         _, new_totals = taps.run(graph, totals, params, *inputs)
@@ -199,7 +199,7 @@ def _compile_step(taps: Taps, graph: UseGraph) -> Callable[..., list[InputStatis
 
 
 def _of_own_trips(matrices: WeightMatrices, statistics: InputStatistics) -> InputStatistics:
-    """The statistics of those trips of loops that read this leaf; other trips read others."""
+    """Takes the statistics of those trips of loops that read this leaf; other trips read others."""
     if matrices.fills_stacks:
         return statistics
     slices = [slice(*axis.range) for axis in matrices.stack if axis.loop]

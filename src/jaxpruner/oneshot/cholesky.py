@@ -27,7 +27,7 @@ class Factors(NamedTuple):
 
 @jax.jit
 def flipped_cholesky(gram: jax.Array, damping: Any) -> Factors:
-    r"""The upper triangular $R$ with $H = R R^\top$, of $H = G + d \cdot \operatorname{mean}(\operatorname{diag} G) I$.
+    r"""Factors $H = G + d \cdot \operatorname{mean}(\operatorname{diag} G) I$ as $H = R R^\top$, $R$ upper triangular.
 
     It is the Cholesky factor of $H$ with rows and columns in reverse. Since $H^{-1} = R^{-\top} R^{-1}$, its inverse
     is the factor $U$ of $H^{-1}$ that SparseGPT needs, and each diagonal block of $U$ is the inverse of that of $R$.
@@ -75,7 +75,7 @@ def flipped_cholesky(gram: jax.Array, damping: Any) -> Factors:
 
 
 def _factor(gram: jax.Array, start: jax.Array) -> Factors:
-    """The factor of one matrix."""
+    """Factors one matrix."""
     diagonal = jnp.diagonal(gram)
     occurs = diagonal != 0
     count = jnp.maximum(jnp.sum(occurs), 1)

@@ -20,7 +20,7 @@ class Contracted(NamedTuple):
 
 
 def contracted_axes(equation: Any, operand: int) -> Contracted:
-    """The axes of a contraction whose operand number `operand` is the weights.
+    """Finds the axes of a contraction whose operand number `operand` is the weights.
 
     Inputs are counted in the order of the weights' axes, and in kernels of convolutions by height, width and channels,
     so that N:M groups lie along the channels. The data of a convolution have windows instead of axes.

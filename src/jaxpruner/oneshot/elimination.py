@@ -46,13 +46,13 @@ class Rows(NamedTuple):
     limits: jax.Array
 
     def costs(self) -> jax.Array:
-        """The square root of what removing each weight costs."""
+        """Computes the square root of what removing each weight costs."""
         diagonal = jnp.diagonal(self.inverse)
         costs = jnp.abs(self.weights) / diagonal[:, None]
         return jnp.minimum(costs, self.limits)
 
     def part(self, start: jax.Array, length: int) -> 'Rows':
-        """The rows of some inputs that follow one another."""
+        """Takes the rows of some inputs that follow one another."""
         return Rows(
             weights=lax.dynamic_slice_in_dim(self.weights, start, length),
             mask=lax.dynamic_slice_in_dim(self.mask, start, length),
@@ -69,7 +69,7 @@ class Eliminated(NamedTuple):
     errors: jax.Array  # that this made
 
     def with_part(self, part: 'Eliminated', start: jax.Array) -> 'Eliminated':
-        """The same with other values for the inputs from `start` on."""
+        """Replaces the values for the inputs from `start` on."""
 
         def put(old: jax.Array, new: jax.Array) -> jax.Array:
             return lax.dynamic_update_slice_in_dim(old, new, start, 0)
@@ -118,7 +118,7 @@ def eliminate(rows: Rows, rule: Rule, lengths: Sequence[int]) -> Eliminated:
 def part_lengths(
     sparsity_type: sparsity_types.SparsityType, inputs: int, block_size: int
 ) -> tuple[int, ...]:
-    """How many inputs the levels hold on which a matrix is pruned: a block, a part of it, a group of N:M, 1 input.
+    """Lists how many inputs each level of pruning a matrix holds: a block, a part of it, a group of N:M, 1 input.
 
     `eliminate` goes down from level to level. Unstructured weights are chosen for a block together, N:M for a group. A
     part chooses nothing: it only lets one product update the rest of the block. Each length is a multiple of the next
@@ -146,5 +146,5 @@ def _without_repeats(*lengths: int) -> tuple[int, ...]:
 
 
 def product(transposed: jax.Array, other: jax.Array) -> jax.Array:
-    """The product of a transposed matrix and another, at highest precision."""
+    """Multiplies a transposed matrix by another, at highest precision."""
     return jnp.matmul(transposed.T, other, precision=lax.Precision.HIGHEST)

@@ -52,7 +52,7 @@ class FollowedLeaves(NamedTuple):
         return [part for matrices in self.matrices.values() for part in matrices]
 
     def among(self, paths: Container[tree_lib.Path]) -> 'FollowedLeaves':
-        """Of these leaves those that are among some paths."""
+        """Picks those of the leaves that are among some paths."""
         return FollowedLeaves(
             {path: self.matrices[path] for path in self.matrices if path in paths},
             {path: self.unclear[path] for path in self.unclear if path in paths},
@@ -151,7 +151,7 @@ def warn_of_unclear(unclear: Mapping[tree_lib.Path, str], consequence: str = 'st
 def choose_leaves(
     followed: FollowedLeaves, is_named: IsNamed, algorithm: str
 ) -> list[tree_lib.Path]:
-    """The leaves to prune; says of the others why they stay dense.
+    """Chooses the leaves to prune; says of the others why they stay dense.
 
     A tied embedding is pruned only if a setting names it.
 
@@ -182,7 +182,7 @@ def choose_leaves(
 
 
 def leave_alone(followed: FollowedLeaves, is_named: IsNamed) -> set[tree_lib.Path]:
-    """The leaves that stay dense unless a setting names them: lookups, tied ones, too, and what no contraction reads.
+    """Finds leaves that stay dense unless a setting names them: lookups, tied ones, too, and what no contraction reads.
 
     One line of the log tells of all of them, and with level DEBUG a line for each.
     """
@@ -198,7 +198,7 @@ def leave_alone(followed: FollowedLeaves, is_named: IsNamed) -> set[tree_lib.Pat
 
 
 def why_left_alone(followed: FollowedLeaves, path: tree_lib.Path) -> str:
-    """Why a leaf stays dense that no setting names."""
+    """Tells why a leaf stays dense that no setting names."""
     return _LOOKED_UP if path in followed.looked_up else _NOT_CONTRACTED
 
 
@@ -250,6 +250,6 @@ def _names(paths: Iterable[tree_lib.Path]) -> str:
 
 
 def _dense_setting(paths: Iterable[tree_lib.Path]) -> str:
-    """The setting under which some leaves stay dense."""
+    """Makes the setting under which some leaves stay dense."""
     keys = [f"'{tree_lib.path_string(path)}': None" for path in paths]
     return f"sparsity_type={{{', '.join(keys)}, '*': …}}"

@@ -10,7 +10,7 @@ from jaxpruner.core import tree as tree_lib
 
 
 def check_masks(params: tree_lib.PyTree, masks: tree_lib.PyTree) -> dict[tree_lib.Path, jax.Array]:
-    """The uint8 masks by path, without those that are `None`.
+    """Checks masks; returns them as uint8 by path, without those that are `None`.
 
     Raises:
       ValueError: the tree has another structure, a mask another shape, or other values than 0 and 1; or all are dense.

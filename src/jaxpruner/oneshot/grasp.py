@@ -12,7 +12,7 @@ from jaxpruner.oneshot.pruning_at_initialization import LossFn, PruningAtInitial
 def hessian_product(
     loss: LossFn, weights: tree_lib.PyTree, direction: tree_lib.PyTree
 ) -> tree_lib.PyTree:
-    """The Hessian of a loss times a vector, both trees like the weights.
+    """Multiplies the Hessian of a loss by a vector, which is a tree like the weights, as the result is.
 
     >>> import jax.numpy as jnp
     >>> float(hessian_product(lambda weight: weight**3, jnp.float32(2), jnp.float32(10)))  # the second derivative is 12
@@ -47,7 +47,7 @@ class GraSP(PruningAtInitialization):
     passes: ClassVar = (gradients, hessian_product)
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
-        """Weights times the Hessian's product with the gradient, which comes as `grads`."""
+        """Multiplies weights by the Hessian's product with the gradient, which comes as `grads`."""
         del sparse_state
 
         def score(weight: jax.Array, product: jax.Array) -> jax.Array:

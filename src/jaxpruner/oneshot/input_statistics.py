@@ -72,7 +72,7 @@ class TooFewSamples(NamedTuple):
 def too_few_samples(
     statistics: InputStatistics, shape: tuple[int, ...], where: str
 ) -> TooFewSamples | None:
-    """A record if matrices `[..., inputs, outputs]` have more inputs than samples, else `None`."""
+    """Makes a record if matrices `[..., inputs, outputs]` have more inputs than samples, else `None`."""
     if tree_lib.is_traced(statistics.count):
         return None
     samples = int(np.min(statistics.count))
@@ -108,7 +108,7 @@ def warn_of_few_samples(leaves: Sequence[TooFewSamples]) -> None:
 
 
 def first_names(names: Sequence[str]) -> str:
-    """The first names of a warning, and how many more there are."""
+    """Lists the first names of a warning, and how many more there are."""
     more = f' and {len(names) - _MOST_NAMED} more' if len(names) > _MOST_NAMED else ''
     return ', '.join(names[:_MOST_NAMED]) + more
 

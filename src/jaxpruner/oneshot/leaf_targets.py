@@ -47,7 +47,7 @@ LeafTargets = dict[tree_lib.Path, LeafTarget]
 
 
 def targets_of_masks(masks: Mapping[tree_lib.Path, jax.Array]) -> LeafTargets:
-    """The targets of leaves whose masks come from elsewhere."""
+    """Finds the targets of leaves whose masks come from elsewhere."""
     targets = {}
     for path, mask in masks.items():
         mask = mask.astype(jnp.float32)
@@ -58,7 +58,7 @@ def targets_of_masks(masks: Mapping[tree_lib.Path, jax.Array]) -> LeafTargets:
 def choose_targets(
     followed: FollowedLeaves, targets: LeafTargets, is_named: IsNamed, algorithm: str
 ) -> LeafTargets:
-    """The targets of leaves that can be pruned; says of the others why they stay dense.
+    """Finds the targets of leaves that can be pruned; says of the others why they stay dense.
 
     Raises:
       ValueError: no leaf is left, or a sparsity type does not fit.
@@ -81,7 +81,7 @@ def choose_calibrated(
     is_named: IsNamed,
     algorithm: str,
 ) -> LeafTargets:
-    """The targets of leaves that have statistics; says of the others why they stay dense."""
+    """Finds the targets of leaves that have statistics; says of the others why they stay dense."""
     followed: FollowedLeaves | None = getattr(calibration, 'followed', None)
     if followed is None:
         chosen = _among(targets, filter(calibration.__contains__, targets))

@@ -54,7 +54,7 @@ class MatrixLayout:
         return (*leading, *groups, inputs, outputs)
 
     def to_matrices(self, leaf: jax.Array) -> jax.Array:
-        """The weight matrices `[..., inputs, outputs]` of a parameter of the layout's shape.
+        """Makes weight matrices `[..., inputs, outputs]` of a parameter of the layout's shape.
 
         >>> import jax.numpy as jnp
         >>> kernel = jnp.arange(4.0).reshape(2, 2)  # outputs first
@@ -69,7 +69,7 @@ class MatrixLayout:
         return grouped.swapaxes(-3, -2)
 
     def from_matrices(self, matrices: jax.Array) -> jax.Array:
-        """The parameter (or mask, or scores) whose matrices `to_matrices` gives.
+        """Makes the parameter (or mask, or scores) whose matrices `to_matrices` gives.
 
         >>> import jax.numpy as jnp
         >>> MatrixLayout((2, 1), contract=(1,), free=(0,)).from_matrices(jnp.ones((1, 2))).shape

@@ -49,7 +49,7 @@ def keep_in_matrices(
     sparsity_type: sparsity_types.SparsityType = sparsity_types.Unstructured(),
     per: str = 'output',
 ) -> jax.Array:
-    """The uint8 mask of weight matrices by their float scores `[..., inputs, outputs]`.
+    """Makes the uint8 mask of weight matrices by their float scores `[..., inputs, outputs]`.
 
     `sparsity` is the share to remove, a scalar or one for each matrix; 0 keeps everything, and N:M takes all other
     values alike. `per` says what is ranked together where unstructured. `'output'`: the weights of one output.

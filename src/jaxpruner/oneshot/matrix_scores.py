@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 
 def wanda_scores(weights: jax.Array, second_moment: jax.Array) -> jax.Array:
-    r"""$|w_{ij}| \cdot \lVert x_i \rVert_2$ of weight $j$ of input $i$.
+    r"""Computes $|w_{ij}| \cdot \lVert x_i \rVert_2$ of weight $j$ of input $i$.
 
     From Sun et al., "A Simple and Effective Pruning Approach for Large Language Models", 2023, which compares the
     weights of each output.
@@ -30,7 +30,7 @@ def wanda_scores(weights: jax.Array, second_moment: jax.Array) -> jax.Array:
 
 
 def ria_scores(weights: jax.Array, second_moment: jax.Array, power: Any = 0.5) -> jax.Array:
-    r"""Relative importance and activations.
+    r"""Scores by relative importance and activations.
 
     $$\left(\frac{|w_{ij}|}{\sum_k |w_{kj}|} + \frac{|w_{ij}|}{\sum_k |w_{ik}|}\right) \lVert x_i \rVert_2^a$$
 
@@ -56,7 +56,7 @@ def ria_scores(weights: jax.Array, second_moment: jax.Array, power: Any = 0.5) -
 def scores_of_shares(
     of_outputs: jax.Array, of_inputs: jax.Array, second_moment: jax.Array, power: Any
 ) -> jax.Array:
-    """`ria_scores` of each weight's share of its output's sum, and of its input's."""
+    """Computes `ria_scores` of each weight's share of its output's sum, and of its input's."""
     importance = of_outputs + of_inputs
     second_moment = second_moment.astype(importance.dtype)
     activations = second_moment ** (power / 2)
@@ -65,7 +65,7 @@ def scores_of_shares(
 
 @functools.partial(jax.jit, static_argnums=1)
 def shares(weights: jax.Array, axis: int) -> jax.Array:
-    """Of magnitudes in their sum along the axis; of nothing the share is 0.
+    """Computes the shares of magnitudes in their sum along the axis; of nothing the share is 0.
 
     A program of its own: in one program with the sum of two shares both are rounded otherwise.
     """

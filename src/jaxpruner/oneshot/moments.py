@@ -93,7 +93,7 @@ def _statistics_of_groups(samples: jax.Array, sizes: jax.Array, with_gram: bool)
 
 
 def _second_moment_of_windows(equation: Any, operand: int, data: jax.Array) -> jax.Array:
-    """`[groups…, inputs]`, from one output of each group: all outputs add the same."""
+    """Computes `[groups…, inputs]` from one output of each group: all outputs add the same."""
     shape = list(equation.invars[operand].aval.shape)
     contract = contracted_axes(equation, operand).of_weights
     (free,) = set(range(len(shape))).difference(contract)
@@ -120,7 +120,7 @@ def _second_moment_of_windows(equation: Any, operand: int, data: jax.Array) -> j
 
 
 def _samples_of_dot(equation: Any, operand: int, data: jax.Array) -> jax.Array:
-    """`[batch…, samples, inputs]`."""
+    """Makes samples `[batch…, samples, inputs]`."""
     _, _, contract, batch = contracted_axes(equation, operand)
     other = {*contract, *batch}
     samples = [axis for axis in range(data.ndim) if axis not in other]

@@ -19,7 +19,7 @@ def sparsities_by_name(
     filter_fn: Callable[[tree_lib.Path, Any], bool] = sparsity_distributions.NOT_DIM_ONE_FILTER,
     stacked: Sequence[str] = (),
 ) -> tree_lib.PyTree:
-    """A distribution that gives each leaf the sparsity of the first name or glob that matches it, `None` for dense.
+    """Makes a distribution that gives each leaf the sparsity of the first name that matches it, `None` for dense.
 
     Leaves that no name matches stay dense. Of those that a glob matches `filter_fn` selects some (it sees one layer of
     a stacked leaf); a leaf that is named in full is pruned whatever its shape.

@@ -164,7 +164,7 @@ def _warn_of_groups_along_the_last_axis(setting: Any) -> None:
 
 
 def _sparsity_settings(sparsity: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """The argument `sparsity` as settings of a configuration; takes `filter_fn` from the others."""
+    """Turns the argument `sparsity` into settings of a configuration; takes `filter_fn` from the others."""
     if sparsity is None:
         is_given = _TELL_SPARSITIES & settings.keys()
         if not is_given and not _may_hold_n_by_m(settings.get('sparsity_type')):

@@ -13,7 +13,7 @@ _OUTPUTS = 256  # of a portion
 
 
 def in_portions(mask_of: Callable[[jax.Array], jax.Array], weights: jax.Array) -> jax.Array:
-    """The mask `mask_of(weights)` of matrices `[..., inputs, outputs]`, each output of which is masked by itself.
+    """Makes the mask `mask_of(weights)` of matrices `[..., inputs, outputs]`, each output of which is masked by itself.
 
     What `mask_of` selects with takes most of the time to compile. It is called with the same shape for matrices of any
     number of outputs.

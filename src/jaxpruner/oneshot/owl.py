@@ -10,7 +10,7 @@ from jaxpruner.sparsity_distributions import check_sparsity
 
 
 def outlier_shares(scores: jax.Array, multiple: float = 5.0) -> jax.Array:
-    """Which share of a layer's scores exceeds a multiple of their mean.
+    """Computes which share of a layer's scores exceeds a multiple of their mean.
 
     Args:
       scores: Wanda's, `[..., inputs, outputs]`.
@@ -29,7 +29,7 @@ def outlier_shares(scores: jax.Array, multiple: float = 5.0) -> jax.Array:
 def owl_sparsities(
     shares: Sequence[float], sizes: Sequence[int], sparsity: float, max_deviation: float = 0.08
 ) -> list[float]:
-    r"""Outlier weighed layer-wise sparsity, from Yin et al., 2023.
+    r"""Computes outlier weighed layer-wise sparsity, from Yin et al., 2023.
 
     With $D_l$ the share of outliers of layer $l$, its density is $2 \lambda (D_l - \min D) / (\max D - \min D)$,
     shifted so that all layers together reach the target. Where a layer would leave [0, 1], all come as much closer to

@@ -39,7 +39,7 @@ def matrix_sparsities(
     read: Callable[[WeightMatrices], jax.Array],
     settings: OwlSettings,
 ) -> list[jax.Array]:
-    """The sparsity of each weight matrix of a model: for each entry a float32 array, one for each of its matrices.
+    """Computes the sparsity of each weight matrix of a model: for each entry a float32 array, one for each matrix.
 
     The mean over all weights is that of the leaves' own targets. A block counts the outliers among the scores of all of
     its matrices, whose inputs are taken by the mean of their squares. `read` gives the weights of matrices.
@@ -78,7 +78,7 @@ def matrix_sparsities(
 def number_blocks(
     matrices: Sequence[WeightMatrices], per: str, names: Sequence[Names] = ()
 ) -> list[np.ndarray]:
-    """The number of the block of each matrix: for each leaf an array in the shape of the matrices' leading axes.
+    """Numbers the block of each matrix: for each leaf an array in the shape of the matrices' leading axes.
 
     Of `names` the first that matches a leaf makes its block; of other leaves those make one that stand in the same trip
     of a scan, or whose paths begin alike up to the first part that is numbered: `h/0`, `layers_3`, `block_0`. A leaf
@@ -99,7 +99,7 @@ def number_blocks(
 
 
 def numbered_prefixes(paths: Sequence[tree_lib.Path]) -> list[tree_lib.Path]:
-    """For each path its beginning up to the first part in which others differ by a number alone, else the path.
+    """Takes of each path its beginning up to the first part in which others differ by a number alone, else the path.
 
     >>> numbered_prefixes([('model_1', 'block_0', 'w'), ('model_1', 'block_1', 'w')])
     [('model_1', 'block_0'), ('model_1', 'block_1')]
@@ -135,7 +135,7 @@ def _block_name(matrices: WeightMatrices, prefix: tree_lib.Path, names: Sequence
 
 
 def _trip(matrices: WeightMatrices, index: tuple[int, ...]) -> int:
-    """In which trip of the outermost loop that takes the leaf apart a matrix is used; -1 where none does."""
+    """Finds in which trip of the outermost loop that takes the leaf apart a matrix is used; -1 where none does."""
     if not matrices.stack:
         return -1
     first_trip, _ = matrices.stack[0].range
@@ -166,7 +166,7 @@ def _scores(weights: jax.Array, statistics: InputStatistics) -> jax.Array:
 
 
 def _sum_by_block(numbers: Sequence[np.ndarray], values: Sequence[Any]) -> np.ndarray:
-    """For each block the sum over its matrices."""
+    """Sums over the matrices of each block."""
     return np.bincount(_flat(numbers), weights=_flat(values))
 
 

@@ -50,7 +50,7 @@ class PrunedLeaves:
         return holds_all_layers and matrices.of_slice is not None
 
     def read(self, matrices: WeightMatrices, other: jax.Array | None = None) -> jax.Array:
-        """Weight matrices as they are now, or those of another array of the leaf's shape, such as its mask."""
+        """Reads weight matrices as they are now, or those of another array of the leaf's shape, such as its mask."""
         leaf = self._leaves[matrices.path] if other is None else other
         if matrices.layer is None and not has_explicit_axes(leaf):
             return matrices.read(leaf)  # no copy, where nothing is moved
@@ -99,7 +99,7 @@ class PrunedLeaves:
     def _functions(
         self, matrices: WeightMatrices, leaf: jax.Array, is_own: bool = True
     ) -> tuple[Any, Any]:
-        """Compiled functions that read and replace; like layers, whose number is an argument, share them.
+        """Compiles functions that read and replace; like layers, whose number is an argument, share them.
 
         Leaf and mask are replaced in place where they are the object's own.
         """
@@ -122,7 +122,7 @@ def _compile(
     divided: Any,
     given_away: tuple[int, ...],
 ) -> Any:
-    """The two as compiled functions; the second writes in the memory of what is given away."""
+    """Compiles the two functions; the second writes in the memory of what is given away."""
     if divided is None:
         return CompiledOnce(reader), CompiledOnce(writer, donate_argnums=given_away)
     shardings = divided, divided, None
@@ -131,7 +131,7 @@ def _compile(
 
 
 def _single_leaves(leaves: dict[tree_lib.Path, Any]) -> set[tree_lib.Path]:
-    """The leaves whose arrays no other leaf shares."""
+    """Finds the leaves whose arrays no other leaf shares."""
     times = collections.Counter(map(id, leaves.values()))
     single = set()
     for path, leaf in leaves.items():
@@ -181,7 +181,7 @@ def _writer(matrices: WeightMatrices) -> Callable[..., Any]:
 def _change(
     matrices: WeightMatrices, leaf: jax.Array, mask: Any, new: Any, kept: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """A leaf and its mask after some of its matrices, and whether these are finite."""
+    """Changes a leaf and its mask in some of its matrices; also tells whether these are finite."""
     removed = 1 - kept.astype(jnp.float32)
     is_removed = matrices.write(removed, leaf) > 0
     is_finite = jnp.bool_(True)
@@ -201,7 +201,7 @@ def _ones(leaf: jax.Array) -> jax.Array:
 
 
 def _packed_ones(leaf: jax.Array) -> jax.Array:
-    """The mask of a stack that is pruned layer by layer, while statistics take memory: each layer packed by itself.
+    """Makes the mask of a stack that is pruned layer by layer. Each layer is packed apart: statistics need the memory.
 
     It is unpacked where devices share the leaf, since bytes would cross their borders.
     """

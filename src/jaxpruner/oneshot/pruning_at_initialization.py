@@ -34,12 +34,12 @@ LossFn = Callable[..., jax.Array]
 
 
 def gradients(loss: LossFn, weights: tree_lib.PyTree) -> tree_lib.PyTree:
-    """The gradients of the loss of one batch, which most algorithms sum over the batches."""
+    """Computes the gradients of the loss of one batch, which most algorithms sum over the batches."""
     return jax.grad(loss)(weights)
 
 
 def sparsities_of_rounds(sparsity: float, rounds: int) -> list[float]:
-    """The sparsity after each round: what is kept shrinks by the same factor in each.
+    """Computes the sparsity after each round: what is kept shrinks by the same factor in each.
 
     >>> [round(sparsity, 3) for sparsity in sparsities_of_rounds(0.99, 2)]
     [0.9, 0.99]
@@ -139,14 +139,14 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
     def as_loss(
         self, function: Callable[..., Any], batches: Iterable[Any]
     ) -> tuple[LossFn, Iterable[Any]]:
-        """The loss whose derivatives are taken, and the batches over which they are summed.
+        """Returns the loss whose derivatives are taken, and the batches over which they are summed.
 
         `function` is the loss or the model that was given.
         """
         return function, batches
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
-        """As in the base; leaves that hold no floats have no derivatives, and stay dense."""
+        """Returns targets as the base does; leaves that hold no floats have no derivatives, and stay dense."""
 
         def of_floats(leaf: Any, target: Any) -> Any:
             has_derivative = target is not None and jnp.issubdtype(leaf.dtype, jnp.inexact)
@@ -156,7 +156,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         return tree_lib.map_with_missing(of_floats, params, sparsities)
 
     def wrap_optax(self, inner: optax.GradientTransformation) -> NoReturn:
-        """Refused: masks are made once, before training."""
+        """Refuses: masks are made once, before training."""
         raise TypeError(
             f'{type(self).__name__} prunes once and wraps no optimizer; call instant_sparsify(params, '
             f'{self.function}=…, batches=…), then FixedMask(masks).wrap_optax(tx) to train'
@@ -172,7 +172,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         total_sparsity: float,
         progress: bool,
     ) -> tree_lib.PyTree:
-        """The masks after the last round."""
+        """Prunes in rounds; returns the masks after the last."""
         # Compiled once for all rounds, and for all calls with a model of the same program.
         adders = [_compile_adder(loss, derive) for derive in self.passes]
         score = CompiledOnce(self._score, donate_argnums=(0,))
@@ -196,7 +196,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
     def _score(
         self, sums: Any, params: Any, masks: Any
     ) -> tuple[tree_lib.PyTree, jax.Array, jax.Array]:
-        """The scores, whether those of each leaf are finite, and the largest of all."""
+        """Computes the scores, whether those of each leaf are finite, and the largest of all."""
         scores = self.calculate_scores(_selected(params, masks), grads=sums)
         are_finite = []
         largest = []
@@ -213,7 +213,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
     def _given_function(
         self, loss_fn: LossFn | None, apply_fn: Callable[..., Any] | None, batches: Any
     ) -> Callable[..., Any]:
-        """The loss or the model, whichever the algorithm takes; refuses the other."""
+        """Returns the loss or the model, whichever the algorithm takes; refuses the other."""
         arguments = {'loss_fn': loss_fn, 'apply_fn': apply_fn, 'batches': batches}
         given = {name: value for name, value in arguments.items() if value is not None}
         if given.keys() != {self.function, 'batches'}:
@@ -269,7 +269,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
 def _sum_over(
     batches: Iterable[Any], add: Callable[..., Any], params: Any, masks: Any, sums: Any
 ) -> tree_lib.PyTree:
-    """One pass over the batches; sums are float32 or wider, and lie on the devices of the parameters."""
+    """Passes over the batches once; sums are float32 or wider, and lie on the devices of the parameters."""
     total = None
     for number, batch in enumerate(batches):
         check_samples(batch, number)
@@ -282,7 +282,7 @@ def _sum_over(
 
 
 def _compile_adder(loss_fn: LossFn, derive: Callable[..., Any]) -> CompiledOnce:
-    """A function that adds what a pass derives from a batch, for the model without its pruned weights."""
+    """Compiles a function that adds what a pass derives from a batch, for the model without its pruned weights."""
 
     def put_back(leaf: Any, weight: jax.Array | None, mask: Any) -> Any:
         return leaf if weight is None else jnp.where(mask != 0, weight, 0)
@@ -308,7 +308,7 @@ def _wide_zeros(leaf: Any) -> jax.Array:
 
 
 def _selected(params: tree_lib.PyTree, masks: tree_lib.PyTree) -> tree_lib.PyTree:
-    """The leaves that have a mask, `None` for the others."""
+    """Keeps the leaves that have a mask, `None` for the others."""
 
     def select(leaf: Any, mask: Any) -> Any:
         return None if mask is None else leaf
@@ -317,7 +317,7 @@ def _selected(params: tree_lib.PyTree, masks: tree_lib.PyTree) -> tree_lib.PyTre
 
 
 def _total(masks: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> float:
-    """The sparsity of all weights that are ranked."""
+    """Computes the sparsity of all weights that are ranked."""
     sizes = [mask.size for mask in jax.tree.leaves(masks)]
     of_leaves = jax.tree.leaves(sparsities)
     return float(global_pruners.total_sparsity(of_leaves, sizes))

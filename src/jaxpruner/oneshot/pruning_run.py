@@ -140,7 +140,7 @@ class PruningRun:
 
 
 def _at_layer(each: Any, layer: int | None) -> Any:
-    """The value for a layer where there is one for each, else the one for all."""
+    """Takes the value for a layer where there is one for each, else the one for all."""
     return each if layer is None or not jnp.ndim(each) else each[layer]
 
 

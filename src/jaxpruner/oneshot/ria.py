@@ -29,11 +29,11 @@ class RIA(CalibratedPruning):
     scores_with_mask: ClassVar[bool] = True
 
     def score_matrices(self, weights, second_moment):
-        """The scores of weights by the sums of squares of their inputs; a subclass may score otherwise."""
+        """Scores weights by the sums of squares of their inputs; a subclass may score otherwise."""
         return matrix_scores.ria_scores(weights, second_moment, self.power)
 
     def prune_matrices(self, weights, prepared, sparsity, sparsity_type, where):
-        """The mask; weights that are kept do not change."""
+        """Makes the mask; weights that are kept do not change."""
         del where
         second_moment = prepared.second_moment
         if not lazy_scores.hook_describes(self, 'scores_with_mask', 'score_matrices'):

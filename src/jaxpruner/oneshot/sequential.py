@@ -94,7 +94,7 @@ class SequentialCalibration:
         params: tree_lib.PyTree,
         on_batch: Callable[[Any], None] = lambda totals: None,
     ) -> list[CalibratedMatrices]:
-        """The matrices of a block and their statistics; blocks have to be taken in their order.
+        """Takes the matrices of a block and their statistics; blocks have to be taken in their order.
 
         In `params` the blocks before it are pruned. `on_batch` is called with the totals after each batch.
         """
@@ -132,20 +132,20 @@ class _Program:
         self._observer = functools.cache(self._make_observer)
 
     def order(self) -> list[Any]:
-        """What is pruned when, to be compared."""
+        """Tells what is pruned when, to be compared."""
         order = []
         for block in self.blocks:
             order.append([part.where for part in block.matrices])
         return order
 
     def scan_path(self, number: int) -> tuple[int, ...] | None:
-        """Where the scan is of which a block is one trip."""
+        """Finds where the scan is of which a block is one trip."""
         if self.blocks[number].layer is None:
             return None
         return self.segments.program.steps[self.cuts[number].step].path
 
     def observer_of(self, number: int) -> tuple[Taps, Any]:
-        """The taps of a block, and the compiled function that adds their statistics to totals."""
+        """Makes the taps of a block, and the compiled function that adds their statistics to totals."""
         block = self.blocks[number]
         cut = self.cuts[number]
         start = ProgramCut(cut.step, None if block.layer is None else 0)

@@ -14,12 +14,12 @@ from jaxpruner.uses.taps import Taps
 
 
 def inputs_key(matrices: WeightMatrices) -> Hashable:
-    """What the statistics of the inputs depend on; valid within one trace of the model."""
+    """Tells what the statistics of the inputs depend on; valid within one trace of the model."""
     return tuple(map(_value_key, matrices.uses))
 
 
 def uses_by_inputs(matrices: Iterable[WeightMatrices]) -> dict[Hashable, tuple[Use, ...]]:
-    """The uses that meet each value, in the order in which the values come first."""
+    """Lists the uses that meet each value, in the order in which the values come first."""
     uses: dict[Hashable, tuple[Use, ...]] = {}
     for part in matrices:
         uses.setdefault(inputs_key(part), part.uses)
@@ -52,7 +52,7 @@ def input_taps(values: Iterable[Sequence[Use]], with_gram: bool) -> Taps:
 
 
 def _sharing(matrices: Sequence[WeightMatrices]) -> list[Any]:
-    """How each leaf is read and the number of the value it meets: the same in each trace of a model."""
+    """Tells how each leaf is read and the number of the value it meets: the same in each trace of a model."""
     numbers: dict[Hashable, int] = {}
     sharing = []
     for part in matrices:

@@ -23,6 +23,6 @@ class SNIP(PruningAtInitialization):
     """
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
-        """Weights times gradients."""
+        """Multiplies weights by gradients."""
         del sparse_state
         return pruners.saliencies(params, grads)

@@ -46,12 +46,12 @@ class SparseGPT(CalibratedPruning):
     block_size: int = BLOCK_SIZE
 
     def prepare(self, statistics, donate):
-        """The factors of the Gram matrices, in the memory of these if they are donated."""
+        """Factors the Gram matrices, in their own memory if they are donated."""
         decompose = decompose_in_place if donate else flipped_cholesky
         return decompose(statistics.gram, jnp.float32(self.damping))
 
     def prune_matrices(self, weights, prepared, sparsity, sparsity_type, where):
-        """New weights and the mask; `prepared` are the factors that `prepare` made."""
+        """Makes new weights and the mask; `prepared` are the factors that `prepare` made."""
         del where
         pruned = prune_by_factors(
             weights, prepared, sparsity, sparsity_type, self.per, block_size=self.block_size
@@ -59,19 +59,19 @@ class SparseGPT(CalibratedPruning):
         return pruned.weights, pruned.mask
 
     def reconstruct_matrices(self, weights, prepared, mask):
-        """New weights under a mask from elsewhere; `prepared` are the factors, too."""
+        """Makes new weights under a mask from elsewhere; `prepared` are the factors, too."""
         pruned = prune_by_factors(
             weights, prepared, jnp.float32(0), block_size=self.block_size, mask=mask
         )
         return pruned.weights, pruned.mask
 
     def doubt(self, prepared, where):
-        """The leaf, where its Gram matrix needed more damping."""
+        """Names the leaf, where its Gram matrix needed more damping."""
         most = float(jnp.max(prepared.damping, initial=0))
         return f'{where} ({most:.2g} was used)' if most > self.damping * 1.001 else None
 
     def warn_of_doubts(self, doubts):
-        """One warning for all Gram matrices."""
+        """Warns once of all Gram matrices."""
         if doubts:
             caller_warnings.warn(
                 f'Gram matrices could not be decomposed with damping {self.damping}: {first_names(doubts)}; calibrate '

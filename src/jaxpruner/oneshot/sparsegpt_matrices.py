@@ -188,7 +188,7 @@ def _prune(matrix: _Matrix, rule: Rule) -> PrunedMatrices:
 
 
 def _counts(inputs: int, outputs: int, rule: Rule) -> jax.Array:
-    """How many weights each block keeps (of each output), so that the sum is what the library keeps of all."""
+    """Counts how many weights each block keeps (of each output), so that the sum is what the library keeps of all."""
     length = rule.lengths[0]
     compared_outputs = outputs if rule.per == 'layer' else 1
     kept = []
@@ -200,7 +200,7 @@ def _counts(inputs: int, outputs: int, rule: Rule) -> jax.Array:
 
 
 def _pad_factor(factor: jax.Array, padding: int) -> jax.Array:
-    """A factor with inputs behind the last that are independent of all others."""
+    """Pads a factor with inputs behind the last that are independent of all others."""
     inputs = factor.shape[0]
     if not padding:
         return factor
@@ -210,7 +210,7 @@ def _pad_factor(factor: jax.Array, padding: int) -> jax.Array:
 
 
 def _invert(upper: jax.Array) -> jax.Array:
-    """The inverse of an upper triangle; transposed it is as LAPACK wants it, and need not be copied."""
+    """Inverts an upper triangle; transposed it is as LAPACK wants it, and need not be copied."""
     eye = jnp.eye(upper.shape[0], dtype=upper.dtype)
     return lax.linalg.triangular_solve(upper.T, eye, left_side=True, lower=True, transpose_a=True)
 
@@ -218,7 +218,7 @@ def _invert(upper: jax.Array) -> jax.Array:
 def _errors_of_earlier_blocks(
     factor: jax.Array, changes: jax.Array, index: jax.Array, length: int
 ) -> jax.Array:
-    """The errors that a block has to make up for, summed over the blocks before it.
+    """Sums the errors that a block has to make up for over the blocks before it.
 
     With $D$ the changes of all weights and $E$ the errors that they correct, $D = U^T E$, so that $R^T D = E$. Of $U$
     only the diagonal blocks are needed, which are the inverses of those of the factor $R$.

@@ -37,7 +37,7 @@ class SynFlow(PruningAtInitialization):
     def as_loss(
         self, function: Callable[..., Any], batches: Iterable[Any]
     ) -> tuple[LossFn, Iterable[Any]]:
-        """The flow, and one batch of ones."""
+        """Returns the flow, and one batch of ones."""
 
         def flow(params: Any, *inputs: Any) -> Any:
             magnitudes = jax.tree.map(_magnitude, params)
@@ -64,7 +64,7 @@ class SynFlow(PruningAtInitialization):
         return flow, [jax.tree.map(ones_like, inputs)]
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
-        """Weights times derivatives of the flow."""
+        """Multiplies weights by derivatives of the flow."""
         del sparse_state
         return pruners.saliencies(params, grads)
 

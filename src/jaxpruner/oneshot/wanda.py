@@ -28,11 +28,11 @@ class Wanda(CalibratedPruning):
     scores_with_mask: ClassVar[bool] = True
 
     def score_matrices(self, weights, second_moment):
-        """The scores of weights by the sums of squares of their inputs; a subclass may score otherwise."""
+        """Scores weights by the sums of squares of their inputs; a subclass may score otherwise."""
         return matrix_scores.wanda_scores(weights, second_moment)
 
     def prune_matrices(self, weights, prepared, sparsity, sparsity_type, where):
-        """The mask; weights that are kept do not change."""
+        """Makes the mask; weights that are kept do not change."""
         del where
         second_moment = prepared.second_moment
         settings = {'sparsity': sparsity, 'sparsity_type': sparsity_type, 'per': self.per}

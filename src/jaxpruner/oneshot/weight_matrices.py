@@ -91,11 +91,11 @@ class WeightMatrices:
         return all(axis.range == (0, axis.length) for axis in self.stack)
 
     def at_layer(self, layer: Any) -> 'WeightMatrices':
-        """The matrices of one layer of the stack, or of all for `None`."""
+        """Takes the matrices of one layer of the stack, or of all for `None`."""
         return dataclasses.replace(self, layer=layer)
 
     def read(self, leaf: jax.Array) -> jax.Array:
-        """The matrices `[..., inputs, outputs]`, in the leaf's own dtype, whatever the model casts it to."""
+        """Reads the matrices `[..., inputs, outputs]`, in the leaf's own dtype, whatever the model casts it to."""
         if self.layer is None:
             operand = self._operand(leaf)
             return self.layout.to_matrices(operand)
@@ -148,7 +148,7 @@ class WeightMatrices:
         return WeightMatrices(self.path, (use,), layout)
 
     def _operand(self, leaf: jax.Array, masked: bool = True) -> jax.Array:
-        """The operand of the contraction, without what other parameters put beside the leaf."""
+        """Takes the operand of the contraction, without what other parameters put beside the leaf."""
         view = self.uses[0].site.view
         left_out = CASTS if masked else CASTS | MASKS
         steps = tuple(step for step in view.steps if step_name(step) not in left_out)
@@ -165,7 +165,7 @@ class WeightMatrices:
 
 
 def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices, ...]:
-    """The weight matrices of a leaf in the graph, one for each way in which contractions read it.
+    """Finds the weight matrices of a leaf in the graph, one for each way in which contractions read it.
 
     Raises:
       UnsupportedPrimitive: the leaf cannot be followed.
@@ -194,7 +194,7 @@ def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices,
 
 
 def _layout_of(use: Use) -> MatrixLayout:
-    """The layout of a leaf's part in the operand of a contraction; axes that loops take apart stand in front."""
+    """Finds the layout of a leaf's part in the operand of a contraction; axes that loops take apart stand in front."""
     view = use.site.view
     contracted = contracted_axes(use.site.equation, use.site.operand)
     shape = _lengths(view.region)
@@ -236,12 +236,12 @@ def _enters_loop_for_good(steps: tuple[Step, ...]) -> bool:
 
 
 def step_name(step: Step) -> str | None:
-    """The primitive of a step of a view; `None` for what is no equation."""
+    """Names the primitive of a step of a view; `None` for what is no equation."""
     return step.equation.primitive.name if isinstance(step, Move) else None
 
 
 def _steps(use: Use) -> tuple[Any, ...]:
-    """How the leaf is read, to be compared."""
+    """Tells how the leaf is read, to be compared."""
 
     def comparable(step: Step) -> Any:
         if not isinstance(step, Move):

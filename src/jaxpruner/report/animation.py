@@ -111,13 +111,13 @@ def read_masks(folder: Path, cell_name: str) -> tuple[np.ndarray, dict[str, np.n
 
 
 def mask_names(folder: Path) -> list[str]:
-    """The names of the cells of a folder of results whose masks were kept."""
+    """Lists the names of the cells of a folder of results whose masks were kept."""
     paths = Path(folder).glob('masks/*.npz')
     return sorted(path.stem for path in paths)
 
 
 def _frames(count: int) -> np.ndarray:
-    """The numbers of the masks that are shown, evenly spaced."""
+    """Chooses the numbers of the masks that are shown, evenly spaced."""
     evenly = np.linspace(0, count - 1, min(count, _MOST_FRAMES))
     return np.unique(evenly.round().astype(int))
 

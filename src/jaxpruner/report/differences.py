@@ -153,7 +153,7 @@ def check_original_order(cells: Iterable[Cell], sparsity: float = SPARSITY) -> l
 
 
 def student_quantile(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t, to four digits.
+    """Computes the 97.5 % quantile of Student's t, to four digits.
 
     Beyond the table it is the expansion around the normal's quantile (Abramowitz and Stegun, 26.7.5).
     """
@@ -177,7 +177,7 @@ _QUANTILES = (
 def _check_row(
     experiment: Experiment, row_name: str, row: OriginalRow, sparsity: float
 ) -> list[OrderCheck]:
-    """The pairs of one row of the original that our cells can be compared with."""
+    """Lists the pairs of one row of the original that our cells can be compared with."""
     best_first = sorted(row.values, key=row.values.__getitem__, reverse=row.better == 'high')
     checks = []
     for first, second in itertools.combinations(best_first, 2):

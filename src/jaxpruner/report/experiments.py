@@ -64,7 +64,7 @@ class Experiment:
         return sorted({cell.sparsity for cell in sparse_cells})
 
     def select(self, algorithm: str, sparsity: float) -> list[Cell]:
-        """The cells of an algorithm at a sparsity, by seed; dense ones belong to every sparsity."""
+        """Selects the cells of an algorithm at a sparsity, by seed; dense ones belong to every sparsity."""
         cells = []
         for cell in self.cells:
             has_sparsity = algorithm == DENSE or cell.sparsity == sparsity
@@ -73,7 +73,7 @@ class Experiment:
         return cells
 
     def summarize(self, algorithm: str, sparsity: float) -> Summary | None:
-        """Mean and deviation of the metric, or None where there is no such cell."""
+        """Computes mean and deviation of the metric; `None` where there is no such cell."""
         values = [cell.value for cell in self.select(algorithm, sparsity)]
         return _summarize(values) if values else None
 
@@ -119,7 +119,7 @@ def group_cells(cells: Iterable[Cell]) -> list[Experiment]:
 
 
 def algorithms_of(cells: Iterable[Cell]) -> list[str]:
-    """Each algorithm once: those of the original's table in its order, then the others by name."""
+    """Lists each algorithm once: those of the original's table in its order, then the others by name."""
     names = {cell.algorithm for cell in cells}
     original = [name for name in ALGORITHM_ORDER if name in names]
     return original + sorted(names.difference(original))

@@ -77,7 +77,7 @@ class MaskHistory:
         self._fetched = 0
 
     def __len__(self) -> int:
-        """How often was recorded."""
+        """Counts the records."""
         return len(self._records)
 
     def record(self, opt_state: Any, step: int | None = None) -> None:

@@ -66,7 +66,7 @@ def plot_masks(
 
 
 def percent_pruned(masks: Iterable[np.ndarray]) -> float:
-    """How much masks prune together.
+    """Computes how much masks prune together.
 
     >>> percent_pruned([np.array([1, 0]), np.array([0, 0])])
     75.0
@@ -111,7 +111,7 @@ def lay_out(mask: np.ndarray) -> np.ndarray:
 
 
 def _fold_into_square(filters: np.ndarray) -> np.ndarray:
-    """One row of filters, [height, width, 1, n], as rows that make a square; NaN where no filter is left."""
+    """Folds one row of filters, [height, width, 1, n], into rows that make a square; NaN where no filter is left."""
     height, width, _, count = filters.shape
     columns = math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
@@ -156,7 +156,7 @@ def _block(length: int) -> int:
 
 
 def describe(name: str, mask: np.ndarray) -> str:
-    """The title of a kernel: its name, its shape, what is shown of it, and how much is kept."""
+    """Writes the title of a kernel: its name, its shape, what is shown of it, and how much is kept."""
     rows = len(mask)
     columns = mask.size // rows
     detail = ''
@@ -172,7 +172,7 @@ def describe(name: str, mask: np.ndarray) -> str:
 
 
 def _chosen_masks(masks: Any, params: Any, leaves: Any) -> dict[str, np.ndarray]:
-    """The masks to draw, on the host: each of its leaf's shape, or of one dimension where that is zero."""
+    """Chooses the masks to draw, on the host: each of its leaf's shape, or of one dimension where that is zero."""
     from jaxpruner.report import stored_masks  # loads JAX, which other pictures do without
 
     stored = stored_masks.masks_by_name(masks, params)

@@ -89,7 +89,7 @@ def _draw_series(axes: 'Axes', series: _Series, style: dict[str, Any], is_single
 
 
 def _positions(sparsities: Sequence[float]) -> dict[float, float]:
-    """Where sparsities stand on their axis: halving what is kept is always one step, and sparsity 1 one step more."""
+    """Places sparsities on their axis: halving what is kept is always one step, and sparsity 1 one step more."""
     positions = {}
     end = 1.0
     for sparsity in sparsities:
@@ -102,7 +102,7 @@ def _positions(sparsities: Sequence[float]) -> dict[float, float]:
 
 
 def _tick_labels(positions: dict[float, float]) -> list[str]:
-    """The sparsities in per cent; empty where a label would lie over the one before."""
+    """Writes the sparsities in per cent; empty where a label would lie over the one before."""
     ends = positions.values()
     room = _LABEL_WIDTH * (max(ends) - min(ends))
     labels = []
@@ -175,7 +175,7 @@ def _name_at_edge(
 def _range_without_outliers(
     means: np.ndarray, deviations: np.ndarray
 ) -> tuple[float, float] | None:
-    """The range to show where some means, of which more is better, lie far below the others; None to show all.
+    """Finds the range to show if some means, of which more is better, lie far below the others; `None` to show all.
 
     Far is beyond Tukey's outer fence: three times the distance between the quartiles from the lower one.
     """

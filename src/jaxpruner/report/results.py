@@ -157,7 +157,7 @@ def _path_of(folder: Path, cell_name: str) -> Path:
 
 
 def _files_of(cell_name: str) -> tuple[str, ...]:
-    """What may lie in a folder of results beside a cell."""
+    """Lists what may lie in a folder of results beside a cell."""
     return f'metrics/{cell_name}.jsonl', f'masks/{cell_name}.npz'
 
 

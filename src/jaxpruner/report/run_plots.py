@@ -196,7 +196,7 @@ def plot_layers(
 
 
 def _counts_of(history: MaskHistory, path: Path | str | None, leaves: Any) -> MaskCounts:
-    """What is to be drawn, after the path was checked, before anything is computed."""
+    """Returns what is to be drawn; the path is checked before anything is computed."""
     if path is not None:
         figures.check_ending(Path(path), figures.IMAGE_ENDINGS)
     if not isinstance(history, MaskHistory):

@@ -26,7 +26,7 @@ def is_sealed(content: bytes) -> bool:
 
 
 def checksum(path: Path) -> str:
-    """The SHA-256 of a file. The file is read again only if its time, size or inode has changed."""
+    """Computes the SHA-256 of a file. The file is read again only if its time, size or inode has changed."""
     status = os.stat(path)
     return _checksum(path.absolute(), status.st_mtime_ns, status.st_size, status.st_ino)
 

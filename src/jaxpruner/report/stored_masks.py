@@ -27,7 +27,7 @@ class MaskedLeaf(NamedTuple):
 
 
 def masked_leaves(opt_state: Any) -> list[MaskedLeaf]:
-    """All masked leaves of an optimizer state; refuses a state without a pruner's, and one that is traced."""
+    """Lists all masked leaves of an optimizer state; refuses a state without a pruner's, and one that is traced."""
     states = sparse_state.sparse_states(opt_state)
     if not states:
         raise ValueError(sparse_state.NO_STATE)
@@ -63,24 +63,24 @@ def count(
 
 
 def steps_counted(opt_state: Any) -> Any:
-    """The counter of the first pruner in an optimizer state, `None` if it has none."""
+    """Finds the counter of the first pruner in an optimizer state, `None` if it has none."""
     return sparse_state.sparse_states(opt_state)[0].count
 
 
 def number_of_weights(leaf: MaskedLeaf) -> int:
-    """How many weights a leaf has, in all models of a stacked state together; waits for a packed leaf's size."""
+    """Counts the weights of a leaf, in all models of a stacked state together; waits for a packed leaf's size."""
     if leaf.size is None:
         return leaf.mask.size
     return int(np.sum(jax.device_get(leaf.size)))
 
 
 def fetch(records: list[Record]) -> list[Record]:
-    """The records as arrays of NumPy; waits for them."""
+    """Fetches the records as arrays of NumPy; waits for them."""
     return jax.device_get(records)
 
 
 def chosen_names(leaves: Any, names: Any) -> list[int]:
-    """The numbers of the leaves, such as 'dense/kernel', that names or globs mean; ValueError if one means none."""
+    """Finds the numbers of the leaves, such as 'dense/kernel', that names or globs mean; refuses a name of none."""
     names = list(map(tree_lib.rule_name, tree_lib.as_names(names)))
     paths = [tuple(leaf.split('/')) for leaf in leaves]
     tree_lib.check_names(names, paths, 'leaves')
@@ -92,7 +92,7 @@ def chosen_names(leaves: Any, names: Any) -> list[int]:
 
 
 def masks_by_name(masks: Any, params: Any) -> dict[str, Any]:
-    """Unpacked masks of all masked leaves, of an optimizer state or a tree of masks."""
+    """Unpacks the masks of all masked leaves, of an optimizer state or a tree of masks."""
     states = sparse_state.sparse_states(masks)
     by_name: dict[str, Any] = {}
     for state in states or [sparse_state.SparseState(masks)]:
@@ -127,7 +127,7 @@ def _leaves_of(state: sparse_state.SparseState) -> list[MaskedLeaf]:
 
 
 def _packing_axis(leaf: MaskedLeaf) -> int | None:
-    """The axis along which the copy of a mask is packed; `None` if it is held as it is."""
+    """Chooses the axis along which the copy of a mask is packed; `None` if it is held as it is."""
     mask = leaf.mask
     if leaf.size is not None or not mask.ndim or explicit_meshes.has_explicit_axes(mask):
         return None
@@ -159,5 +159,5 @@ def _count(
 
 
 def _copied(mask: jax.Array) -> jax.Array:
-    """The mask in memory of its own: `jit` hands back an argument as it is, which the next step may donate."""
+    """Copies the mask to memory of its own: `jit` hands back an argument as it is, which the next step may donate."""
     return mask | jnp.uint8(0)

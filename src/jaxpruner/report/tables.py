@@ -200,7 +200,7 @@ def _make_row(experiment: Experiment, sparsity: float, columns: Sequence[str]) -
 
 
 def _decimals(experiment: Experiment, summaries: Iterable[Summary | None]) -> int:
-    """How many decimals show four digits of the largest finite mean of a row."""
+    """Counts the decimals that show four digits of the largest finite mean of a row."""
     largest = 0.0
     for summary in summaries:
         if summary and math.isfinite(summary.mean):
@@ -239,7 +239,7 @@ _TextRows = Sequence[Sequence[_Text]]
 
 
 def _text_rows(table: ResultTable) -> _TextRows:
-    """The table as texts, headings first."""
+    """Writes the table as texts, headings first."""
     headings = ('', 'sparsity', *table.columns, 'seeds')
     text_rows = [[_Text(heading) for heading in headings]]
     for row in table.rows:
@@ -255,7 +255,7 @@ def _widest(texts: Iterable[_Text]) -> int:
 
 
 def _markdown_column(column: Sequence[_Text], is_number: bool) -> list[str]:
-    """A column with the rule below its heading, all of one width; numbers stand on the right."""
+    """Writes a column with the rule below its heading, all of one width; numbers stand on the right."""
     texts = []
     for text, is_bold in column:
         escaped = text.replace('|', r'\|')
@@ -271,7 +271,7 @@ def _markdown_column(column: Sequence[_Text], is_number: bool) -> list[str]:
 
 
 def _transposed_parts(text_rows: _TextRows, width: int) -> list[_TextRows]:
-    """The transposed table, in parts that are no wider than the terminal, if at all possible."""
+    """Transposes the table, in parts that are no wider than the terminal, if at all possible."""
     headings, *rows = text_rows
     parts = []
     room = 0
@@ -289,7 +289,7 @@ def _transposed_parts(text_rows: _TextRows, width: int) -> list[_TextRows]:
 
 
 def _rich_table(text_rows: _TextRows, last_rows: set[int]) -> 'rich.table.Table':
-    """A table of rich, with a rule below each of `last_rows`."""
+    """Makes a table of rich, with a rule below each of `last_rows`."""
     import rich.table
     import rich.text
 
