@@ -128,7 +128,7 @@ _ERK = (
 _SCHEDULE = (
     'scheduler=jaxpruner.PolynomialSchedule(update_freq=…, update_start_step=…, update_end_step=…)'
 )
-# Keys that no constructor, or not each, takes -> what says the same there.
+# Keys that not every constructor takes -> what says the same there.
 _SAID_BY_A_FIELD = {
     'dist_type': f'{_ERK})',
     'filter_fn': f'{_UNIFORM}, filter_fn=…)',
@@ -174,7 +174,7 @@ def check_fields(pruner: Any) -> None:
     given = vars(pruner)
     for field in dataclasses.fields(pruner):
         name = field.name
-        # By attribute only if need be (slots): a field may be a descriptor that makes something of the setting.
+        # By attribute only if need be (slots): a field may be a descriptor, which reads as something else.
         value = given[name] if name in given else getattr(pruner, name, field.default)
         if value is None and (field.default is None or name in _MAY_BE_NONE):
             continue

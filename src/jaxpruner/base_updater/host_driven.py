@@ -19,10 +19,9 @@ logger = logging.getLogger(__name__)
 class HostDriven:
     """Updates masks from a Python loop, so that the training step compiles as fast as a dense one.
 
-    Call `update` before each step. Until the schedule says that masks are due, it hands the optimizer's state on as one
-    whose step leaves the masks as they are; the step is compiled without the making of masks. The first update compiles
-    a program that makes masks from parameters and state. All masks and parameters are those of a step that decides
-    for itself.
+    Call `update` before each step. Until masks are due, it returns a state whose step leaves the masks as they are, and
+    is compiled without the making of masks. The first time they are due, it compiles a program that makes masks from
+    parameters and state. All masks and parameters are those of a step that decides for itself.
 
     Some algorithms need what only the step has: SET and RigL, which run no optimizer where they update masks, and those
     that score by gradients. For these, `update` marks the state as due, and `jit` compiles the step once more, with the

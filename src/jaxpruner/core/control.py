@@ -6,7 +6,7 @@
     draw_in_loop             moves the counters of random numbers out of the loop
     keep_whole               takes a concatenated array apart again, part by part
     compute_apart            fuses a computation with its readers, which computes it anew and rounds otherwise
-    hide_constants           compiles programs that differ by a constant apiece
+    hide_constants           compiles programs that differ by a constant separately
     jit_when_eager           compiles and starts each operation of an eager function alone
     round_before_adding      rounds a product and the addition behind it once instead of twice
     sum_squares_in_passing   writes values to memory before it sums them
@@ -150,8 +150,8 @@ def cast_like(new: Any, old: Any) -> Any:
 def keep_in_loop(values: Any) -> Any:
     """Hides from XLA that the body of a loop reads values from outside: what is computed from them stays in the loop.
 
-    Without this, XLA is free to move whatever does not change from turn to turn out of the body. In a loop that runs
-    zero or one times that is all that depends on its inputs alone, such as scores: every step would pay for it.
+    Without this, XLA may move whatever stays the same from one iteration to the next out of the body. In a loop that
+    runs zero or one times, that is all that depends on its inputs alone, such as scores. Every step would pay for it.
     """
     return jax.lax.optimization_barrier(values)
 
@@ -159,8 +159,8 @@ def keep_in_loop(values: Any) -> Any:
 def keep_whole(joined: jax.Array) -> jax.Array:
     """Hides from XLA that an array was concatenated from many parts.
 
-    Without this, XLA makes a chain of additions of a sum over parts, and moves the reshapes between them one at a time,
-    with a turn of all its simplifications for each: 3 s for 96 parts. Seen with jaxlib 0.10.2 on CPU.
+    Without this, XLA turns a sum over parts into a chain of additions. It moves the reshapes between them one at a
+    time, and runs all its simplifications for each: 3 s for 96 parts. Seen with jaxlib 0.10.2 on CPU.
     """
     return jax.lax.optimization_barrier(joined)
 
@@ -185,8 +185,8 @@ def jit_when_eager(function: Callable[..., Any], **options: Any) -> Callable[...
 def compute_apart(function: Callable[..., Any], *inputs: Any) -> Any:
     """Calls `function(*inputs)` in a branch that is always taken, so that it is not fused with what surrounds it.
 
-    XLA fuses nothing across the border of a branch. Fused, what the function reads is computed anew for each of its
-    results, and results may round otherwise than in a loop. A barrier alone does not help: it is gone before XLA fuses.
+    XLA fuses nothing across the border of a branch. Fusion computes what the function reads anew for each result, and
+    results may round otherwise than in a loop. A barrier alone does not help: it is gone before XLA fuses.
     """
     if not tree_lib.has_traced(inputs):
         return function(*inputs)
@@ -196,8 +196,8 @@ def compute_apart(function: Callable[..., Any], *inputs: Any) -> Any:
 def hide_constants(values: Any, beside: Any) -> list[jax.Array]:
     """Makes arrays of numbers whose values XLA does not see; they are computed `beside` other values.
 
-    XLA compiles equal programs once. Two that differ by a constant are compiled apiece: 96 comparisons with elements of
-    one table take 1.3 s with constant indices, and 0.15 s with hidden ones. A barrier alone does not hide a constant.
+    XLA compiles equal programs once, but two that differ by a constant separately. 96 comparisons with elements of one
+    table take 1.3 s with constant indices, and 0.15 s with hidden ones. A barrier alone does not hide a constant.
     Without values of a loop beside it, the branch would be moved out of the loop. Seen with jaxlib 0.10.2 on CPU.
     """
 
@@ -257,8 +257,8 @@ def sum_squares_in_passing(values: jax.Array) -> jax.Array:
 
     Without this, XLA writes values that a `jnp.where` chooses to memory before it sums them. A reduction with two
     results reads them in passing, as long as both are needed: here the largest magnitude says whether the sum is zero.
-    XLA also compiles lone sums apiece, and such reductions once for all values of one shape. Seen with jaxlib 0.10.2 on
-    CPU.
+    XLA also compiles such a reduction once for all values of one shape, and each lone sum separately. Seen with jaxlib
+    0.10.2 on CPU.
     """
 
     def combine(first: tuple, second: tuple) -> tuple:

@@ -38,7 +38,7 @@ def on_host(array: Any) -> np.ndarray:
     """Returns the array's values, which are freed when the caller is done with them."""
     if not isinstance(array, jax.Array):
         return np.asarray(array)
-    # An array keeps the copy that is fetched from it. Another array of the same buffers takes it with it.
+    # An array keeps the copy that is fetched from it. So the copy is fetched from another array of the same buffers.
     buffers = [shard.data for shard in array.addressable_shards]
     same = jax.make_array_from_single_device_arrays(array.shape, array.sharding, buffers)
     return np.asarray(same)

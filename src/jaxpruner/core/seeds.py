@@ -10,7 +10,7 @@ import numpy as np
 from jaxpruner.core import tree as tree_lib
 
 _DEFAULT_SEED = 8
-# The keys that stand for a seed which was not given, as long as somebody holds them. Keys have no hash.
+# The keys that were made for a seed that was not given, as long as somebody holds them; by id, since keys have no hash.
 _default_keys: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _SEED_LIMIT = 2**63  # JAX takes no larger number for a seed
 
@@ -89,7 +89,7 @@ def prng_key(seed: Any, step: Any = None) -> jax.Array:
 def split_key(key: jax.Array, number: int) -> list[jax.Array]:
     """Splits a key as `jax.random.split` does, into a list.
 
-    Keys that are known are read at once: to cut an array into single keys is a program of its own for each number.
+    Keys with known values are read together: cutting an array into single keys would be a program for each number.
 
     >>> [key.shape for key in split_key(prng_key(8), 2)]
     [(), ()]

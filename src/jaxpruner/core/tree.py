@@ -41,7 +41,7 @@ def _path_names(key_path: Sequence[Any]) -> Path:
 
 
 def _is_box(key_path: Sequence[Any]) -> bool:
-    """Flax variables hold their array under an attribute `value`, which is no part of the name."""
+    """Whether the path ends in the attribute `value` of a Flax variable, which is no part of the name."""
     return len(key_path) > 1 and key_path[-1] == jax.tree_util.GetAttrKey('value')
 
 

@@ -101,7 +101,7 @@ def check_inputs(
 
 
 def shapes_of(inputs: Any) -> Any:
-    """Shapes and dtypes of inputs, to be compared."""
+    """Lists shapes and dtypes of inputs, to be compared."""
 
     def shape_of(array: Any) -> tuple[Any, Any]:
         return jnp.shape(array), jnp.result_type(array)

@@ -39,8 +39,8 @@ def find_blocks(
 ) -> list[Block]:
     """Finds the blocks of a model, in the order in which the program comes to them.
 
-    `blocks` holds globs or paths for each block; within a scan each of its trips is divided so. Of other leaves a trip
-    of a scan is a block, and outside of scans those that meet the same value are.
+    `blocks` holds globs or paths for each block; within a scan they divide each of its trips. Other leaves form a block
+    if they belong to the same trip of a scan, or, outside of scans, if they meet the same value.
     """
     together: dict[Any, list[WeightMatrices]] = {}
     for part in matrices:

@@ -164,7 +164,7 @@ class _Program:
         self.step = _compile_step(self._taps, graph)
 
     def zeros(self) -> list[InputStatistics]:
-        """Totals to begin with; says first how much memory they take."""
+        """Makes totals to begin with; says first how much memory they take."""
         shapes = jax.tree.leaves(jax.eval_shape(self._taps.zeros))
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
         logger.info(
@@ -176,7 +176,7 @@ class _Program:
         return self._taps.zeros()
 
     def calibration(self, totals: Sequence[InputStatistics]) -> Calibration:
-        """The totals by leaf."""
+        """Returns the totals by leaf."""
         by_inputs = dict(zip(self._uses, totals, strict=True))
         by_leaf = {}
         for path, matrices in self.followed.matrices.items():

@@ -24,7 +24,7 @@ _PATCHES = 2**26
 def statistics_of(
     equation: Any, operand: int, data: jax.Array, with_gram: bool, sizes: jax.Array | None = None
 ) -> InputStatistics:
-    """Statistics of the data that one product or convolution meets, whose operand number `operand` is the weights.
+    """Takes statistics of the data that one product or convolution meets; its operand number `operand` is the weights.
 
     Sums over the samples (of a convolution: over its windows) are float32, at highest precision. `sizes` are those of
     the groups of rows, where each has a matrix.
@@ -74,7 +74,7 @@ def _statistics_of_gram(count: jax.Array, gram: jax.Array) -> InputStatistics:
 
 
 def _statistics_of_groups(samples: jax.Array, sizes: jax.Array, with_gram: bool) -> InputStatistics:
-    """Statistics for each group of rows; rows behind the last group meet no weights."""
+    """Takes statistics for each group of rows; rows behind the last group meet no weights."""
     ends = jnp.cumsum(sizes)
     rows = jnp.arange(len(samples))[:, None]
     is_member = (rows >= ends - sizes) & (rows < ends)

@@ -156,7 +156,7 @@ def _numbers_above(
 
 
 def _scores(weights: jax.Array, statistics: InputStatistics) -> jax.Array:
-    """Wanda's, of the mean square of each input: leaves of a block may have seen other numbers of samples."""
+    """Computes Wanda's scores by mean squares of inputs: leaves of a block may have seen other numbers of samples."""
     count = jnp.asarray(statistics.count, jnp.float32)
     second_moment = statistics.second_moment
     missing_axes = second_moment.ndim - count.ndim

@@ -251,7 +251,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
             )
 
     def _warn_of_collapse(self, masks: tree_lib.PyTree) -> None:
-        """A leaf without weights mostly cuts the model in two."""
+        """Warns of leaves without weights: one of these mostly cuts the model in two."""
         paths, leaves, _ = tree_lib.flatten_with_paths(masks)
         empty = []
         for path, mask in zip(paths, leaves, strict=True):

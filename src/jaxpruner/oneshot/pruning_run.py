@@ -146,5 +146,5 @@ def _at_layer(each: Any, layer: int | None) -> Any:
 
 @jax.jit
 def _has_nan(weights: jax.Array) -> jax.Array:
-    """A program of its own: one that also replaced the weights in their leaf would copy the leaf."""
+    """Looks for NaN in a program of its own: one that also replaced the weights in their leaf would copy the leaf."""
     return jnp.isnan(weights).any()

@@ -55,6 +55,6 @@ def _mask(
     sparsity_type: Any,
     per: str,
 ) -> jax.Array:
-    """One program for each shape, not one for each operation."""
+    """Makes the mask by one program for each shape, not one for each operation."""
     scores = matrix_scores.scores_of_shares(*shares, second_moment, power)
     return matrix_masks.keep_in_matrices(scores, sparsity, sparsity_type, per)

@@ -53,6 +53,6 @@ class Wanda(CalibratedPruning):
 def _mask(
     weights: jax.Array, second_moment: jax.Array, sparsity: Any, sparsity_type: Any, per: str
 ) -> jax.Array:
-    """One program for each shape, not one for each operation."""
+    """Makes the mask by one program for each shape, not one for each operation."""
     scores = matrix_scores.wanda_scores(weights, second_moment)
     return matrix_masks.keep_in_matrices(scores, sparsity, sparsity_type, per)

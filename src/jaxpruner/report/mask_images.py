@@ -141,7 +141,7 @@ def draw(figure: Any, masks: dict[str, np.ndarray], columns: int | None = None) 
 
 
 def _pool(matrix: np.ndarray) -> np.ndarray:
-    """Means over blocks, so that no side is longer than can be shown; last blocks may be smaller."""
+    """Averages over blocks, so that no side is longer than can be shown; last blocks may be smaller."""
     for axis in (0, 1):
         side = matrix.shape[axis]
         starts = np.arange(0, side, _block(side))

@@ -86,8 +86,8 @@ def plot_turnover(
 ) -> 'Figure':
     """Draws which share of the kept weights each record dropped and regrew, against the record before.
 
-    A mark stands where a mask changed. A pruner that only removes weights brings none back; RigL and SET bring back as
-    many as they drop. The mask update of a schedule's step 10 stands at 11, the number of steps that are over.
+    A mark stands where a mask changed. A pruner that only removes weights regrows none; RigL and SET regrow as many as
+    they drop. The mask update of a schedule's step 10 stands at 11, the number of steps that are over.
 
     Args:
       history: what the training loop recorded, at least twice.

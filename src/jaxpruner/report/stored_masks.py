@@ -51,7 +51,7 @@ def masked_leaves(opt_state: Any) -> list[MaskedLeaf]:
 def count(
     leaves: list[MaskedLeaf], before: list[jax.Array] | None, step: Any
 ) -> tuple[list[jax.Array], Record]:
-    """Copies of the masks, at one bit per weight, and the record of them beside earlier copies; waits for nothing."""
+    """Copies the masks, at one bit per weight, and counts them against earlier copies; waits for nothing."""
     masks = []
     targets = []
     axes = []
@@ -141,7 +141,7 @@ def _count(
     steps_and_targets: tuple[Any, list[Any]],
     axes: tuple[int | None, ...],
 ) -> tuple[list[jax.Array], Record]:
-    """Copies of the masks, and the record of them: nothing of it lies in memory that the next step may donate."""
+    """Copies and counts the masks: nothing of either lies in memory that the next step may donate."""
     copies = []
     for mask, axis in zip(masks, axes, strict=True):
         copies.append(_copied(mask) if axis is None else packing.pack(mask, axis))

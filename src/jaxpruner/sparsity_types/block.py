@@ -50,7 +50,7 @@ class Block(NamedFields):
         """
 
     def group_scores(self, scores: jax.Array) -> jax.Array:
-        """Means or maxima of the blocks, in one array with the blocks' rows and columns as its last axes.
+        """Computes means or maxima of the blocks, in one array with the blocks' rows and columns as its last axes.
 
         >>> Block((1, 2)).group_scores(jnp.array([[1.0, 3.0, 5.0]]))
         Array([[2., 5.]], dtype=float32)
@@ -89,6 +89,6 @@ class Block(NamedFields):
         return group_mask
 
     def _axes(self, rank: int) -> list[tuple[int, int]]:
-        """Axis and block length for each blocked axis: none of a scalar, one of a vector."""
+        """Lists axis and block length for each blocked axis: none of a scalar, one of a vector."""
         height, width = self.block_shape
         return [(rank - 2, height), (rank - 1, width)][-rank:] if rank else []

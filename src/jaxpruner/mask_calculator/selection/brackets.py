@@ -251,7 +251,7 @@ def _member_counts_at_ends(
 ) -> jax.Array:
     """Updates the counts of members at `low` and `high` from a pass that counted `[members, probes]`.
 
-    The counts of each member fall. So where two sums are equal, the counts of each member are.
+    The counts of each member fall. So where two sums are equal, the counts of each member are equal.
     """
     at_ends = jnp.concatenate([brackets.count_low, brackets.count_high], 1)
     for i in range(sums.shape[1]):

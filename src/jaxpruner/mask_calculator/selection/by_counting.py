@@ -5,8 +5,7 @@ each move them through memory. A mask needs no order. It needs one number, the t
 
 How many scores reach a threshold falls as the threshold rises. A pass that counts reads the scores once, in order, and
 writes nothing. So try a threshold in the middle: where too many reach it, the one that is sought lies above, where too
-few do, below. Floats of 32 bits can be halved 32 times at most. Usually a count is
-exactly k much sooner.
+few do, below. Floats of 32 bits can be halved 32 times at most. Usually a count is exactly k much sooner.
 
 For the scores 5 1 3 3 2 and k = 2 the steps are, with the floats in between left out:
 

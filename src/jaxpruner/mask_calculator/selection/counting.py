@@ -225,7 +225,7 @@ def reduce_together(
     combine: Callable[..., jax.Array],
     axes: tuple[int, ...],
 ) -> list[jax.Array]:
-    """Reduces several arrays of one shape and dtype in one pass, from the number that `combine` leaves as it is.
+    """Reduces several arrays of one shape and dtype in one pass, from the neutral number of `combine`.
 
     At least two operands must differ: XLA materialises what a lone reduction reads on a CPU.
     """
