@@ -51,10 +51,16 @@ class MaskProgram(NamedTuple):
 
     def run(self, state: list[jax.Array], params: tree_lib.PyTree) -> list[jax.Array]:
         """Returns the leaves of a state after the mask update."""
-        old = [state[i] for i in self.replaced]
-        others = [None if i in self.replaced else leaf for i, leaf in enumerate(state)]
-        new = iter(self.compute(old, others, params))
-        return [next(new) if leaf is None else leaf for leaf in others]
+        old: list[jax.Array] = []
+        others: list[jax.Array | None] = list(state)
+        for i in self.replaced:
+            old.append(state[i])
+            others[i] = None
+        new = self.compute(old, others, params)
+        after = list(state)
+        for i, leaf in zip(self.replaced, new, strict=True):
+            after[i] = leaf
+        return after
 
 
 def mask_program(

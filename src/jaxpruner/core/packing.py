@@ -58,8 +58,11 @@ def packed_shape(shape: Sequence[int], axis: int | None = None) -> tuple[int, ..
     """
     if not shape:
         return ()
-    axis = range(len(shape))[packed_axis(shape) if axis is None else axis]
-    return (*shape[:axis], -(-shape[axis] // BITS), *shape[axis + 1 :])
+    if axis is None:
+        axis = packed_axis(shape)
+    lengths = list(shape)
+    lengths[axis] = -(-lengths[axis] // BITS)
+    return tuple(lengths)
 
 
 def axis_of_bits(bits_shape: Sequence[int], shape: Sequence[int]) -> int | None:
@@ -75,10 +78,10 @@ def axis_of_bits(bits_shape: Sequence[int], shape: Sequence[int]) -> int | None:
     >>> axis_of_bits((98, 300), (784, 300)), axis_of_bits((784, 38), (784, 300)), axis_of_bits((1, 1), (784, 300))
     (-2, -1, None)
     """
-    fitting = (
-        axis for axis in range(-len(shape), 0) if packed_shape(shape, axis) == tuple(bits_shape)
-    )
-    return next(fitting, None)
+    for axis in range(-len(shape), 0):
+        if packed_shape(shape, axis) == tuple(bits_shape):
+            return axis
+    return None
 
 
 def pack(mask: jax.Array, axis: int | None = None) -> jax.Array:
@@ -97,7 +100,9 @@ def pack(mask: jax.Array, axis: int | None = None) -> jax.Array:
     """
     if mask.ndim == 0:
         return mask
-    return jnp.packbits(mask, axis=packed_axis(mask.shape) if axis is None else axis)
+    if axis is None:
+        axis = packed_axis(mask.shape)
+    return jnp.packbits(mask, axis=axis)
 
 
 def unpack(bits: jax.Array, shape: Sequence[int]) -> jax.Array:
@@ -128,12 +133,16 @@ def unpack(bits: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 @functools.partial(control.jit_when_eager, static_argnames=('axis', 'length'))
 def _unpack_along(bits: jax.Array, axis: int, length: int) -> jax.Array:
-    places = jnp.arange(BITS, dtype=jnp.uint8).reshape((BITS,) + (1,) * (bits.ndim - 1 - axis))
+    before, packed_length, after = bits.shape[:axis], bits.shape[axis], bits.shape[axis + 1 :]
+    ones = (1,) * len(after)
+    shifts = jnp.arange(BITS, dtype=jnp.uint8).reshape((BITS, *ones))
     # packbits puts the first weight into the highest bit, which is the sign of a signed byte: tests of signs are read
     # fast along every axis, tests of single bits are not.
-    spread = jax.lax.bitcast_convert_type(jnp.expand_dims(bits, axis + 1) << places, jnp.int8) < 0
-    padded = spread.reshape(*bits.shape[:axis], bits.shape[axis] * BITS, *bits.shape[axis + 1 :])
-    return jax.lax.slice_in_dim(padded, 0, length, axis=axis).astype(jnp.uint8)
+    shifted = jnp.expand_dims(bits, axis + 1) << shifts
+    is_kept = jax.lax.bitcast_convert_type(shifted, jnp.int8) < 0
+    padded = is_kept.reshape(*before, packed_length * BITS, *after)
+    mask = jax.lax.slice_in_dim(padded, 0, length, axis=axis)
+    return mask.astype(jnp.uint8)
 
 
 def unpack_like(mask: jax.Array, shape: Sequence[int]) -> jax.Array:
@@ -154,13 +163,17 @@ def unpack_like(mask: jax.Array, shape: Sequence[int]) -> jax.Array:
            [0, 1, 0],
            [0, 0, 1]], dtype=uint8)
     """
-    shape, size = tuple(shape), math.prod(shape)
+    shape = tuple(shape)
+    size = math.prod(shape)
     if mask.dtype != jnp.uint8:  # a user's own, of booleans say
         mask = (mask != 0).astype(jnp.uint8)
     if mask.shape == shape:
+        if size > 1:
+            return mask
         # Where nothing is longer than 1, packed (128) and unpacked (1) masks look alike.
-        return mask if size > 1 else (mask != 0).astype(jnp.uint8)
-    if mask.shape == packed_shape((size,)) and axis_of_bits(mask.shape, shape) is None:
+        return (mask != 0).astype(jnp.uint8)
+    is_flat = mask.shape == packed_shape((size,)) and axis_of_bits(mask.shape, shape) is None
+    if is_flat:
         return unpack(mask, (size,)).reshape(shape)
     return unpack(mask, shape)
 

@@ -146,43 +146,57 @@ def _by_name(treedef: Any, tree: PyTree) -> list[Any] | None:
     What is missing may be a whole subtree, as in the states of `optax.masked`. `None` if the trees do not fit.
     """
     names = _leaf_names(treedef)
-    entries = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_missing)[0]
-    named = list(zip(_named(entries), entries, strict=True))
-    entries_by_name = {name: entry for name, (_, entry) in named if not _is_missing(entry)}
-    missing = [name if path else () for name, (path, entry) in named if _is_missing(entry)]
-    absent = [name for name in names if name not in entries_by_name]
-    if not set(entries_by_name) <= set(names) or not all(
-        any(name[: len(m)] == m for m in missing) for name in absent
-    ):
+    entries, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_missing)
+    entry_by_name: dict[Path, Any] = {}
+    missing: list[Path] = []
+    for name, (path, entry) in zip(_named(entries), entries, strict=True):
+        if _is_missing(entry):
+            missing.append(name if path else ())
+        else:
+            entry_by_name[name] = entry
+    if not set(entry_by_name) <= set(names):
         return None
-    return [entries_by_name.get(name) for name in names]
+    for name in names:
+        if name in entry_by_name:
+            continue
+        if not any(name[: len(prefix)] == prefix for prefix in missing):
+            return None
+    return [entry_by_name.get(name) for name in names]
 
 
 def _leaf_names(treedef: Any) -> list[Path]:
-    return flatten_with_paths(jax.tree.unflatten(treedef, range(treedef.num_leaves)))[0]
+    names, _, _ = flatten_with_paths(_numbered_tree(treedef))
+    return names
+
+
+def _numbered_tree(treedef: Any) -> PyTree:
+    return jax.tree.unflatten(treedef, range(treedef.num_leaves))
 
 
 def _misfit(treedef: Any, tree: PyTree) -> str:
     """Describes two trees of different structure: the paths that only one of them has."""
-    expected = {path_string(name) for name in _leaf_names(treedef)}
+    expected = set(map(path_string, _leaf_names(treedef)))
     given = _names_and_missing(tree)
-    lacking, besides = expected - given, given - expected
+    lacking = expected - given
+    besides = given - expected
 
     def listed(names: set[str]) -> str:
         return ', '.join(map(repr, sorted(names)[:4])) + (', …' if len(names) > 4 else '')
 
-    swapped = besides & _names_and_missing(jax.tree.unflatten(treedef, range(treedef.num_leaves)))
+    hint = ''
+    if besides & _names_and_missing(_numbered_tree(treedef)):
+        hint = '; the first of the trees has None there: put the full tree first'
     return (
         'a tree does not fit the structure of the parameters: '
         f'it lacks {listed(lacking) or "nothing"} and has {listed(besides) or "nothing"} besides; '
-        f'give one entry (an array or None) for each parameter'
-        f'{"; the first of the trees has None there: put the full tree first" if swapped else ""}'
+        f'give one entry (an array or None) for each parameter{hint}'
     )
 
 
 def _names_and_missing(tree: PyTree) -> set[str]:
     """Names the leaves by their paths, and `None` in the place of one."""
-    return set(map(path_string, flatten_with_paths(tree, is_leaf=lambda node: node is None)[0]))
+    paths, _, _ = flatten_with_paths(tree, is_leaf=lambda node: node is None)
+    return set(map(path_string, paths))
 
 
 def map_with_missing(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
@@ -205,9 +219,10 @@ def map_with_missing(function: Callable[..., Any], tree: PyTree, *rest: PyTree) 
     """
     leaves, treedef = jax.tree.flatten(tree)
     others = [leaves_like(treedef, other) for other in rest]
-    return jax.tree.unflatten(
-        treedef, [function(*entries) for entries in zip(leaves, *others, strict=True)]
-    )
+    results = []
+    for entries in zip(leaves, *others, strict=True):
+        results.append(function(*entries))
+    return jax.tree.unflatten(treedef, results)
 
 
 def path_string(path: Path) -> str:
@@ -319,9 +334,10 @@ def first_matches(
     """
     names = list(rules)
     check_names(names, paths, setting, matches, separator)
-    chosen = [
-        next((i for i, name in enumerate(names) if matches(name, path)), None) for path in paths
-    ]
+    chosen = []
+    for path in paths:
+        fitting = (i for i, name in enumerate(names) if matches(name, path))
+        chosen.append(next(fitting, None))
     for i, name in enumerate(names):
         # A last "all others" may well find nothing left.
         if i not in chosen and not (name == '*' and i == len(names) - 1):
