@@ -1,4 +1,4 @@
-"""From a name and a flat configuration to an updater."""
+"""From a name and a flat configuration to a pruner."""
 
 import dataclasses
 import functools
@@ -166,9 +166,9 @@ def _known_algorithms() -> dict[str, type[BaseUpdater]]:
 
 
 def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
-    """Makes an updater from a flat configuration.
+    """Makes a pruner from a flat configuration.
 
-    Every field of an updater is a key (`sparsity_type`, `rng_seed`, `use_packed_masks`, …). Besides:
+    Every field of a pruner is a key (`sparsity_type`, `rng_seed`, `use_packed_masks`, …). Besides:
 
     Keys:
       algorithm: its name; required.
@@ -198,7 +198,7 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
         TOML or JSON file.
 
     Returns:
-      The updater.
+      The pruner.
 
     Raises:
       TypeError, ValueError: an unknown key or name (the message tells the nearest), or a value of the wrong type or out

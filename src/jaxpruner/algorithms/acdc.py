@@ -114,8 +114,8 @@ class ACDC(base_updater.BaseUpdater):
       ValueError: a scheduler and counts are given, or counts that do not fit together.
 
     >>> schedule = sparsity_schedules.PeriodicSchedule(update_freq=10, update_start_step=10, update_end_step=40)
-    >>> updater = ACDC(schedule)
-    >>> [bool(updater.begins_sparse(step)) for step in (10, 20, 30, 40)]
+    >>> pruner = ACDC(schedule)
+    >>> [bool(pruner.begins_sparse(step)) for step in (10, 20, 30, 40)]
     [True, False, True, True]
     """
 

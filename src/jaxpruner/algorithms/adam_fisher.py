@@ -26,8 +26,8 @@ class AdamFisherPruning(base_updater.BaseUpdater):
     >>> import jax.numpy as jnp, optax
     >>> from jaxpruner import sparsity_schedules
     >>> once = sparsity_schedules.OneShotSchedule(target_step=1000)
-    >>> updater = AdamFisherPruning(once, sparsity_distribution_fn=lambda params: {'w': 0.5})
-    >>> updater.wrap_optax(optax.adam(0.1)).init({'w': jnp.ones(2)}).masks
+    >>> pruner = AdamFisherPruning(once, sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> pruner.wrap_optax(optax.adam(0.1)).init({'w': jnp.ones(2)}).masks
     {'w': Array([1, 1], dtype=uint8)}
     """
 

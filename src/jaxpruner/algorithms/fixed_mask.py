@@ -22,8 +22,8 @@ class FixedMask(base_updater.BaseUpdater):
     Raises:
       ValueError: there are no masks, or a sparsity beside them; in `init`, a mask does not fit its parameter.
 
-    >>> updater = FixedMask({'w': jnp.array([1, 0], jnp.uint8)})
-    >>> updater.instant_sparsify({'w': jnp.array([3.0, 4.0])})[0]
+    >>> pruner = FixedMask({'w': jnp.array([1, 0], jnp.uint8)})
+    >>> pruner.instant_sparsify({'w': jnp.array([3.0, 4.0])})[0]
     {'w': Array([3., 0.], dtype=float32)}
     """
 

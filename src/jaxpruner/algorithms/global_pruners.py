@@ -282,8 +282,8 @@ def _finite_squares(scores: jax.Array | selection.Scores) -> jax.Array:
 class GlobalMagnitudePruning(GlobalPruningMixin, pruners.MagnitudePruning, _PublishedOrder):
     """Removes the weights of least (normalised) magnitude in the whole model.
 
-    >>> updater = GlobalMagnitudePruning(sparsity=0.5, use_normalization=False)
-    >>> updater.instant_sparsify({'u': jnp.array([[1.0, 4.0]]), 'v': jnp.array([[2.0, 3.0]])})[1]
+    >>> pruner = GlobalMagnitudePruning(sparsity=0.5, use_normalization=False)
+    >>> pruner.instant_sparsify({'u': jnp.array([[1.0, 4.0]]), 'v': jnp.array([[2.0, 3.0]])})[1]
     {'u': Array([[0, 1]], dtype=uint8), 'v': Array([[0, 1]], dtype=uint8)}
     """
 
@@ -292,7 +292,7 @@ class GlobalMagnitudePruning(GlobalPruningMixin, pruners.MagnitudePruning, _Publ
 class GlobalSaliencyPruning(GlobalPruningMixin, pruners.SaliencyPruning, _PublishedOrder):
     """Removes the weights of least (normalised) saliency in the whole model.
 
-    >>> updater = GlobalSaliencyPruning(sparsity_distribution_fn=lambda params: {'a': 0.5})
-    >>> updater.instant_sparsify({'a': jnp.array([1.0, 4.0])}, {'a': jnp.array([8.0, 1.0])})[1]
+    >>> pruner = GlobalSaliencyPruning(sparsity_distribution_fn=lambda params: {'a': 0.5})
+    >>> pruner.instant_sparsify({'a': jnp.array([1.0, 4.0])}, {'a': jnp.array([8.0, 1.0])})[1]
     {'a': Array([1, 0], dtype=uint8)}
     """

@@ -24,8 +24,8 @@ class IterativeNMPruning(base_updater.BaseUpdater):
     Raises:
       ValueError: a sparsity type other than N:M, or a `topk_fn`.
 
-    >>> updater = IterativeNMPruning(sparsity_type='1:4')
-    >>> [int(updater.kept_per_group(updater.sparsity_type, progress)) for progress in (0.0, 0.4, 1.0)]
+    >>> pruner = IterativeNMPruning(sparsity_type='1:4')
+    >>> [int(pruner.kept_per_group(pruner.sparsity_type, progress)) for progress in (0.0, 0.4, 1.0)]
     [4, 3, 1]
     """
 

@@ -23,10 +23,10 @@ class MovementPruning(ste.SteMixin, base_updater.BaseUpdater):
     learn, as published. The masks of the last update say which these are. With `update_freq=1` every step decides anew.
 
     >>> import optax
-    >>> updater = MovementPruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
-    >>> tx, params = updater.wrap_optax(optax.sgd(0.1)), {'w': jnp.array([2.0, 1.0])}
+    >>> pruner = MovementPruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> tx, params = pruner.wrap_optax(optax.sgd(0.1)), {'w': jnp.array([2.0, 1.0])}
     >>> _, state = tx.update({'w': jnp.array([1.0, -1.0])}, tx.init(params), params)
-    >>> state.algorithm_state['w'].tolist(), updater.pre_forward_update(params, state)['w'].tolist()
+    >>> state.algorithm_state['w'].tolist(), pruner.pre_forward_update(params, state)['w'].tolist()
     ([-2.0, 1.0], [0.0, 1.0])
     """
 

@@ -90,8 +90,8 @@ def saliencies(params: tree_lib.PyTree, grads: tree_lib.PyTree | None) -> tree_l
 class MagnitudePruning(base_updater.BaseUpdater):
     """Removes the weights of least magnitude. Zhu and Gupta, "To prune, or not to prune", 2017.
 
-    >>> updater = MagnitudePruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
-    >>> updater.instant_sparsify({'w': jnp.array([-2.0, 1.0])})[0]
+    >>> pruner = MagnitudePruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> pruner.instant_sparsify({'w': jnp.array([-2.0, 1.0])})[0]
     {'w': Array([-2.,  0.], dtype=float32)}
     """
 
@@ -109,8 +109,8 @@ class MagnitudePruning(base_updater.BaseUpdater):
 class SaliencyPruning(base_updater.BaseUpdater):
     """Removes the weights whose removal changes the loss least, to first order. Molchanov et al., 2016.
 
-    >>> updater = SaliencyPruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
-    >>> updater.instant_sparsify({'w': jnp.array([-2.0, 1.0])}, {'w': jnp.array([0.5, 3.0])})[0]
+    >>> pruner = SaliencyPruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> pruner.instant_sparsify({'w': jnp.array([-2.0, 1.0])}, {'w': jnp.array([0.5, 3.0])})[0]
     {'w': Array([0., 1.], dtype=float32)}
     """
 
@@ -126,8 +126,8 @@ class RandomPruning(base_updater.BaseUpdater):
 
     Each update draws anew which of the remaining weights go. Pruned weights stay pruned.
 
-    >>> updater = RandomPruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
-    >>> int(updater.instant_sparsify({'w': jnp.ones(8)})[1]['w'].sum())
+    >>> pruner = RandomPruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> int(pruner.instant_sparsify({'w': jnp.ones(8)})[1]['w'].sum())
     4
     """
 

@@ -5,7 +5,7 @@ from typing import Any
 from jaxpruner.sparsity_types.base import is_joint
 
 
-def check_not_joint(updater: Any, sparsity_type: Any, where: str) -> None:
+def check_not_joint(pruner: Any, sparsity_type: Any, where: str) -> None:
     """Refuses types that remove a channel from all leaves, for an algorithm whose regrown weights start at zero.
 
     What makes such a channel and what reads it are zero together, so that all of its gradients are: nothing tells which
@@ -13,6 +13,6 @@ def check_not_joint(updater: Any, sparsity_type: Any, where: str) -> None:
     """
     if is_joint(sparsity_type):
         raise ValueError(
-            f'{where}{type(updater).__name__} lets channels come back at zero, where all of their gradients are zero '
+            f'{where}{type(pruner).__name__} lets channels come back at zero, where all of their gradients are zero '
             f'with {sparsity_type!r}; use MagnitudePruning or SaliencyPruning with a PolynomialSchedule'
         )

@@ -26,8 +26,8 @@ class StaticRandomSparse(base_updater.BaseUpdater):
 
     Call `post_gradient_update` once after `init`, so that the first forward pass is sparse.
 
-    >>> updater = StaticRandomSparse(sparsity_distribution_fn=lambda params: {'w': 0.5})
-    >>> int(updater.init_state({'w': jnp.ones(8)}).masks['w'].sum())
+    >>> pruner = StaticRandomSparse(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> int(pruner.init_state({'w': jnp.ones(8)}).masks['w'].sum())
     4
     """
 
@@ -221,7 +221,7 @@ class SET(StaticRandomSparse):
 
     def _drop_and_grow_scores(self, treedef, sparse_state, params, grads, extra_args):
         scores = []
-        # Under JaxPruner's names: code that replaces a method of a class or of one updater knows these.
+        # Under JaxPruner's names: code that replaces a method of a class or of one pruner knows these.
         for name, hook, weights in (
             ('_get_drop_scores', 'elementwise_drop_score', params),
             ('_get_grow_scores', 'elementwise_grow_score', grads),
@@ -255,11 +255,11 @@ class SET(StaticRandomSparse):
 
     def _replace_by_override(self, leaf: MaskedLeaf, fraction: Any) -> jax.Array:
         """Asks a subclass's `update_masks`, which sees the leaf's own type, and one layer at a time."""
-        updater = copy.copy(self)
-        updater.sparsity_type = leaf.groups.sparsity_type
+        pruner = copy.copy(self)
+        pruner.sparsity_type = leaf.groups.sparsity_type
 
         def update(mask: jax.Array, drop: jax.Array, grow: jax.Array) -> jax.Array:
-            return updater._update_masks(mask, drop, grow, drop_fraction=fraction)
+            return pruner._update_masks(mask, drop, grow, drop_fraction=fraction)
 
         update_leaf = leaf.groups.per_layer(update)
         new = update_leaf(leaf.mask, leaf.drop_scores, leaf.grow_scores)

@@ -30,10 +30,10 @@ class SteMixin(_Pruner):
     >>> @dataclasses.dataclass
     ... class Mine(SteMixin, pruners.MagnitudePruning):
     ...     pass
-    >>> updater = Mine(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> pruner = Mine(sparsity_distribution_fn=lambda params: {'w': 0.5})
     >>> import optax
     >>> params = {'w': jnp.array([-2.0, 1.0])}
-    >>> updater.pre_forward_update(params, updater.wrap_optax(optax.sgd(0.1)).init(params))
+    >>> pruner.pre_forward_update(params, pruner.wrap_optax(optax.sgd(0.1)).init(params))
     {'w': Array([-2.,  0.], dtype=float32)}
     """
 

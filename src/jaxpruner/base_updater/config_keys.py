@@ -1,6 +1,6 @@
 """What each key of a configuration must be: one table, whatever the algorithm.
 
-Updaters check their fields of the same names by the same table when they are constructed.
+Pruners check their fields of the same names by the same table when they are constructed.
 """
 
 import dataclasses
@@ -79,7 +79,7 @@ CONFIG_KEYS: Mapping[str, Check] = {
     'sparsity_type': by_value(normalize_setting),
     'stacked': Setting('a glob of leaves, or a list of globs', are_names),
     'topk_fn': Setting('a function (scores, sparsity) -> mask', callable),
-    # All updaters.
+    # All pruners.
     'skip_gradients': _FLAG,
     'is_sparse_gradients': _FLAG,
     'rng_seed': by_value(seeds.check_seed),

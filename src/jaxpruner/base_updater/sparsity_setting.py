@@ -28,7 +28,7 @@ def is_given(pruner: PlannedPruner) -> bool:
 def distribution_of(pruner: PlannedPruner) -> Any:
     """Returns `uniform` at `sparsity` if that is given, else `sparsity_distribution_fn`.
 
-    A user's class may have a field `sparsity` of its own, written when updaters had none. Its default stands beside a
+    A user's class may have a field `sparsity` of its own, written when pruners had none. Its default stands beside a
     distribution, which then holds.
 
     Raises:

@@ -79,7 +79,7 @@ def _changed_settings(instance: Any) -> list[str]:
 
 
 def _is_derived(value: Any) -> bool:
-    """Whether an updater made a value of its other settings, which are shown instead; its class says so."""
+    """Whether a pruner made a value of its other settings, which are shown instead; its class says so."""
     return getattr(type(value), 'is_derived_setting', False)
 
 

@@ -46,12 +46,12 @@ class EntryPlan:
             scores.append(algorithms.pruners.magnitudes(weights) if is_meant else None)
             targets.append(sparsities[path] if is_meant else None)
         if self.is_global:
-            updater = algorithms.GlobalMagnitudePruning(normalize_scores=False)
+            pruner = algorithms.GlobalMagnitudePruning(normalize_scores=False)
         else:
-            updater = algorithms.MagnitudePruning(
+            pruner = algorithms.MagnitudePruning(
                 sparsity_type=lambda path, _: types.get(path), stacked=self.stacked
             )
-        new = updater.create_masks(treedef.unflatten(scores), treedef.unflatten(targets))
+        new = pruner.create_masks(treedef.unflatten(scores), treedef.unflatten(targets))
         return tree_lib.map_with_missing(
             lambda _, new, old: old if new is None else new, params, new, old
         )

@@ -1,4 +1,4 @@
-"""A strategy as an updater: it drives a jitted training loop that knows nothing of epochs."""
+"""A strategy as a pruner: it drives a jitted training loop that knows nothing of epochs."""
 
 import dataclasses
 from collections.abc import Callable

@@ -66,7 +66,7 @@ class JointGroups(Protocol):
         ...
 
     def spread(self, verdicts: jax.Array, leaf: tree_lib.Path) -> jax.Array:
-        """Gives each weight of a leaf the verdict on its group, 1 if it is in none; broadcasts to the leaf."""
+        """Gives each weight of a leaf the verdict of its group, 1 if it is in none; broadcasts to the leaf."""
         ...
 
 
