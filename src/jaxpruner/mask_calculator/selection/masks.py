@@ -6,7 +6,7 @@ The end of the ties that are kept comes from `end_in_row` for a single row, or f
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -253,15 +253,22 @@ def _find_last_tie(tie_counts: jax.Array, ties_to_keep: jax.Array) -> tuple[jax.
     """Finds which of `[n]` chunks holds the last tie to keep, and how many ties are kept of that chunk."""
     index = lax.iota(jnp.int32, len(tie_counts))
     counts, index = control.keep_in_loop((tie_counts, index))
-    up_to = jnp.where(index <= index[:, None], counts, 0)
-    before_it = jnp.where(index < index[:, None], counts, 0)
-    # A `jnp.cumsum` and what follows it would be nine programs of XLA, each of which is compiled and started. Summed
-    # over all pairs, of which there are few here, they are one. A lone sum would write all pairs to memory, so two are
-    # taken. The sum up to a chunk is never smaller than the sum before it: their maximum is the first one, and needs
-    # both. Seen with jaxlib 0.10.2 on CPU.
-    sum_up_to, sum_before = reduce_together([up_to, before_it], 0, lax.add, (1,))
+    sum_up_to, sum_before = sum_by_pairs(counts, index)
+    # The sum up to a chunk is never smaller than the sum before it: their maximum is the first one, and needs both.
     is_passed = jnp.maximum(sum_up_to, sum_before) < ties_to_keep
     is_passed = is_passed.astype(ties_to_keep.dtype)
     # Chunks that are passed stand first.
     passed, ties_passed = reduce_together([is_passed, is_passed * counts], 0, lax.add, (0,))
     return passed, ties_to_keep - ties_passed
+
+
+def sum_by_pairs(counts: jax.Array, index: Any) -> list[jax.Array]:
+    """Sums few counts `[n]` up to each of them, and before each; `index` is an array of 0, 1, … n - 1.
+
+    A `jnp.cumsum` and what follows it would be nine programs of XLA, each of which is compiled and started. Summed over
+    all pairs, they are one. A lone sum would write all pairs to memory, so there are two, and callers need both. Seen
+    with jaxlib 0.10.2 on CPU.
+    """
+    up_to = jnp.where(index <= index[:, None], counts, 0)
+    before_each = jnp.where(index < index[:, None], counts, 0)
+    return reduce_together([up_to, before_each], 0, lax.add, (1,))

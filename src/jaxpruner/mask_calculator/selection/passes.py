@@ -24,7 +24,6 @@ from jaxpruner.mask_calculator.selection.counting import (
     between_before,
     count_array,
     reaching,
-    reduce_together,
 )
 from jaxpruner.mask_calculator.selection.counts_over_devices import count_by_xla, count_per_device
 from jaxpruner.mask_calculator.selection.masks import Selected
@@ -217,10 +216,7 @@ def _by_member(cut: Cut) -> tuple[jax.Array, jax.Array]:
     if cut.member_counts is None:
         return cut.ties, cut.ties_to_keep
     ties = cut.member_counts[:, 0] - cut.member_counts[:, 1]
-    index = np.arange(len(ties))
-    ties_up_to = jnp.where(index <= index[:, None], ties, 0)
-    ties_before = jnp.where(index < index[:, None], ties, 0)
-    sum_up_to, sum_before = reduce_together([ties_up_to, ties_before], 0, lax.add, (1,))
+    sum_up_to, sum_before = masks.sum_by_pairs(ties, np.arange(len(ties)))
     kept_up_to = jnp.minimum(sum_up_to, cut.ties_to_keep)
     kept_before = jnp.minimum(sum_before, cut.ties_to_keep)
     return ties, kept_up_to - kept_before
