@@ -23,6 +23,6 @@ class SNIP(PruningAtInitialization):
     """
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
-        """Multiplies weights by gradients."""
+        """Scores weights by the magnitudes of weight times gradient."""
         del sparse_state
         return pruners.saliencies(params, grads)
