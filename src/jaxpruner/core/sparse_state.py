@@ -48,7 +48,7 @@ class DueState(HostDrivenState):
 
 # The message where an optimizer state holds no state of a pruner.
 NO_STATE = (
-    'there is no SparseState in the optimizer state; wrap the optimizer with `pruner.wrap_optax`'
+    'there is no SparseState in the optimizer state; wrap the optimizer with `updater.wrap_optax`'
 )
 
 
@@ -214,7 +214,7 @@ def only_sparse_state(opt_state: Any) -> SparseState:
     )
     if len(states) != 1:
         remedy = (
-            'pass the state that the init of `pruner.wrap_optax(…)` made (a checkpoint restored without a target has '
+            'pass the state that the init of `updater.wrap_optax(…)` made (a checkpoint restored without a target has '
             'lost its types: restore it with the target `jax.eval_shape(tx.init, params)`)'
             if not states
             else 'pass the one that is meant: an entry of `jaxpruner.sparse_states(opt_state)`'
