@@ -211,8 +211,8 @@ class SET(StaticRandomSparse):
     def moments_to_reset(self, old_state, new_state):
         """Chooses the regrown weights, if `update_state` has not zeroed their moments already.
 
-        That of SET and RigL has: subclasses written for JaxPruner expect it of `super().update_state`. A subclass that
-        makes masks without it leaves `inner_state` as it was.
+        The `update_state` of SET and RigL has: subclasses written for JaxPruner expect it of `super().update_state`. A
+        subclass that makes masks without it leaves `inner_state` as it was.
         """
         is_already_done = new_state.inner_state is not old_state.inner_state
         if is_already_done:
@@ -291,7 +291,7 @@ class RigL(SET):
     """
 
     def get_grow_scores(self, sparse_state, params, grads):
-        """Scores weights by their gradients; not called while `elementwise_grow_score` gives the same scores."""
+        """Scores weights by gradient magnitudes; not called while `elementwise_grow_score` gives the same scores."""
         del sparse_state, params
         return pruners.magnitudes(grads)
 

@@ -8,7 +8,8 @@ With `skip_gradients` (SET, RigL) a step that makes new masks runs no optimizer:
 pruned or regrown.
 
 Programs and rounding. The schedule decides inside the program (`is_due` is traced), or the host does (it is a bool),
-which compiles one program for steps with new masks and one for steps without. All three round alike, to the last bit:
+which compiles one program for steps with new masks and one for steps without. The three programs round alike, to the
+last bit:
 - A mask update rounds in a branch of its own as it does in a loop (`control.run_once`).
 - Where the optimizer runs in a loop (`skip_gradients`), its updates are rounded when they leave it, and its state has
   the dtypes of the loop's carry. The program without new masks has no loop, and does the same by hand
@@ -226,12 +227,14 @@ class Step:
     ) -> tuple[tree_lib.PyTree, SparseState]:
         """Makes new masks if they are due, else runs the optimizer.
 
-        With new masks, regrown weights land on zero, and nothing else changes. Nothing reads the old masks after
-        the first loop, which therefore replaces them in place.
+        With new masks, regrown weights land on zero, and nothing else changes. They land here, beside the old masks;
+        pruned ones land in `run`. Nothing reads the old masks after the first loop, which therefore replaces them in
+        place.
 
-        There are two loops, one for each value of `is_due`, which is True or traced here (`run` handles False). To save
-        memory, they write updates over the gradients. So the carry holds gradients until one of the loops has run. If
-        updates have other dtypes, the carry begins as zeros instead, and gradients stay an input.
+        If `is_due` is traced there are two loops, one for each of its values. If it is True the masks are updated
+        without a loop (`run` handles False). To save memory, loops write updates over the gradients. So the carry holds
+        gradients until one of the loops has run. If updates have other dtypes, the carry begins as zeros instead, and
+        gradients stay an input.
         """
         shapes, _ = jax.eval_shape(self._update, grads, state.inner_state, params, state.masks)
         takes_memory = _dtypes(shapes) == _dtypes(grads)

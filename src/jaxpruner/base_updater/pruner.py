@@ -43,7 +43,10 @@ class PlannedPruner(Protocol):
 
 
 class Pruner(Protocol):
-    """What a wrapped optimizer reads and calls: methods down to `check_plan` in `init`, the others in each step."""
+    """What a wrapped optimizer reads and calls: methods down to `check_plan` in `init`, the others in steps.
+
+    `init` calls `packs_masks`, too. Steps call `update_state` and `moments_to_reset` where masks are due.
+    """
 
     regrows_from_zero: ClassVar[bool]  # regrown weights start at zero
     ranks_next_params: ClassVar[bool]  # a mask update ranks the parameters after the step

@@ -68,7 +68,7 @@ def of_leaves(
       check: refuses the sparsity type of a leaf that is to be pruned.
       types_decide: the type N:M decides the target of its leaves, by what the user gave them:
         a sparsity other than 0 -> the share that N:M removes, with a warning if the two differ;
-        a sparsity of 0 -> dense;
+        a sparsity of 0 -> dense, with a mask of ones;
         no sparsity at all -> the share that N:M removes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""From an algorithm's name, a sparsity and a recipe to an updater, through the library's registry.
+"""From an algorithm's name, a sparsity and a recipe to a pruner, through the library's registry.
 
 The target of each leaf is computed before compilation and enters the program as an array, so that
 one program serves every sparsity.
@@ -53,7 +53,7 @@ def target_sparsities(
 def make_updater(
     algorithm: str, targets: Any, recipe: Recipe, seed: Any = 0
 ) -> base_updater.BaseUpdater:
-    """The updater of an algorithm, with the recipe's schedule.
+    """The pruner of an algorithm, with the recipe's schedule.
 
     `targets` is a tree like the parameters of floats or traced scalars, `None` where dense; `seed`
     may be a traced key.

@@ -44,7 +44,8 @@ def run_once(
       state: any pytree of arrays.
       *inputs: what else the function reads.
       narrow: the loop carries only those arrays of the state that the function changes, and reads only the inputs that
-        it uses. What follows may begin before the loop ends, and the loop before unused inputs are computed.
+        it uses. What follows may begin before the loop ends, and the loop may begin before unused
+        inputs are computed.
 
     Returns:
       A tree like the state.

@@ -1,8 +1,9 @@
-"""Lazy scores: an elementwise function of weights (or gradients), computed wherever they are read, never materialised.
+"""Lazy scores: an elementwise function of weights (or gradients) in place of an array.
 
-As arrays, the scores of a model take as much memory as its weights. An algorithm that scores each weight by itself
-gives that function in a hook, beside the method that makes arrays: `elementwise_score` beside `calculate_scores`. Masks
-are then made from the weights, and the method is not called for them.
+As arrays, the scores of a model take as much memory as its weights. Lazy scores are computed wherever they are read.
+Only those that are pooled, short or ranked eagerly are materialised, a leaf at a time. An algorithm that scores each
+weight by itself gives that function in a hook, beside the method that makes arrays: `elementwise_score` beside
+`calculate_scores`. Masks are then made from the weights, and the method is not called for them.
 """
 
 from collections.abc import Callable, Hashable
@@ -21,8 +22,8 @@ ElementwiseFn = Callable[[jax.Array], jax.Array]
 def hook_describes(pruner: Any, hook: str, method: str) -> bool:
     """Tells whether a hook (or a flag) is defined in the same class as a method, or in a subclass of it.
 
-    Otherwise it describes a method that is overridden: a subclass that overrides the method alone inherits the hook of
-    another method. The hook does not count either where the method is replaced later, on the object or on a class.
+    A subclass that overrides the method alone inherits a hook that describes the overridden method. That hook does not
+    count. Nor does a hook count whose method was replaced later, on the object or on a class.
 
     >>> class Magnitude:
     ...     def scores(self, weights): ...

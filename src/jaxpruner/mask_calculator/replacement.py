@@ -178,6 +178,7 @@ def _scores_of_roles(
     drop: jax.Array | selection.Scores,
     grow: jax.Array | selection.Scores,
 ) -> selection.Scores:
+    """Joins both scores in one: its weights are those to drop by and those to grow by, of the common dtype first."""
     drop, grow = _as_floats(drop, is_kept_before.shape), _as_floats(grow, is_kept_before.shape)
     common = _common_dtype(drop.dtype, grow.dtype)
     if common not in (drop.dtype, grow.dtype):
@@ -226,7 +227,7 @@ class _ScoreByRole:
     drop: Callable[[Any], jax.Array]
     grow: Callable[[Any], jax.Array]
     dtype: jnp.dtype
-    is_grow_first: bool
+    is_grow_first: bool  # whether the weights to grow by come first
 
     def __call__(self, weights_and_role: tuple[Any, Any, jax.Array]) -> jax.Array:
         first, second, role = weights_and_role

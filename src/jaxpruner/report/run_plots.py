@@ -86,7 +86,7 @@ def plot_turnover(
 ) -> 'Figure':
     """Draws which share of the kept weights each record dropped and regrew, against the record before.
 
-    A mark stands where a mask changed. A pruner that only removes weights regrows none; RigL and SET regrow as many as
+    A mark stands where a mask changed. A pruner that only removes weights grows none; RigL and SET grow as many as
     they drop. The mask update of a schedule's step 10 stands at 11, the number of steps that are over.
 
     Args:

@@ -54,7 +54,7 @@ def channel_groups(
         state, and is cut, if it has the names and shapes of the state or of a named entry of it.
 
     Returns:
-      The groups by name. Each leaf is in a group, in `pinned`, or in `unused`.
+      The groups by name. Each axis of a leaf is in a group or in `pinned`, unless the leaf is in `unused`.
 
     Raises:
       TypeError: a leaf of `params` is no array.

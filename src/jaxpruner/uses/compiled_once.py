@@ -36,7 +36,7 @@ class CompiledOnce:
         key = treedef, tuple(map(_signature, leaves))
         if key not in self._compiled:
             traced, structure = self._trace(arguments)
-            self._compiled[key] = _executable_of(traced, leaves), structure
+            self._compiled[key] = executable_of(traced, leaves), structure
         executable, structure = self._compiled[key]
         return jax.tree.unflatten(structure, executable(*leaves))
 
@@ -75,7 +75,7 @@ def _signature(leaf: Any) -> Hashable:
     return jnp.shape(leaf), jnp.result_type(leaf), is_weak, sharding
 
 
-def _executable_of(traced: Any, leaves: list[Any]) -> Any:
+def executable_of(traced: Any, leaves: list[Any]) -> Any:
     """Compiles what `jax.jit(function).trace` returned for these leaves, unless an equal program is kept."""
     lowered = traced.lower()
     if sum(map(jnp.size, traced.jaxpr.consts)) > _LARGEST_CONSTANTS:

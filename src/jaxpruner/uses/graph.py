@@ -82,7 +82,8 @@ class Use:
       batch: axes that the result and the other operand have, or axes with an element for each group of rows.
       stack: axes that each trip of a loop takes one element of.
       flops: floating point operations of all trips: two for each product of a contraction that is summed, one for each
-        element of an elementwise result. Uses in the same operation each count all of it.
+        element of an elementwise result. Uses in the same operation each count all of it; parts of a concatenation
+        count their shares.
       trips: how often it runs; `None` if data decide. Then `flops` counts a loop's body or a branch once.
       exact: whether the operand has the parameter's own elements, at most moved, cast, copied or masked by constants.
       where: source line.

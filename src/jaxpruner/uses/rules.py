@@ -101,8 +101,8 @@ RULES: dict[str, Rule] = {
     'dot_general': _dot,
 }
 
-# Primitives that cost a few operations for each element, which are not counted, and contractions, which are counted.
-# All others may cost anything, so `UseGraph.uncounted` names them.
+# Primitives that `UseGraph.uncounted` does not name: contractions, which are counted; arithmetic, which is counted
+# where a parameter meets data; and others that cost a few operations for each element. All others may cost anything.
 CHEAP = (
     frozenset(RULES)
     | frozenset(contractions.OPERATIONS)

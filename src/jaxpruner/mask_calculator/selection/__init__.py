@@ -14,7 +14,7 @@ Read `by_counting` first: it is the whole selection in its simplest form. Then:
 
     largest                  requests, and which of two ways they go
     row_by_row               one device, on a CPU or with a single row: each row ends when its own count is right
-    passes                   accelerators, several devices, all arrays in one ranking: passes over all arrays
+    passes                   accelerators, several devices, many short rows, one ranking for all: passes over all arrays
     search                   both ways: first probes, and the threshold of a ranking
     brackets                 floats in their order, and how brackets of them are narrowed
     counting                 one pass over an array or a row

@@ -35,8 +35,8 @@ _MOST_OF_WIDTH = 1 - 2**-20
 class Order(NamedTuple):
     """The order of the floats of one dtype, as whole numbers, so that a bracket can be halved exactly.
 
-    The float rank of a value is its rank among all floats of the dtype. It depends on no array. Float ranks are
-    unsigned; -0.0 and 0.0 share one.
+    The float rank of a value counts the floats of the dtype in their order. It depends on no array. Float ranks are
+    unsigned: that of zero, which -0.0 shares, lies in the middle.
     """
 
     dtype: jnp.dtype  # of the floats
@@ -128,7 +128,7 @@ class Brackets(NamedTuple):
         count_high: jax.Array,
         target: jax.Array,
     ) -> 'Brackets':
-        """Makes brackets from vectors of ends and counts there; the first probes divide them evenly."""
+        """Makes brackets from vectors of bounds and counts there; the first probes divide them evenly."""
         vectors = low, high, count_low, count_high, target
         columns = [vector[:, None] for vector in vectors]
         return cls(*columns, is_even=jnp.ones_like(columns[0], bool))
@@ -172,11 +172,10 @@ def settle(
         of arrays of one shape are equal and compiled once.
       count: counts at the probes, `[n, probes]` of the count dtype, falling along a row; of a bracket with members
         `[members, probes]`.
-      first: the first probes; even ones if there are none.
+      first: the first probes; by default even or likely ones, as `brackets.is_even` says.
       probe_count: how many probes in each iteration; more than three always divide evenly.
-      iterations: a fixed number, so that no device is asked whether to go on; each divides the width by
-        `probe_count + 1`.
-        By default the loop ends as soon as all brackets are settled.
+      iterations: a fixed number, so that no device is asked whether to go on. With more than three probes each of them
+        divides the width by `probe_count + 1`. By default the loop ends as soon as all brackets are settled.
       curvature_width: the distance, in whole numbers, over which the count bends away from a line.
     """
 
@@ -196,7 +195,7 @@ def settle(
             counts = control.keep_whole(counts)
             sums = jnp.sum(counts, 0, keepdims=True, dtype=counts.dtype)
             current = narrow(current, probes, sums)
-            member_counts = _member_counts_at_ends(current, sums, member_counts, counts)
+            member_counts = _member_counts_at_bounds(current, sums, member_counts, counts)
         probes = next_probes(current)
         return _as_table(current, probes), prepare(probes), member_counts
 
@@ -243,7 +242,7 @@ def narrow(
     return Brackets(low, high, count_low, count_high, target, is_even)
 
 
-def _member_counts_at_ends(
+def _member_counts_at_bounds(
     brackets: Brackets,
     sums: jax.Array,
     member_counts: jax.Array,
@@ -253,10 +252,10 @@ def _member_counts_at_ends(
 
     The counts of each member fall. So where two sums are equal, the counts of each member are equal.
     """
-    at_ends = jnp.concatenate([brackets.count_low, brackets.count_high], 1)
+    at_bounds = jnp.concatenate([brackets.count_low, brackets.count_high], 1)
     for i in range(sums.shape[1]):
-        is_at_end = _column(sums, i) == at_ends
-        member_counts = jnp.where(is_at_end, _column(counts, i), member_counts)
+        is_at_bound = _column(sums, i) == at_bounds
+        member_counts = jnp.where(is_at_bound, _column(counts, i), member_counts)
     return member_counts
 
 

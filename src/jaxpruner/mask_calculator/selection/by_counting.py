@@ -18,14 +18,16 @@ changes the count. So the two scores 3 are ties, and one of them is kept.
 No threshold divides equal scores. Then all scores above the ties are kept, and of the ties the first in flat order, up
 to k in all. So the mask is that of a stable sort, down to the last bit.
 
-The other files take the same steps faster, and call them by the same words. `search.find_cut` takes them in this order:
+The other files take the same steps faster, and call them by the same words, but for k, which is `count` or `target`
+there. Their float ranks are shifted, so that none is negative. `search.find_cut` takes the steps in this order:
 
 1. `bracket`: two thresholds, `low` that at least k scores reach, and `high` that fewer do. (`brackets`)
-2. `probes`: thresholds between them. Three are counted in one pass; a sample of the scores tells where to begin.
+2. `probes`: thresholds between them. On a CPU three are counted in one pass, and a sample of the scores tells where to
+   begin; elsewhere fifteen, without a sample.
    (`search` for the first probes, `brackets` for the later ones, `counting` for the pass)
 3. `settle`: replace `low` or `high` by the probes until the count at `low` is k, or no float lies between. (`brackets`)
-4. `ties`: scores that reach `low` and not `high`. Of these the first `ties_to_keep = k - count(high)` are kept,
-   those before the `end` in flat order. (`masks`)
+4. `ties`: scores that reach `low` and not `high`. If the count at `low` is k, all of them are kept. Otherwise they are
+   equal, and the first `ties_to_keep = k - count(high)` are kept, those before the `end` in flat order. (`masks`)
 
 Order: NaN ranks lowest and is kept only where everything is. -0.0 equals 0.0.
 """

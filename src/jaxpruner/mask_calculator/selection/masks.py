@@ -51,7 +51,7 @@ def masks_of_arrays(
     ends: jax.Array,
     keeps_everything: jax.Array,
 ) -> list[Selected]:
-    """Makes the mask of each array; `threshold` is the lower one of each of its rows.
+    """Makes the mask of each array; `Selected.threshold` is the low one of each of its rows.
 
     Args:
       arrays: as they were ranked.
@@ -254,7 +254,7 @@ def _find_last_tie(tie_counts: jax.Array, ties_to_keep: jax.Array) -> tuple[jax.
     index = lax.iota(jnp.int32, len(tie_counts))
     counts, index = control.keep_in_loop((tie_counts, index))
     sum_up_to, sum_before = sum_by_pairs(counts, index)
-    # The sum up to a chunk is never smaller than the sum before it: their maximum is the first one, and needs both.
+    # The maximum of the two is always `sum_up_to`. It is written so that both sums are needed (`sum_by_pairs`).
     is_passed = jnp.maximum(sum_up_to, sum_before) < ties_to_keep
     is_passed = is_passed.astype(ties_to_keep.dtype)
     # Chunks that are passed stand first.

@@ -1,7 +1,8 @@
 """Finds the thresholds of all rankings together, in passes that read every array.
 
-So it goes on accelerators, which would have to be asked about each row, on several devices, and where all arrays are
-one ranking. What is ranked is each row of each array (`LeafByLeaf`), or all arrays together (`OverModel`).
+So it goes on accelerators, which would have to be asked about each row, on several devices, with many short rows, and
+where all arrays are one ranking. What is ranked is each row of each array (`LeafByLeaf`), or all arrays together
+(`OverModel`).
 
 A pass reads every array once, in its own shape, for several thresholds at a time. On one device an array may be viewed
 in shares for threads (`counting`). On several devices each counts its own shard of an array, and the counts are summed
@@ -179,8 +180,8 @@ def _ends_by_members(ranking: OverModel, cut: Cut) -> jax.Array:
 
 def _ends_by_counts(ranking: LeafByLeaf | OverModel, cut: Cut) -> jax.Array:
     """Finds the end in each row of all arrays as `_ends_by_members` does, by counts alone."""
-    sizes_of_rows = ranking.member_sizes or ranking.sizes
-    sizes = jnp.array(sizes_of_rows, ranking.counter)
+    row_sizes = ranking.member_sizes or ranking.sizes
+    sizes = jnp.array(row_sizes, ranking.counter)
 
     def find(ends: jax.Array, cut: Cut) -> jax.Array:
         del ends
@@ -203,7 +204,7 @@ def _ends_by_counts(ranking: LeafByLeaf | OverModel, cut: Cut) -> jax.Array:
             as_ends,
             count,
             probe_count=search.probes_per_pass(),
-            iterations=search.iterations_for(max(sizes_of_rows).bit_length()),
+            iterations=search.iterations_for(max(row_sizes).bit_length()),
         )
         # If no tie is kept, the end is 0.
         return jnp.where(ties_to_keep > 0, sizes - settled.low[:, 0], 0)

@@ -4,9 +4,9 @@ So it goes on one CPU device, and where an accelerator has a single row. A short
 while it is read again and again. Short arrays are copied to one buffer, one row at a time. What is done with a row in
 the buffer is in the program once for all arrays. Longer arrays, and those that few others resemble, are read in place.
 
-The masks of short arrays are made in the buffer, too, and copied from a table of all masks: this compiles fastest. Where
-each step makes new masks, they are made from the thresholds instead: this runs fastest, since XLA makes them where they
-are read.
+The masks of short arrays are made in the buffer, too, and copied from a table of all masks: this compiles fastest.
+Where each step makes new masks, they are made from the thresholds instead: this runs fastest, since XLA makes them
+where they are read.
 """
 
 import functools

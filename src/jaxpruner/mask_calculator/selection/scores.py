@@ -4,8 +4,8 @@ Each row of an array `[rows, …]` is ranked for itself: a layer of a stacked le
 Rows stand in tables that have a row for every row of all arrays (`Rows`). A loop over the rows of many arrays, one
 program for all, reads them by a cursor (`RowCursor`).
 
-Lazy scores are a function of the weights, computed wherever they are read and never materialised. The scores of a model
-as arrays take as much memory as its weights. A pass that computes them as it reads takes none.
+Lazy scores are a function of the weights, computed wherever they are read. The scores of a model as arrays take as much
+memory as its weights. A pass that computes them as it reads takes none.
 """
 
 import dataclasses
@@ -157,20 +157,23 @@ class RankedArray:
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=['rows', 'array', 'row', 'size'],
+    data_fields=['sources', 'source', 'row', 'size'],
     meta_fields=['longest', 'prefixes'],
 )
 @dataclasses.dataclass(frozen=True)
 class RowCursor:
-    """Points to one row of one of several arrays; which one is known when the program runs."""
+    """Points to one row of one of several sources; which one is known when the program runs.
 
-    # For each array its only row [size], or its rows [rows, size].
-    rows: Sequence[ScoresLike]
-    array: jax.Array  # which of the arrays
-    row: jax.Array  # which row of that array
+    A source is an array. After `copied` the sources are one buffer, each read up to another length.
+    """
+
+    # Each source as its only row [size], or as rows [rows, size].
+    sources: Sequence[ScoresLike]
+    source: jax.Array  # which of them
+    row: jax.Array  # which row of that source
     size: jax.Array  # how many scores the row has
     longest: int  # how many scores a row has at most
-    # For each array the number of scores of a row that are read; `None`: all.
+    # For each source the number of scores of a row that are read; `None`: all.
     prefixes: tuple[int, ...] | None = None
 
     @classmethod
@@ -189,36 +192,36 @@ class RowCursor:
             row_in_array += range(row_count)
         sizes = sizes_of_rows(arrays)
         return cls(
-            rows=[flat_rows(array) for array in arrays],
-            array=look_up(np.array(array_of_row, np.int32), row),
+            sources=[flat_rows(array) for array in arrays],
+            source=look_up(np.array(array_of_row, np.int32), row),
             row=look_up(np.array(row_in_array, np.int32), row),
             size=look_up(np.array(sizes, counter), row),
             longest=max(sizes),
         )
 
     def apply_to_row(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Calls a function of the row `[size]` and inputs; the result has one shape, whichever array it is.
+        """Calls a function of the row `[size]` and inputs; the result has one shape, whichever source it is.
 
-        The function is in the program once for each array. What is computed from its results is there once for all.
+        The function is in the program once for each source. What is computed from its results is there once for all.
         """
 
-        def of_array(i: int) -> Callable[..., Any]:
+        def of_source(i: int) -> Callable[..., Any]:
             prefix = None if self.prefixes is None else self.prefixes[i]
 
             def of_row(
-                rows: Sequence[Any],
+                sources: Sequence[Any],
                 row: jax.Array,
                 *inputs: Any,
             ) -> Any:
-                return function(_row(rows[i], row, prefix), *inputs)
+                return function(_row(sources[i], row, prefix), *inputs)
 
             return of_row
 
-        if len(self.rows) == 1:
-            of_only_array = of_array(0)
-            return of_only_array(self.rows, self.row, *inputs)
-        branches = [of_array(i) for i in range(len(self.rows))]
-        return lax.switch(self.array, branches, self.rows, self.row, *inputs)
+        if len(self.sources) == 1:
+            of_only_source = of_source(0)
+            return of_only_source(self.sources, self.row, *inputs)
+        branches = [of_source(i) for i in range(len(self.sources))]
+        return lax.switch(self.source, branches, self.sources, self.row, *inputs)
 
     def copied(
         self,
@@ -236,8 +239,8 @@ class RowCursor:
         length = lengths[0]
         buffer = self.apply_to_row(functools.partial(_padded, length, dtype))
         return RowCursor(
-            rows=[buffer] * len(lengths),
-            array=length_index,
+            sources=[buffer] * len(lengths),
+            source=length_index,
             row=jnp.int32(0),
             size=self.size,
             longest=length,

@@ -101,7 +101,8 @@ class Cut(NamedTuple):
     # passes.
     float_ranks: jax.Array  # of the rankings
     thresholds: jax.Array  # of their arrays
-    ties: jax.Array  # [n]: how many scores reach low and not high
+    # [n]: how many scores reach low and not high. They are equal if not all of them are kept.
+    ties: jax.Array
     ties_to_keep: jax.Array  # [n]: how many of them are kept
     # [members, 2] of a ranking with members: how many scores of each reach low, and high.
     member_counts: jax.Array | None
@@ -127,7 +128,10 @@ def iterations_for(bits: int) -> int | None:
 
 
 def find_cut(ranking: Ranking, to_keep: ToKeep) -> Cut:
-    """Finds thresholds between which only ties lie.
+    """Finds two thresholds, low and high. Scores that reach high are kept, and the first of those between the two.
+
+    Usually the search ends with the right count at low. Then all scores between are kept, and they may differ.
+    Otherwise no float lies between the thresholds, so that these scores are ties.
 
     Args:
       ranking: `n` of them.
@@ -168,7 +172,8 @@ def _cut(
     """Cuts rankings where their brackets have settled."""
     target, count_high = settled.target, settled.count_high
     lowest = ranking.order.lowest
-    # There are fewer scores than the target that are not NaN: all of these are kept, and no NaN.
+    # There are fewer scores than the target that are not NaN: all of these are kept, and no NaN. The count at low has
+    # NaN in it, too. With the target in its place, `ties_to_keep` is `ties`, and nothing is cut.
     is_short = (settled.low < lowest) & (target < sizes[:, None])
     count_low = jnp.where(is_short, target, settled.count_low)
     low = jnp.maximum(settled.low, lowest)

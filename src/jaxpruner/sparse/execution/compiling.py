@@ -63,10 +63,13 @@ def compile(
 
     A dense layer, a 1x1 convolution, and other convolutions can run as compact blocks (`sparse.operators.blocks`), in
     CSR, or as a smaller dense matrix without inputs and outputs that are zero. Channels that are zero in all layers are
-    removed from the whole model. Each candidate is timed on this device at the batch of the sample, in turns with the
-    dense product. The dense product stays unless another one is faster beyond noise. The smallest products, which
-    together are a hundredth of all, stay dense without being timed. In the end the whole model is timed, and stays
-    dense unless it is faster. Then its results at the sample are compared with those of the dense model.
+    removed from the whole model.
+
+    With `formats='measure'` each candidate is timed on this device at the batch of the sample, in turns with the dense
+    product. The dense product stays unless another one is faster beyond noise. The smallest products, which together
+    are a hundredth of all, stay dense without being timed. In the end the whole model is timed, and stays dense unless
+    it is faster. Then its results at the sample are compared with those of the dense model. If formats are named,
+    nothing is timed, compared or removed from the whole model; `'channels'` removes channels, and no more.
 
     For finite inputs the results are those of the dense model, up to the order in which floats are added. Weights that
     are zero are not multiplied, so infinite inputs give no NaN there.
@@ -86,7 +89,7 @@ def compile(
       params: any pytree of arrays, in which pruned weights are zero.
       *sample: inputs of the size that is to be fast; arrays, or shapes if nothing is measured.
       formats: `'measure'`; one format for all leaves that it suits, `'csr'`, `'smaller'`, `'blocks'`,
-        `'blocks 8x128'` (inputs and outputs), `'dense'`, or `'channels'` to remove only channels that are zero;
+        `'blocks 8x128'` (inputs and outputs), `'kernel blocks 64x128'` on accelerators, `'dense'`, or `'channels'`;
         a mapping from names of leaves or globs to formats, in which leaves that are not named stay dense; or the report
         of an earlier call, whose choices are used again. If they were made on another device, or with another version
         of JAX, the formats are measured anew.
@@ -140,7 +143,8 @@ def compile(
     if is_measured:
         checking.check_arrays('the sample', sample)
     model = dense_model
-    if is_measured or setting == CHANNELS or getattr(setting, 'channels', None):
+    reuses_channels = isinstance(setting, ExecutionReport) and bool(setting.channels)
+    if is_measured or setting == CHANNELS or reuses_channels:
         model = _without_zero_channels(dense_model, params, sample, matrices)
     if model.small is not None:
         matrices = matrices_of(model.products, model.shrink(params))

@@ -83,7 +83,7 @@ class ExecutedFormat(abc.ABC):
         """Why it cannot run a product, or `None`."""
 
     def why_not_worth(self, matrix_leaf: MatrixLeaf, pattern: ZeroPattern) -> str | None:
-        """Why it cannot be faster than dense; `None` if it may be, and is measured."""
+        """Why it is not measured, since it would hardly be faster than dense; `None` if it is."""
         return None
 
     @abc.abstractmethod

@@ -8,7 +8,8 @@ itself.
 Inside a model the caches hold other data, so products take longer or shorter there than alone. The factor is measured
 with dense products, and taken to be the same for other formats:
 
-    call = empty + (dense - empty_dense) / Σ dense_alone · Σ alone
+    call   = empty + factor · Σ alone
+    factor = (dense - empty_dense) / Σ dense_alone
 
     dense         a call of the model with dense products
     empty_dense   a call with empty products in their place

@@ -113,7 +113,7 @@ def _check_columns(columns: np.ndarray, offsets: np.ndarray) -> None:
     is_inner = (offsets > 0) & (offsets < len(columns))
     ascends[offsets[is_inner] - 1] = True
     if not ascends.all():
-        place, *_ = np.flatnonzero(~ascends)
+        place = np.argmin(ascends)
         before, after = columns[place], columns[place + 1]
         raise ValueError(
             f'column_indices has {before} before {after} in one row; columns of a row must ascend, each once'

@@ -30,7 +30,7 @@ from jaxpruner.uses.calls import RULED
 NOT_CONTRACTED = 'no contraction reads it'
 _OTHER_USES = {
     'gather': 'data look up its rows',
-    'elementwise': 'it is added to data or multiplied with them element by element',
+    'elementwise': 'it meets data element by element, in a sum or product, or is joined with them',
     'output': 'the model returns it, or something computed from it',
 }
 

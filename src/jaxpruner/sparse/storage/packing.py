@@ -23,8 +23,9 @@ def pack(tree: tree_lib.PyTree, *, masks: Any = None) -> Any:
     - one bit a weight: `compressed` [kept], `bitmask` uint8 [size / 8], `shape`
 
     So a packed tree is a pytree of arrays. It can be saved in checkpoints, moved between devices and sharded like any
-    other. Among formats within 1 % of the fewest bytes, one that can be executed is chosen: 2:4 before one bit a
-    weight. Everything is copied bit by bit: `unpack` returns NaN, -0.0 and kept weights that are zero as they were.
+    other. Among formats within 1 % of the fewest bytes, one that hardware or kernels can read is chosen: 2:4 before
+    one bit a weight. Everything is copied bit by bit: `unpack` returns NaN, -0.0 and kept weights that are zero as they
+    were.
 
     Args:
       tree: any pytree of arrays. Arrays on devices are fetched one by one.

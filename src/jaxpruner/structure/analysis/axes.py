@@ -1,7 +1,7 @@
 """Axes of values as expressions over atoms.
 
-An atom is a set of indices. Wherever the atom occurs, the same indices are kept. A reshape turns axes into a product of
-atoms, a concatenation turns them into a sum:
+An atom is one set of indices that several axes share: wherever it occurs, the same indices are kept. An axis is an
+expression over atoms. A reshape turns axes into a product of atoms, a concatenation turns them into a sum:
 
 >>> heads, features = atom(4), atom(16)
 >>> merged = product([heads, features])
@@ -27,7 +27,8 @@ class Pin(NamedTuple):
       reason: in words.
       primitive: the operation that pins it; empty for inputs and results of the model.
       find_line: returns the operation's line of the source. It is called late, since looking it up takes time.
-      mixes: whether elements at different indices meet, as they do along the axis of a sort.
+      mixes: whether elements at different indices meet, as they do along the axis of a sort. If they do not, the atom
+        may still own lists of channels: heads that all stay may keep different features.
     """
 
     reason: str

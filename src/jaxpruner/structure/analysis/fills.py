@@ -1,8 +1,8 @@
-"""Fills: the scalars at removed channels once the parameters of their group are zero.
+"""Fills: the scalars at channels once the parameters of their group are zero.
 
 Removing channels is the same as zeroing them if the zeroed channels affect nothing else. An elementwise operation never
 mixes channels. A sum over channels does. It is the same without a channel only if it adds zero for that channel. So
-each value has a `Fill`. For each axis, and each atom along it, the fill is the one scalar at all removed indices of the
+each value has a `Fill`. For each axis, and each atom along it, the fill is the one scalar at all zeroed indices of the
 atom, if that is known.
 
 Parameters have a fill of 0 along their groups. An operation whose operands are known is run on them, so that its result

@@ -4,10 +4,12 @@ Layers of a scan share the group of their hidden units, so all have the same num
 units than layer 5, since no operation compares units of different layers. The same holds for the features of heads and
 the hidden units of experts. Each index of an atom t owns a list of channels of its own if
 
-- every value with the channels also has t, once, or lies in the body of the scan whose trips t counts, and
-- no operation mixes different indices of t, and
-- no contraction over t leaves the channels in its result, and
-- no contraction of the channels has t in only one operand, since it would compare the channels of different t.
+- every value with the channels also has t, once, or lies in the body of the scan whose trips t counts. A bias of the
+  features alone, which all heads share, breaks this;
+- no operation mixes different indices of t, as sorting the heads would;
+- no contraction over t leaves the channels in its result, as the sum of all heads, feature by feature, would;
+- no contraction of the channels has t in only one operand, as the product of the queries of many heads with the keys of
+  one does: it pairs the features of different heads.
 """
 
 import itertools

@@ -1,8 +1,8 @@
 """Finds the exact groups: zeros are followed through the program, from the parameters to every sum over channels.
 
-A group is rejected unless zeros are known wherever its channels are summed over. The body of a loop is visited until
-the fills of its carried values stay the same. So are programs that pass a state on. Each visit knows at most what the
-visit before knew. So an atom that one visit rejects is rejected by all later ones.
+A group is rejected, and so is not exact, unless zeros are known wherever its channels are summed over. The body of a
+loop is visited until the fills of its carried values stay the same. So are programs that pass a state on. Each visit
+knows at most what the visit before knew. So an atom that one visit rejects is rejected by all later ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -41,7 +41,7 @@ class Verification:
 
     @property
     def verdict(self) -> Verdict:
-        """`'unproven'` if the removal changes nothing, or less than rounding does."""
+        """`'equal'` if the error is a small part of the change; else `'unproven'` if the error may be rounding."""
         if self.change > 0 and self.relative_error <= self.tolerance:
             return 'equal'
         return 'unproven' if self.error <= self.rounding else 'different'

@@ -28,7 +28,7 @@ class ChannelGraph(
 ):
     """The channels of a model: which can be removed together, and which cannot be removed. Made by `channel_groups`.
 
-    Each leaf is a member of a group, in `pinned`, or in `unused`.
+    Each axis of a leaf is in a group or in `pinned`, unless the leaf is in `unused`.
 
     Attributes:
       groups: name -> group, in the order in which the model uses their first leaves.

@@ -65,7 +65,7 @@ class SourceComparison:
 
     @property
     def verdict(self) -> Verdict:
-        """`'equal'` if results are equal and no number is left; `'unproven'` if results are equal and one is left."""
+        """As that of the results; but `'unproven'` if these are equal, and the programs differ."""
         verdict = self.verification.verdict
         programs_differ = bool(self.numbers or self.other_difference)
         if verdict == 'equal' and programs_differ:
