@@ -61,7 +61,7 @@ def test_versions_are_those_of_the_package():
 
 
 def test_a_model_in_training_takes_six_lines_and_a_trained_one_three():
-    _, training, trained = (
+    _, training, trained, _ = (
         block.code for block in blocks_of_code.blocks('README.md') if block.label == 'python'
     )
     assert len(training.splitlines()) == 6

@@ -5,7 +5,7 @@ Read the files in this order:
     zero_patterns      where matrices are zero
     executed_formats   what each format stores, when it is worth measuring, and the operator that it makes
     operators          how each format multiplies
-    empty_operators    operators that multiply nothing, to time what a call takes beside its products
+    empty_operators    operators that multiply next to nothing, to time what a call takes beside its products
     measuring          candidates timed in turns with the dense product
     choosing           the format of each leaf: measured, or as was asked
     removed_channels   the model without channels that are zero
@@ -16,5 +16,10 @@ Read the files in this order:
     checking           settings, devices, and whether results are those of the dense model
     compiling          `compile`, which goes through these
 
-Channels that are zero are removed first, since then all layers around them shrink.
+Channels that are zero are removed first, since then all layers around them shrink. What becomes of a leaf:
+
+    MatrixLeaf        how the leaf is a matrix, and its `ProductSite`s, where the program multiplies by it
+    Matrices          its values and zeros
+    ExecutedFormat    `pack` makes the arrays that are stored, `operator` what multiplies by them
+    ProductSite       `multiply` calls the operator in place of the product
 """

@@ -38,7 +38,7 @@ class Timing(NamedTuple):
     Attributes:
       seconds: the median.
       gain: in three rounds of four it is at least this many times as fast as the dense product.
-      empty: seconds of an operator that reads and writes alike, and multiplies nothing.
+      empty: seconds of an operator that reads and writes alike, and multiplies next to nothing.
     """
 
     seconds: float

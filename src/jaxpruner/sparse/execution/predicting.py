@@ -2,8 +2,8 @@
 
 A product that is timed alone takes longer than inside a model. The program is handed over, threads wake up, and rows
 are transposed, while inside a model they may stay transposed from layer to layer. An empty product takes all this time,
-too: it reads and writes in the same way, and multiplies nothing. The difference of the two is the time of the product
-itself.
+too: it reads and writes in the same way, and multiplies next to nothing. The difference of the two is the time of the
+product itself.
 
 Inside a model the caches hold other data, so products take longer or shorter there than alone. The factor is measured
 with dense products, and taken to be the same for other formats:

@@ -29,7 +29,7 @@ class LayerExecution:
       milliseconds: format -> time of all products with the leaf in one call; empty if nothing was measured.
       bytes: format -> the bytes of its arrays.
       not_measured: format -> why it is no candidate.
-      empty_milliseconds: format -> time of a call that reads and writes alike, and multiplies nothing.
+      empty_milliseconds: format -> time of a call that reads and writes alike, and multiplies next to nothing.
 
     >>> layer = LayerExecution('dot', (256, 256), 0.02, 'csr', {'dense': 0.4, 'csr': 0.1}, {'csr': 11000}, {})
     >>> layer.times_as_fast
