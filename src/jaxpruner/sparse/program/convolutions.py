@@ -55,15 +55,15 @@ class Convolution(NamedTuple):
 
     def run(self, image: jax.Array, kernel: jax.Array) -> jax.Array:
         """Convolves; image and kernel may have other numbers of channels than in the program."""
-        order = _to_spec(self.dimension_numbers.lhs_spec)
-        image = image.transpose(order)
+        image_order = _to_spec(self.dimension_numbers.lhs_spec)
+        image = image.transpose(image_order)
         outputs, channels, *window = self.dimension_numbers.rhs_spec
         kernel_axes = [*window, channels, outputs]
-        order = [kernel_axes.index(axis) for axis in range(kernel.ndim)]
-        kernel = kernel.transpose(order)
+        kernel_order = [kernel_axes.index(axis) for axis in range(kernel.ndim)]
+        kernel = kernel.transpose(kernel_order)
         (result,) = bind(self.equation, [image, kernel])
-        order = _from_spec(self.dimension_numbers.out_spec)
-        return result.transpose(order)
+        result_order = _from_spec(self.dimension_numbers.out_spec)
+        return result.transpose(result_order)
 
     def run_with(self, operator: Any, data: jax.Array) -> jax.Array:
         """Convolves data in the axes of the program, with an operator in the place of the kernel."""

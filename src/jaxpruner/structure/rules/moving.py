@@ -68,13 +68,13 @@ def _reshaped(axes: Axes, ties: EquationTies) -> Axes:
     result = list(new_axes(shape))
     for runs in reshaping.matching_runs(sizes_of(axes), shape):
         old_axes = axes[runs.old]
-        new_axes_here = result[runs.new]
+        axes_of_result = result[runs.new]
         if not old_axes:  # new axes of one element
             continue
-        if len(new_axes_here) == 1:
+        if len(axes_of_result) == 1:
             result[runs.new] = [product(old_axes)]
         else:
-            ties.align_factors(old_axes, new_axes_here)
+            ties.align_factors(old_axes, axes_of_result)
     return tuple(result)
 
 
