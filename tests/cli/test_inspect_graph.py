@@ -80,7 +80,7 @@ REFUSED = {
     'no such module': ('nowhere:graph', "graph: 'nowhere' cannot be imported"),
     'no such name': ('own_graph:grahp', 'graph: the module own_graph has no grahp'),
     'another object': ('own_graph:other', 'graph: own_graph:other is no ChannelGraph, but dict'),
-    'other shapes': ('own_graph:made', 'has shape (12, 2), and in the model (6, 2)'),
+    'other shapes': ('own_graph:made', 'has shape (12, 2), but (6, 2) in the model'),
 }
 
 
