@@ -21,7 +21,7 @@ from jaxpruner import (
 )
 from jaxpruner.base_updater import config_keys, leaf_plans
 from jaxpruner.oneshot import weight_matrices
-from jaxpruner.sparse.execution import executed_formats
+from jaxpruner.sparse.execution.executed_formats import base, table
 from jaxpruner.sparse.training import growing
 from jaxpruner.sparsity_types.leaves import normalize_setting
 from jaxpruner.structure.rules import contracting, contracting_fills, indexing
@@ -175,7 +175,7 @@ def test_documents_name_each_sparsity_type(name):
     assert f'\n| `{name}(' in (docs / 'how_to' / 'choose_sparsity_types.md').read_text()
 
 
-@pytest.mark.parametrize('format', executed_formats.FORMATS, ids=lambda format: format.name)
+@pytest.mark.parametrize('format', table.FORMATS, ids=lambda format: format.name)
 def test_documents_and_tests_name_each_executed_format(format):
     page = (ROOT / 'docs' / 'how_to' / 'run_pruned_models_faster.md').read_text()
     tests = ROOT / 'tests' / 'sparse' / 'execution' / 'test_executed_formats.py'
@@ -186,7 +186,7 @@ def test_documents_and_tests_name_each_executed_format(format):
 
 
 def test_the_executed_formats_are_all_listed():
-    assert set(executed_formats.FORMATS) == set(executed_formats.ExecutedFormat.__subclasses__())
+    assert set(table.FORMATS) == set(base.ExecutedFormat.__subclasses__())
 
 
 @pytest.mark.parametrize('name', growing.ALGORITHMS)

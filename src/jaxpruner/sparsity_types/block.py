@@ -66,11 +66,17 @@ class Block(NamedFields):
             padding = [(0, 0)] * scores.ndim
             padding[axis] = (0, blocks * length - size)
             padded = jnp.pad(pooled, padding, constant_values=padding_value)
-            before, after = pooled.shape[:axis], pooled.shape[axis + 1 :]
+            before = pooled.shape[:axis]
+            after = pooled.shape[axis + 1 :]
             split = padded.reshape(*before, blocks, length, *after)
-            pooled = split.sum(axis + 1) if self.use_avg_pooling else split.max(axis + 1)
-            lengths = jnp.minimum(length, size - length * jnp.arange(blocks)).astype(dtype)
-            sizes = sizes * lengths.reshape((blocks,) + (1,) * len(after))
+            if self.use_avg_pooling:
+                pooled = split.sum(axis + 1)
+            else:
+                pooled = split.max(axis + 1)
+            left = size - length * jnp.arange(blocks)
+            lengths = jnp.minimum(length, left).astype(dtype)
+            ones = (1,) * len(after)
+            sizes = sizes * lengths.reshape(blocks, *ones)
         return pooled / sizes if self.use_avg_pooling else pooled
 
     def spread_groups(self, group_mask: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -81,14 +87,19 @@ class Block(NamedFields):
         """
         for axis, length in self._axes(len(shape)):
             # Broadcast, not jnp.repeat, which looks the verdicts up and gathers those of all devices for it.
-            before, after = group_mask.shape[: axis + 1], group_mask.shape[axis + 1 :]
+            before = group_mask.shape[:axis]
+            blocks = group_mask.shape[axis]
+            after = group_mask.shape[axis + 1 :]
             verdicts = jnp.expand_dims(group_mask, axis + 1)
-            spread = jnp.broadcast_to(verdicts, (*before, length, *after))
-            padded = spread.reshape(*before[:-1], before[-1] * length, *after)
+            spread = jnp.broadcast_to(verdicts, (*before, blocks, length, *after))
+            padded = spread.reshape(*before, blocks * length, *after)
             group_mask = jax.lax.slice_in_dim(padded, 0, shape[axis], axis=axis)
         return group_mask
 
     def _axes(self, rank: int) -> list[tuple[int, int]]:
         """Lists axis and block length for each blocked axis: none of a scalar, one of a vector."""
+        if not rank:
+            return []
         height, width = self.block_shape
-        return [(rank - 2, height), (rank - 1, width)][-rank:] if rank else []
+        both = [(rank - 2, height), (rank - 1, width)]
+        return both[-rank:]

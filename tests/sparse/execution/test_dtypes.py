@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 
 from jaxpruner import sparse
-from jaxpruner.sparse.execution import executed_formats
-from jaxpruner.sparse.execution.executed_formats import ExecutedBlocks
+from jaxpruner.sparse.execution.executed_formats import blocks
+from jaxpruner.sparse.execution.executed_formats.blocks import ExecutedBlocks
 from jaxpruner.sparse.execution.packed_models import Model
 from jaxpruner.sparse.execution.predicting import empty_call
 from jaxpruner.sparse.execution.zero_patterns import ZeroPattern
@@ -90,7 +90,7 @@ def test_csr_adds_up_in_doubles():
 
 
 def test_a_kernel_that_rounds_is_refused_where_the_model_asks_for_more(monkeypatch):
-    monkeypatch.setattr(executed_formats, 'why_no_kernel', lambda dtype, block, stored=1: None)
+    monkeypatch.setattr(blocks, 'why_no_kernel', lambda dtype, block, stored=1: None)
     params, x = {'w': jnp.ones((64, 64), jnp.bfloat16)}, jnp.ones((2, 64), jnp.bfloat16)
     matrix_leaf = find_products(dot(jnp.float32), params, x).by_leaf['w']
     reason = ExecutedBlocks((64, 64), in_kernel=True).why_not(

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jaxpruner.sparse.execution import executed_formats
-from jaxpruner.sparse.execution.executed_formats import ExecutedBlocks, ExecutedCsr, ExecutedSmaller
+from jaxpruner.sparse.execution.executed_formats import base, blocks, table
+from jaxpruner.sparse.execution.executed_formats.blocks import ExecutedBlocks
+from jaxpruner.sparse.execution.executed_formats.csr import ExecutedCsr
+from jaxpruner.sparse.execution.executed_formats.smaller import ExecutedSmaller
 from jaxpruner.sparse.execution.zero_patterns import ZeroPattern, digest
 from jaxpruner.sparse.operators import csr_kernel
 from jaxpruner.sparse.operators.block_kernels import choosing
@@ -145,18 +147,18 @@ def test_bytes():
         'matrix': (1, 8, 4),
         'outputs': (1, 8),
     }
-    assert executed_formats.size_in_bytes(arrays) == 4 * 32 + 4 * 8
+    assert table.size_in_bytes(arrays) == 4 * 32 + 4 * 8
 
 
 @pytest.mark.parametrize('text', ['csr', 'smaller', 'blocks 8x128', 'kernel blocks 64x128'])
 def test_names_are_read_as_they_are_written(text):
-    assert str(executed_formats.parse(text)) == text
+    assert str(table.parse(text)) == text
 
 
 @pytest.mark.parametrize('text', ['bcsr', 'blocks 8', 'blocks 0x8', 'blocks 8x128 ', 3, None, ''])
 def test_an_unknown_name_is_refused(text):
     with pytest.raises(ValueError, match=r'no format.*csr, smaller, blocks'):
-        executed_formats.parse(text)
+        table.parse(text)
 
 
 class TestKernels:
@@ -165,24 +167,22 @@ class TestKernels:
 
     def test_a_device_without_kernels(self):
         matrix_leaf, pattern = matrix_leaf_of((192, 128)), ZeroPattern.of(self.matrix[None])
-        candidates, refused = executed_formats.candidates(matrix_leaf, pattern)
+        candidates, refused = table.candidates(matrix_leaf, pattern)
         assert 'not for cpu' in refused['kernel blocks']
         assert not any(isinstance(each, ExecutedBlocks) and each.in_kernel for each in candidates)
-        with pytest.raises(executed_formats.UnsuitableFormatError, match='not for cpu'):
-            executed_formats.resolve('kernel blocks 64x64', matrix_leaf, pattern)
+        with pytest.raises(base.UnsuitableFormatError, match='not for cpu'):
+            table.resolve('kernel blocks 64x64', matrix_leaf, pattern)
 
     def test_a_device_with_kernels(self, monkeypatch):
-        monkeypatch.setattr(executed_formats, 'why_no_kernel', lambda dtype, block, stored=1: None)
+        monkeypatch.setattr(blocks, 'why_no_kernel', lambda dtype, block, stored=1: None)
         monkeypatch.setattr(choosing, 'default_kernels', lambda *_: PlainKernels())
         matrix_leaf, pattern = matrix_leaf_of((192, 128)), ZeroPattern.of(self.matrix[None])
-        candidates, _ = executed_formats.candidates(matrix_leaf, pattern)
+        candidates, _ = table.candidates(matrix_leaf, pattern)
         in_kernels = [
             each for each in candidates if isinstance(each, ExecutedBlocks) and each.in_kernel
         ]
         assert [each.block for each in in_kernels] == list(choosing.BLOCKS)
-        _, refused = executed_formats.candidates(
-            matrix_leaf, ZeroPattern.of(np.ones((1, 192, 128)))
-        )
+        _, refused = table.candidates(matrix_leaf, ZeroPattern.of(np.ones((1, 192, 128))))
         assert '100%' in refused['kernel blocks 64x64']
         (packed, *_) = (each.pack(self.matrix[None], matrix_leaf) for each in in_kernels)
         operator = in_kernels[0].operator({key: a[0] for key, a in packed.items()}, matrix_leaf)
@@ -198,7 +198,7 @@ def test_bfloat16_has_no_csr_kernel():
     params = {'w': jnp.ones((8, 8), jnp.bfloat16)}
     matrix_leaf = find_products(apply_fn, params, jnp.ones((2, 8), jnp.bfloat16)).by_leaf['w']
     pattern = ZeroPattern.of(np.eye(8)[None])
-    candidates, refused = executed_formats.candidates(matrix_leaf, pattern)
+    candidates, refused = table.candidates(matrix_leaf, pattern)
     assert 'bfloat16' in refused['csr']
     assert ExecutedCsr() not in candidates
 

@@ -137,7 +137,7 @@ def _select_batch(
     # A selection that has the thresholds of an earlier step runs in every step.
     if to_keep.earlier is not None:
         return _select_then_mask(arrays, to_keep, buffer.copy_row)
-    return _select_with_masks(arrays, to_keep, buffer)
+    return _select_with_masks(arrays, to_keep, buffer.copy_row, MaskTable(arrays, max(lengths)))
 
 
 def _select_then_mask(
@@ -179,26 +179,27 @@ def _select_then_mask(
 def _select_with_masks(
     arrays: Sequence[ScoresLike],
     to_keep: ToKeep,
-    buffer: 'Buffer',
+    point_at: Callable[[jax.Array | int], RowCursor],
+    masks_of_rows: 'MaskTable',
 ) -> list[Selected]:
     """Selects in a loop that makes the masks, too, while the row is in the buffer."""
     order = Order.from_dtype(arrays[0].dtype)
 
     def select_next(row: jax.Array, tables: tuple) -> tuple:
         all_thresholds, table = tables
-        cursor = buffer.copy_row(row)
+        cursor = point_at(row)
         cut, end = _settle_row(to_keep, cursor, row, order)
         thresholds = cut.thresholds[0]
         target = lax.dynamic_index_in_dim(to_keep.count, row, keepdims=False)
         keeps_everything = target >= cursor.size
         mask = masks.mask_of_row(cursor, thresholds, end, keeps_everything)
         all_thresholds = lax.dynamic_update_index_in_dim(all_thresholds, thresholds[0], row, 0)
-        return all_thresholds, buffer.with_mask(table, row, mask)
+        return all_thresholds, masks_of_rows.with_mask(table, row, mask)
 
     row_count = len(sizes_of_rows(arrays))
-    tables = jnp.zeros(row_count, order.dtype), buffer.empty_table()
+    tables = jnp.zeros(row_count, order.dtype), masks_of_rows.empty()
     all_thresholds, table = lax.fori_loop(0, row_count, select_next, tables)
-    masks_of_arrays = buffer.masks_of_arrays(table)
+    masks_of_arrays = masks_of_rows.of_arrays(table)
     selected = []
     for i, rows in enumerate(rows_of(arrays)):
         selected.append(Selected(masks_of_arrays[i], rows.take(all_thresholds)))
@@ -270,8 +271,6 @@ def _padded_lengths(falling: Sequence[int]) -> list[int]:
 class Buffer:
     """The buffer that holds one row at a time of some arrays `[rows, …]` of one dtype.
 
-    The masks of all rows are made in a table of bytes.
-
     Args:
       arrays: floats, or `Scores`, none of them empty.
       lengths: padded row length of each array.
@@ -284,7 +283,6 @@ class Buffer:
         lengths: Sequence[int],
         counter: jnp.dtype,
     ):
-        sizes = sizes_of_rows(arrays)
         self._arrays = arrays
         self._counter = counter
         self._lengths = sorted(set(lengths), reverse=True)
@@ -292,9 +290,6 @@ class Buffer:
         for i, array in enumerate(arrays):
             length_of_row += [self._lengths.index(lengths[i])] * array.shape[0]
         self._length_of_row = np.array(length_of_row, np.int32)
-        ends = np.cumsum(sizes)
-        self._begins = (ends - sizes).astype(np.int32)
-        self._table_size = int(ends[-1])
 
     def copy_row(self, row: jax.Array | int) -> RowCursor:
         """Copies the row with this index among the rows of all arrays to the buffer."""
@@ -302,11 +297,25 @@ class Buffer:
         length = look_up(self._length_of_row, row)
         return cursor.copied(self._arrays[0].dtype, self._lengths, length)
 
-    def empty_table(self) -> jax.Array:
-        """Makes a table for the masks of all rows."""
-        # A mask is written at the length of the buffer, and the next one overwrites what stands behind its row.
-        longest = self._lengths[0]
-        return jnp.zeros(self._table_size + longest, jnp.uint8)
+
+class MaskTable:
+    """How the masks of all rows of some arrays `[rows, …]` lie in a table of bytes, one row behind the other.
+
+    Args:
+      arrays: floats, or `Scores`, none of them empty.
+      longest: how long a mask is that is written; what stands behind its row, the next one overwrites.
+    """
+
+    def __init__(self, arrays: Sequence[ScoresLike], longest: int):
+        sizes = sizes_of_rows(arrays)
+        ends = np.cumsum(sizes)
+        self._arrays = arrays
+        self._begins = (ends - sizes).astype(np.int32)
+        self._size = int(ends[-1]) + longest
+
+    def empty(self) -> jax.Array:
+        """Makes a table without masks."""
+        return jnp.zeros(self._size, jnp.uint8)
 
     def with_mask(
         self,
@@ -314,11 +323,11 @@ class Buffer:
         row: jax.Array,
         mask: jax.Array,
     ) -> jax.Array:
-        """Writes the mask of a row, which is as long as the buffer, to the table; rows come in their order."""
+        """Writes the padded mask of a row to the table; rows come in their order."""
         begin = look_up(self._begins, row)
         return lax.dynamic_update_slice_in_dim(table, mask, begin, 0)
 
-    def masks_of_arrays(self, table: jax.Array) -> list[jax.Array]:
+    def of_arrays(self, table: jax.Array) -> list[jax.Array]:
         """Takes the mask of each array from the table."""
         masks_of_arrays = []
         for i, rows in enumerate(rows_of(self._arrays)):

@@ -3,7 +3,7 @@
 Read the files in this order:
 
     zero_patterns      where matrices are zero
-    executed_formats   what each format stores, when it is worth measuring, and the operator that it makes
+    executed_formats   a file for each format: what it stores, when it is worth measuring, the operator that it makes
     operators          how each format multiplies
     empty_operators    operators that multiply next to nothing, to time what a call takes beside its products
     measuring          candidates timed in turns with the dense product

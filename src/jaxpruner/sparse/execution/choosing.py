@@ -9,8 +9,9 @@ import numpy as np
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.progress import progress_bar
-from jaxpruner.sparse.execution import executed_formats
-from jaxpruner.sparse.execution.executed_formats import DENSE, ExecutedFormat, PackedArrays
+from jaxpruner.sparse.execution.executed_formats import base, table
+from jaxpruner.sparse.execution.executed_formats.base import ExecutedFormat, PackedArrays
+from jaxpruner.sparse.execution.executed_formats.table import DENSE
 from jaxpruner.sparse.execution.measuring import Candidate, Measurements
 from jaxpruner.sparse.execution.report import ExecutionReport, LayerExecution
 from jaxpruner.sparse.execution.zero_patterns import ZeroPattern
@@ -79,7 +80,7 @@ class Matrices(NamedTuple):
             **(sizes or {}),
         }
         if format is not None and name not in all_sizes:
-            all_sizes[name] = executed_formats.size_in_bytes(self.pack(format))
+            all_sizes[name] = table.size_in_bytes(self.pack(format))
         return LayerExecution(
             op=matrix_leaf.op,
             shape=(*matrix_leaf.layers, matrix_leaf.inputs, matrix_leaf.outputs),
@@ -123,7 +124,7 @@ def _negligible(matrices: Mapping[str, Matrices]) -> set[str]:
 
 
 def _fastest(matrices: Matrices, measurements: Measurements) -> LayerExecution:
-    candidates, refused = executed_formats.candidates(matrices.matrix_leaf, matrices.pattern)
+    candidates, refused = table.candidates(matrices.matrix_leaf, matrices.pattern)
     if not candidates:
         return matrices.layer(None, not_measured=refused)
     packed = []
@@ -138,7 +139,7 @@ def _fastest(matrices: Matrices, measurements: Measurements) -> LayerExecution:
         name = str(candidate.format)
         milliseconds[name] = 1e3 * timing.seconds
         empty_milliseconds[name] = 1e3 * timing.empty
-        sizes[name] = executed_formats.size_in_bytes(candidate.arrays)
+        sizes[name] = table.size_in_bytes(candidate.arrays)
         if timing.gain >= _LEAST_GAIN and timing.seconds < best_seconds:
             best, best_seconds = candidate.format, timing.seconds
     return matrices.layer(
@@ -168,7 +169,7 @@ def asked_layers(
     is_mapping = isinstance(setting, Mapping)
     rules = setting if is_mapping else {'*': setting}
     for text in rules.values():
-        executed_formats.check_known(text)
+        table.check_known(text)
     if not matrices:
         raise ValueError(
             f'formats={setting!r}: no leaf of this model is a matrix that data are multiplied by: '
@@ -182,8 +183,8 @@ def asked_layers(
     for name, each in matrices.items():
         text = rule_of.get(name, DENSE)
         try:
-            format = executed_formats.resolve(text, each.matrix_leaf, each.pattern)
-        except executed_formats.UnsuitableFormatError as error:
+            format = table.resolve(text, each.matrix_leaf, each.pattern)
+        except base.UnsuitableFormatError as error:
             reason = str(error)
             refused[name] = reason
             layers[name] = each.layer(None, not_measured={text: reason})
@@ -252,8 +253,8 @@ def reused_layers(
             )
         each = matrices[name]
         try:
-            format = executed_formats.resolve(layer.format, each.matrix_leaf, each.pattern)
-        except executed_formats.UnsuitableFormatError as error:
+            format = table.resolve(layer.format, each.matrix_leaf, each.pattern)
+        except base.UnsuitableFormatError as error:
             raise ValueError(
                 f'formats: the report has {layer.format!r} for {name}, which cannot run it: {error}; compile with '
                 "formats='measure'"

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.sparse.execution import executed_formats
 from jaxpruner.sparse.execution.choosing import Matrices
-from jaxpruner.sparse.execution.executed_formats import ExecutedFormat
+from jaxpruner.sparse.execution.executed_formats import table
+from jaxpruner.sparse.execution.executed_formats.base import ExecutedFormat
 from jaxpruner.sparse.execution.removed_channels import SmallModel
 from jaxpruner.sparse.execution.report import ExecutionReport
 from jaxpruner.sparse.execution.zero_patterns import digest
@@ -58,7 +58,7 @@ class PackedApply:
         self._whole = whole
         self._formats: dict[str, ExecutedFormat] = {}
         for name, layer in report.layers.items():
-            format = executed_formats.parse(layer.format)
+            format = table.parse(layer.format)
             if isinstance(format, ExecutedFormat):
                 self._formats[name] = format
         self.packed = self._pack(params)

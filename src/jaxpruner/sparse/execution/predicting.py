@@ -25,9 +25,9 @@ import jax
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.call_times import Call
-from jaxpruner.sparse.execution import executed_formats
 from jaxpruner.sparse.execution.empty_operators import EmptyDense
-from jaxpruner.sparse.execution.executed_formats import DENSE
+from jaxpruner.sparse.execution.executed_formats import table
+from jaxpruner.sparse.execution.executed_formats.table import DENSE
 from jaxpruner.sparse.execution.packed_models import Model
 from jaxpruner.sparse.execution.report import LayerExecution
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
@@ -61,7 +61,7 @@ def empty_call(
 
 
 def _empty(text: str, matrix_leaf: MatrixLeaf) -> Any:
-    format = executed_formats.parse(text)
+    format = table.parse(text)
     if format is None:
         return EmptyDense(matrix_leaf.outputs)
     return format.empty(matrix_leaf)

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from jaxpruner.core import atomic_files, text_tables
-from jaxpruner.sparse.execution import executed_formats
-from jaxpruner.sparse.execution.executed_formats import DENSE
+from jaxpruner.sparse.execution.executed_formats import table
+from jaxpruner.sparse.execution.executed_formats.table import DENSE
 
 _FORMAT = 'jaxpruner execution'
 VERSION = 1
@@ -158,7 +158,7 @@ class ExecutionReport:
             for name, layer in fields['layers'].items():
                 shape = tuple(layer['shape'])
                 layers[name] = LayerExecution(**{**layer, 'shape': shape})
-                executed_formats.parse(layers[name].format)
+                table.parse(layers[name].format)
             notes = tuple(fields['notes'])
             return cls(**{**fields, 'layers': layers, 'notes': notes})
         except (KeyError, TypeError, AttributeError) as error:

@@ -9,7 +9,7 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.call_times import Call, in_turns, repeats_of
 from jaxpruner.sparse.execution.checking import check_results
 from jaxpruner.sparse.execution.choosing import CHANNELS
-from jaxpruner.sparse.execution.executed_formats import DENSE
+from jaxpruner.sparse.execution.executed_formats.table import DENSE
 from jaxpruner.sparse.execution.packed_models import Model, PackedApply
 from jaxpruner.sparse.execution.predicting import empty_call, predicted_milliseconds
 from jaxpruner.sparse.execution.report import ExecutionReport, LayerExecution
