@@ -15,7 +15,7 @@ bash run.sh package       dist/: source and wheel, checked, and the wheel tried 
 bash run.sh integrations  the scripts for Dopamine and Kauldron; installs 6 GB, TensorFlow twice
 
 The environments are .venv, .venv-docs, .venv-lowest, .venv-package, .venv-dopamine and .venv-kauldron here. A second run finds them made; to make them anew, delete them.
-PYTHON=...  the Python that makes them (otherwise the first fitting one of python3, python3.11, python3.12, ...)
+PYTHON=...  the Python that makes them (otherwise the newest that is tested: python3.13, python3.12, one of pyenv's, python3.11)
 JOBS=...    how many tests run at once (otherwise as many as there are cores, at most 8)
 EOF
 }
@@ -26,9 +26,10 @@ fail() {
 }
 
 # find_python CONDITION WORDS: sets `python` to the first Python whose `version` (major, minor) meets the condition.
+# Newer Pythons come first, since JAX drops old ones. Those not yet tested come last.
 find_python() {
   local condition=$1 words=$2 candidate version found=""
-  local candidates=(python3 python3.11 python3.12 python3.13 python3.14 python)
+  local candidates=(python3.13 python3.12 $(pyenv_pythons) python3.11 python3 python3.14 python)
   [ -z "${PYTHON:-}" ] || candidates=("$PYTHON")
   for candidate in "${candidates[@]}"; do
     version=$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
@@ -37,10 +38,17 @@ find_python() {
       python=$candidate
       "$python" -c 'import ensurepip, venv' 2>/dev/null ||
         fail "$python has no venv or ensurepip module; on Debian and Ubuntu: apt install python3-venv"
+      echo "run.sh: Python is $("$python" -c 'import platform; print(platform.python_version())') ($python)" >&2
       return
     fi
   done
   fail "needs $words; ${found:-none of ${candidates[*]} runs}. Name another with PYTHON=/path/to/python"
+}
+
+# pyenv has Pythons that are not on PATH. Its names in PATH fail for those that are not switched on.
+pyenv_pythons() {
+  command -v pyenv >/dev/null || return 0
+  pyenv versions --bare | grep -E '^3\.(12|13)\.[0-9]+$' | sort -rV | sed "s|.*|$(pyenv root)/versions/&/bin/python|"
 }
 
 # environment DIRECTORY NAME PIP-ARGUMENTS: makes the environment and installs into it, unless that is done.
