@@ -2,6 +2,7 @@
 
 import builtins
 import gc
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -52,6 +53,12 @@ def pytest_configure():
         os.environ[_FOLDER] = _made[0]
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES', '-1')
+
+
+def pytest_report_header():
+    """Says which versions are tested."""
+    packages = ('jax', 'flax', 'optax', 'numpy')
+    return ', '.join(f'{name} {importlib.metadata.version(name)}' for name in packages)
 
 
 def _known_flags():

@@ -84,6 +84,13 @@ environment() {
 }
 
 any_python() { find_python 'version >= (3, 11)' "Python 3.11 or newer"; }
+
+# tests_environment NAME EXTRAS: .venv with the newest JAX. gymnax 1.0.1 runs with JAX 0.12 but asks pip for an older one.
+tests_environment() {
+  environment .venv "$1" -e ".[$2]"
+  environment .venv "$1-jax" --upgrade --no-deps jax jaxlib
+}
+
 parallel=(-n "${JOBS:-auto}" --maxprocesses=8 --dist worksteal) # neighbours share what they have compiled
 
 command=${1:-test}
@@ -91,7 +98,7 @@ command=${1:-test}
 case $command in
   test)
     any_python
-    environment .venv test -e '.[games,test]'
+    tests_environment test games,test
     exec .venv/bin/python -m pytest "${parallel[@]}" "$@"
     ;;
   demo)
@@ -110,7 +117,7 @@ case $command in
     ;;
   lint)
     any_python
-    environment .venv lint -e '.[games,lint,test]' # pyright follows imports into what tests install
+    tests_environment lint games,lint,test # pyright follows imports into what tests install
     status=0
     .venv/bin/ruff check --output-format concise || status=1
     .venv/bin/ruff format --check --output-format concise || status=1

@@ -2,6 +2,7 @@
 
 import importlib.resources
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -142,6 +143,54 @@ def test_workflows_run_commands_that_there_are():
             commands += re.findall(r'bash run\.sh (\w+)', step.get('run', ''))
     assert {'lint', 'lowest', 'test', 'package', 'docs'} == set(commands)
     assert set(commands) <= set(known)
+
+
+# Says its version, and that it cannot make environments, so that run.sh stops and names it.
+STUB = """#!/bin/sh
+case "$2" in
+  *ensurepip*) exit 1 ;;
+  *sys.exit*) exit 0 ;;
+  *) echo 3.{minor} ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ('on_path', 'in_pyenv', 'chosen'),
+    [
+        (['python3', 'python3.11', 'python3.12', 'python3.13'], ['3.13.0'], 'python3.13'),
+        (['python3', 'python3.12'], ['3.13.0'], 'python3.12'),
+        (['python3', 'python3.11'], ['3.11.7', '3.12.1', '3.13.0'], '3.13.0/bin/python'),
+        (['python3', 'python3.11'], ['3.9.1'], 'python3.11'),
+        (['python3', 'python3.14'], [], 'python3'),
+    ],
+)
+def test_run_sh_takes_the_newest_python_that_is_tested(tmp_path, on_path, in_pyenv, chosen):
+    programs = tmp_path / 'bin'
+    stubs = [programs / name for name in on_path]
+    stubs += [tmp_path / 'versions' / version / 'bin' / 'python' for version in in_pyenv]
+    for stub in stubs:
+        stub.parent.mkdir(parents=True, exist_ok=True)
+        stub.write_text(STUB.format(minor=stub.name.partition('.')[2] or 11))
+        stub.chmod(0o755)
+    pyenv = programs / 'pyenv'
+    versions = ' '.join(in_pyenv)
+    pyenv.write_text(
+        f'#!/bin/sh\ncase $1 in root) echo {tmp_path} ;; *) printf "%s\\n" {versions} ;; esac\n'
+    )
+    pyenv.chmod(0o755)
+    for name in ('bash', 'dirname', 'grep', 'sed', 'sort'):
+        (programs / name).symlink_to(shutil.which(name))
+    run = subprocess.run(
+        ['bash', 'run.sh', 'test'],
+        cwd=ROOT,
+        env={'PATH': str(programs)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert run.stderr.split(' has no venv')[0].endswith(chosen)
 
 
 def test_only_the_job_that_publishes_may_do_so():
