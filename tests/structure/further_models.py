@@ -44,6 +44,12 @@ def _interleaved_gates(p, x):
     return (jax.nn.silu(gate) * value) @ p['down']
 
 
+@model({'up': floats(3, 12), 'down': floats(4, 2)}, SEQUENCE)
+def _unequal_parts(p, x):
+    gate, value = jnp.split(x @ p['up'], [8], -1)
+    return (jax.nn.silu(gate).sum(-1, keepdims=True) * value) @ p['down']
+
+
 @model(
     {
         'stem': floats(3, 3, 3, 8),

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner.structure import channel_groups
+import jaxpruner
+from jaxpruner.structure import channel_groups, load_plan, save_plan
 from structure import further_models
 from structure.doubles import doubles, in_doubles, keep_of
 from structure.values import values_like
@@ -58,6 +59,23 @@ def test_models_without_channels_equal_zeroed_ones(analysed, share):
     assert sum(map(jnp.size, jax.tree.leaves(small))) < sum(map(jnp.size, jax.tree.leaves(params)))
     expanded = graph.expand(small, keep)
     jax.tree.map(np.testing.assert_array_equal, expanded, graph.zeroed(params, keep))
+
+
+def test_every_plan_is_saved_and_read_back(analysed, tmp_path):
+    graph, _, params, _, _ = analysed
+    rng = np.random.default_rng(4)
+    keep = {}
+    for name, group in graph.groups.items():
+        keep[name] = lists_of(group, rng) if group.lists else keep_of(group, 0.5, rng)
+    save_plan(graph, keep, tmp_path / 'plan.json')
+    small = graph.shrink(params, keep, allow_inexact=True, verify=False)
+    jaxpruner.save_small_model(graph, small, keep, tmp_path / 'small.safetensors')
+    loaded = jaxpruner.load_small_model(graph, tmp_path / 'small.safetensors')
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, small)
+    for found in (load_plan(graph, tmp_path / 'plan.json'), loaded.keep):
+        assert found.keys() == keep.keys()
+        for name, indices in keep.items():
+            np.testing.assert_array_equal(found[name], indices)
 
 
 def lists_of(group, rng):

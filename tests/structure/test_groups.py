@@ -252,6 +252,10 @@ FURTHER = {
     'interleaved gates': {
         'up[1][0:16:2]': Row(8, 64),
     },
+    'unequal parts': {
+        'up[1][0:8]': Row(8, 24),
+        'up[1][8:12]': Row(4, 20),
+    },
     'squeeze and excitation': {
         'stem[3]': Row(8, 296),
         'squeeze[1]': Row(4, 64),

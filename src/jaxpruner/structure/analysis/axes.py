@@ -54,7 +54,9 @@ class Axis:
     __slots__ = ('_form', '_parent', '_parts', '_pin', 'size')
 
     def __init__(self, size: int, form: Form = 'atom', parts: Sequence['Axis'] = ()):
-        self.size = size
+        self.size = int(
+            size
+        )  # `split` has NumPy's numbers among its parameters, which JSON does not take
         self._form: Form = form
         self._parts = tuple(parts)
         self._pin: Pin | None = None
