@@ -11,10 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpruner import sparse, sparsity_schedules
+from jaxpruner import sparse, sparsity_schedules, sparsity_types
+from jaxpruner.mask_calculator import replacement
+from jaxpruner.mask_calculator.replacement import MaskedLeaf
 from jaxpruner.sparse.operators import block_layout
 from jaxpruner.sparse.training import block_positions, conversion
 from jaxpruner.sparse.training.layouts import Layout
+from jaxpruner.sparsity_types.base import Groups
 from sparse.training.models import BLOCK, PARAMS, X, apply_fn, loss
 
 TX = optax.adam(1e-2)
@@ -187,6 +190,28 @@ def test_the_norms_of_mapped_examples_are_added():
 REPLACE = jax.jit(block_positions.replace)
 
 
+def share_of(stored, fraction):
+    return int(np.round(np.float32(stored) * np.float32(fraction)))
+
+
+# (stored, fraction): how many are dropped, rounded half to even.
+DROPPED = {(10, 0.3): 3, (8, 0.2): 2, (5, 0.5): 2, (7, 0.5): 4, (5, 0.05): 0, (4, 0): 0, (4, 1): 4}
+
+
+@pytest.mark.parametrize(('stored', 'fraction'), DROPPED)
+def test_as_many_blocks_are_dropped_as_weights_under_a_mask(stored, fraction):
+    norms, scores = jnp.arange(1.0, stored + 1), jnp.arange(2.0 * stored)
+    positions = jnp.arange(stored)
+    blocks = REPLACE(positions[None], norms[None], scores[None], fraction)
+    groups = Groups(sparsity_types.Unstructured())
+    mask = jnp.zeros(2 * stored, jnp.uint8).at[:stored].set(1)
+    magnitudes = jnp.zeros(2 * stored).at[:stored].set(norms)
+    (after,) = replacement.drop_and_grow([MaskedLeaf(mask, magnitudes, scores, groups)], fraction)
+    count = DROPPED[stored, fraction]
+    assert int(blocks.is_new.sum()) == count
+    assert int(((mask == 1) & (after == 0)).sum()) == count
+
+
 @settings(max_examples=20)
 @given(
     st.sampled_from((1, 5)),
@@ -204,7 +229,7 @@ def test_replacement_keeps_numbers_and_order(stored, spare, fraction, seed, has_
         scores[0, 0] = np.nan
     found = REPLACE(positions, jnp.asarray(norms), jnp.asarray(scores), jnp.float32(fraction))
     most = stored if fraction == 1 else stored - 1
-    count = 0 if fraction == 0 else min(most, max(1, int(np.float32(fraction) * stored + 1e-4)))
+    count = min(most, share_of(stored, fraction))
     before, after = np.asarray(positions[0]), np.asarray(found.positions[0])
     dropped = before[np.argsort(norms[0], kind='stable')[:count]]
     staying = set(before.tolist()) - set(dropped.tolist())
@@ -233,8 +258,7 @@ def test_the_smallest_blocks_of_a_matrix_are_dropped_whatever_group_they_are_in(
     if fraction < 1:
         np.put_along_axis(droppable, magnitudes.argmax(-1)[:, None], np.inf, axis=-1)
     most = groups * (blocks - 1) if fraction < 1 else groups * blocks
-    count = int(np.float32(fraction) * np.float32(groups * blocks) + 1e-4)
-    count = min(max(count, 1), most) if fraction > 0 else 0
+    count = min(most, share_of(groups * blocks, fraction))
     expected = np.zeros(groups * blocks, bool)
     expected[np.argsort(droppable, axis=None)[:count]] = True
     np.testing.assert_array_equal(result.is_new.ravel(), expected)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner.mask_calculator import selection
 from jaxpruner.sparse.training.layouts import Layout
 
 
@@ -56,10 +57,10 @@ def replace(
 ) -> Replacement:
     """Drops a share of the stored blocks of each matrix, and grows as many others in the same groups.
 
-    In each matrix, `floor(fraction * stored)` of the `stored` blocks are dropped: those with the smallest magnitudes.
-    At least one is dropped, unless the fraction is 0. One group may lose several blocks, and another none. Each group
-    keeps its largest block, unless the fraction is 1: a group that loses all of its blocks forgets what it has learned.
-    A dropped block may be grown again at once. It then keeps its place, as a kept block does.
+    In each matrix, `round(fraction * stored)` of the `stored` blocks are dropped, as many as of weights under a mask:
+    those with the smallest magnitudes. One group may lose several blocks, and another none. Each group keeps its
+    largest block, unless the fraction is 1: a group that loses all of its blocks forgets what it has learned. A dropped
+    block may be grown again at once. It then keeps its place, as a kept block does.
 
     Args:
       positions: int32 `[*layers, groups, blocks]`.
@@ -68,7 +69,7 @@ def replace(
       fraction: the share that is dropped.
 
     >>> positions, magnitudes = jnp.array([[0, 2, 3]]), jnp.array([[5.0, 1.0, 4.0]])
-    >>> replace(positions, magnitudes, scores=jnp.array([[9.0, 2.0, 1.0, 0.0]]), fraction=0.5).positions
+    >>> replace(positions, magnitudes, scores=jnp.array([[9.0, 2.0, 1.0, 0.0]]), fraction=0.3).positions
     Array([[0, 1, 3]], dtype=int32)
     """
     drop_in_matrices = jnp.vectorize(_is_dropped, signature='(g,b),()->(g,b)')
@@ -81,26 +82,15 @@ def replace(
 def _is_dropped(magnitudes: jax.Array, fraction: jax.Array) -> jax.Array:
     """Which stored blocks of a matrix are dropped: bool`[groups, blocks]`, as the magnitudes are."""
     groups, blocks = magnitudes.shape
-    count = _number_to_drop(groups, blocks, fraction)
+    stored = groups * blocks
+    count = selection.share_of(jnp.uint32(stored), fraction, most=stored)
+    count = jnp.minimum(count, jnp.where(fraction < 1, stored - groups, stored))
     largest = jnp.argmax(magnitudes, axis=1, keepdims=True)
     is_largest = jnp.arange(blocks) == largest
     # The largest block of each group is dropped after all others.
     ranks = _ranks(magnitudes.ravel(), last=is_largest.ravel())
     is_dropped = ranks < count
     return is_dropped.reshape(groups, blocks)
-
-
-def _number_to_drop(groups: int, blocks: int, fraction: jax.Array) -> jax.Array:
-    """How many of the stored blocks of a matrix are dropped; each group stores `blocks`."""
-    stored = groups * blocks
-    fraction = fraction.astype(jnp.float32)
-    # 0.3 of 10 must be 3, however the product is rounded.
-    count = jnp.floor(fraction * stored + 1e-4)
-    count = count.astype(jnp.int32)
-    least = jnp.where(fraction > 0, 1, 0)
-    most = jnp.where(fraction < 1, stored - groups, stored)
-    count = jnp.maximum(count, least)
-    return jnp.minimum(count, most)
 
 
 def _replace_in_group(

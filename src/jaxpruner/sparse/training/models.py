@@ -109,10 +109,9 @@ class BlockSparse(CompactModel):
     ) -> tuple[Any, Topology, Any]:
         """Drops the smallest blocks and grows as many others, if the schedule says so.
 
-        In each matrix, `floor(fraction * blocks)` blocks are dropped, at least one: those with the smallest mean
-        square. The largest block of each group is kept, unless the fraction is 1. Each group grows as many blocks as it
-        dropped. A block that is grown starts at zero, with moments of zero. This may be called in every step, inside
-        `jax.jit`.
+        In each matrix, `round(fraction * blocks)` blocks are dropped: those with the smallest mean square. The largest
+        block of each group is kept, unless the fraction is 1. Each group grows as many blocks as it dropped. A block
+        that is grown starts at zero, with moments of zero. This may be called in every step, inside `jax.jit`.
 
         Args:
           weights: as they are after the optimizer's step.
