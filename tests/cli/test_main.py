@@ -13,7 +13,7 @@ import pytest
 import jaxpruner
 from helpers.made_up_cells import make_cell
 from jaxpruner.cli import main as cli
-from jaxpruner.cli.commands import Command
+from jaxpruner.cli.commands import COMMANDS, Command
 from jaxpruner.report import write_cell
 
 
@@ -126,6 +126,30 @@ print(sorted({{'jax', 'flax', 'optax', 'orbax', 'matplotlib', 'safetensors'}} & 
 def test_wrong_arguments_are_one_line_that_names_the_remedy(arguments, line, capsys):
     assert cli.main(arguments.split()) == 2
     assert capsys.readouterr() == ('', f'jaxpruner: {line}\n')
+
+
+@pytest.mark.parametrize(
+    ('command', 'line', 'expected'),
+    [
+        ('prune', 'in --out out --skip a --skip b', {'skip': ('a', 'b')}),
+        ('prune', 'in --out out --skip a b --only c --skip d', {'skip': ('a', 'b', 'd')}),
+        ('prune', '--skip a --out out --skip b --sparsity 0.5 in', {'skip': ('a', 'b')}),
+        ('prune', '--only=a in --out out --only=b', {'only': ('a', 'b')}),
+        ('prune', 'in --types a=2:4 --types=b=1:4 --out out', {'types': ('a=2:4', 'b=1:4')}),
+        ('prune', 'in --out out', {'skip': (), 'only': (), 'types': ()}),
+        ('compare', 'vit --seeds 1 2 --seeds 3', {'seeds': (1, 2, 3)}),
+        ('compare', 'vit --set a=1 --set b=2 --set c=3', {'set': ('a=1', 'b=2', 'c=3')}),
+        ('compare', 'vit --sparsities 0.5 --sparsities 0.9', {'sparsities': (0.5, 0.9)}),
+        ('compare', 'vit --algorithms set --algorithms rigl', {'algorithms': ('set', 'rigl')}),
+        ('run', 'vit --modules a --modules b', {'modules': ('a', 'b')}),
+        ('demo', '--set a=1 --set b=2', {'set': ('a=1', 'b=2')}),
+    ],
+)
+def test_values_of_repeated_options_add_up(command, line, expected, monkeypatch):
+    given = {}
+    monkeypatch.setattr(COMMANDS[command].load(), 'run', lambda self: given.update(vars(self)))
+    assert cli.main([command, *line.split()]) == 0
+    assert {name: given[name] for name in expected} == expected
 
 
 def test_what_else_is_wrong_is_in_the_words_of_tyro(monkeypatch, capsys):

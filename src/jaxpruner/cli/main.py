@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -86,7 +87,7 @@ def _parse(name: str, command_class: type, arguments: list[str]) -> Any:
                 command_class,
                 prog=f'jaxpruner {name}',
                 description=description,
-                args=arguments,
+                args=_joined(command_class, arguments),
             )
     except SystemExit as ending:
         if not ending.code:
@@ -96,6 +97,27 @@ def _parse(name: str, command_class: type, arguments: list[str]) -> Any:
             printed.getvalue() + errors.getvalue()
         )  # releases of tyro differ in where they print
         raise ValueError(refusals.explain(name, command_class, arguments, words)) from None
+
+
+def _joined(command_class: type, arguments: list[str]) -> list[str]:
+    """Puts the values of a repeated option together, of which tyro would take the last alone, behind all else."""
+    fields = getattr(command_class, '__dataclass_fields__', {}).values()
+    lists = [f'--{field.name}' for field in fields if isinstance(field.default, tuple)]
+    values: dict[str, list[str]] = {}
+    others: list[str] = []
+    current = others
+    for argument in arguments:
+        name, equals, value = argument.partition('=')
+        if name in lists:
+            current = values.setdefault(name, [])
+            if equals:
+                current.append(value)
+                current = others
+            continue
+        if re.match('--?[a-z]', argument):
+            current = others
+        current.append(argument)
+    return [*others, *(word for name in values for word in (name, *values[name]))]
 
 
 def _complete(command_line: list[str]) -> int:
