@@ -30,7 +30,8 @@ def sparsity_metrics(opt_state: Any, params: tree_lib.PyTree | None = None) -> d
     their `pre_forward_update` returns.
 
     Args:
-      opt_state: any optimizer state; masks may be packed. Of states stacked by `vmap` the mean is returned.
+      opt_state: any optimizer state, also as `flax.nnx.split` leaves it; masks may be packed. Of states stacked by
+        `vmap` the mean is returned.
       params: the parameters after the step that made the state (stacked, if it is); `None` compares nothing.
 
     Returns:

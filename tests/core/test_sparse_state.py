@@ -122,6 +122,34 @@ def test_boxed_states_of_nnx_are_read():
     assert float(jaxpruner.sparsity_metrics(optimizer.opt_state)['kernel']) == 0.75
 
 
+@pytest.mark.parametrize('packed', [False, True])
+@pytest.mark.parametrize('wrap', [WRAPPED['alone'], WRAPPED['chain in chain']])
+def test_states_that_nnx_split_are_read(wrap, packed):
+    """MaxText's `train_loop` returns the state of an `nnx.Optimizer`, in which tuples are mappings."""
+    model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+    updater = static(packed)
+    optimizer = nnx.Optimizer(model, wrap(updater.wrap_optax(optax.adam(0.1))), wrt=nnx.Param)
+    params, split = nnx.state(model, nnx.Param), nnx.split(optimizer)[1]
+    for state in (split, {'step': 3, 'optimizer': split}):
+        (found,) = jaxpruner.sparse_states(state)
+        assert int(found.count) == 0
+        pruned = updater.post_gradient_update(params, state)
+        assert jaxpruner.summarize_sparsity(pruned)['kernel'] == 0.75
+        metrics = jaxpruner.sparsity_metrics(state, pruned)
+        assert float(metrics['kernel']) == float(metrics['_target_sparsity']) == 0.75
+        assert float(metrics['_disagreement']) == 0
+    assert jaxpruner.sparse_states({'masks': jnp.ones(3), 'inner_state': jnp.ones(3)}) == []
+    with pytest.raises(ValueError, match=r'merge the optimizer first and give its `opt_state`'):
+        jaxpruner.HostDriven(updater).update(params, split)
+
+
+def test_a_split_state_without_masks_is_read():
+    model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+    tx = jaxpruner.NoPruning().wrap_optax(optax.adam(0.1))
+    split = nnx.split(nnx.Optimizer(model, tx, wrt=nnx.Param))[1]
+    assert float(jaxpruner.sparsity_metrics(split)['_mask_sparsity']) == 0
+
+
 def test_a_state_that_an_earlier_version_pickled_is_read():
     state = static().wrap_optax(optax.sgd(0.1)).init(PARAMS)
     pickled = pickle.dumps(state, protocol=0)

@@ -1,6 +1,6 @@
 """The state that a pruner keeps inside an optax state, what can be read off it, and how its masks are held apart."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -150,12 +150,35 @@ def _map_states(change: Callable[[SparseState], SparseState], opt_state: Any) ->
 
 def outermost_states(opt_state: Any) -> list[SparseState]:
     """Finds every `SparseState` that stands in no other one, as it is; costs little where it stands near the top."""
-    nodes = jax.tree.leaves(opt_state, is_leaf=_is_state)
-    return [node for node in nodes if _is_state(node)]
+    states = []
+    for node in jax.tree.leaves(opt_state, is_leaf=lambda node: _is_state(node) or _is_split(node)):
+        if _is_state(node):
+            states.append(node)
+        elif _is_split(node):
+            states.append(SparseState(**{'masks': None, **node}))
+    return states
+
+
+def _is_split(node: Any) -> bool:
+    """Whether a mapping holds the fields of a `SparseState`, as `flax.nnx.split` and checkpoints leave them."""
+    if not isinstance(node, Mapping):
+        return False
+    names = set(node)
+    has_some = 'count' in names and not names.isdisjoint(('masks', 'inner_state'))
+    return has_some and names <= set(SparseState._fields)
 
 
 def with_state(opt_state: Any, state: SparseState) -> Any:
-    """Replaces the one `SparseState` in an optimizer state."""
+    """Replaces the one `SparseState` in an optimizer state.
+
+    Raises:
+      ValueError: the state was split by Flax NNX, so that it cannot hold the type of the new one.
+    """
+    if not any(map(_is_state, jax.tree.leaves(opt_state, is_leaf=_is_state))):
+        raise ValueError(
+            'flax.nnx.split took the SparseState apart, and HostDriven says by its type what the next step does; merge '
+            'the optimizer first and give its `opt_state`, or decide in the loop with update_masks=…'
+        )
     return jax.tree.map(
         lambda node: state if _is_state(node) else node, opt_state, is_leaf=_is_state
     )
@@ -177,7 +200,7 @@ def sparse_states(opt_state: Any) -> list[SparseState]:
     """Finds every `SparseState` in an optimizer state, however deep in `chain`, `MultiSteps` or `multi_transform`.
 
     Args:
-      opt_state: any optimizer state.
+      opt_state: any optimizer state; also a state that `flax.nnx.split` took out of an `nnx.Optimizer`.
 
     Returns:
       The states in the order of the tree, outer before inner; an empty list if there is none.
