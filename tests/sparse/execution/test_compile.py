@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxpruner
 from jaxpruner.sparse.execution import compiling, measuring, versions
 from jaxpruner.sparse.execution.packed_models import Model
 from jaxpruner.sparse.execution.predicting import empty_call
@@ -43,6 +44,13 @@ PARAMS = {
     'bias': normal(8),
 }
 X = normal(6, 12)
+X16 = normal(4, 16)
+
+
+def mlp(p, x):
+    return jnp.tanh(x @ p['up']) @ p['out']
+
+
 SETTINGS = [
     'smaller',
     'blocks',
@@ -397,3 +405,31 @@ def test_a_report_is_a_table():
         'a note',
     ]:
         assert part in text
+
+
+N_BY_M = {
+    '2:4': {'sparsity_type': '2:4'},
+    '1:4': {'sparsity_type': '1:4'},
+    '4:8': {'sparsity_type': '4:8'},
+    None: {'sparsity': 0.5},
+}
+
+
+@pytest.mark.parametrize('pattern', N_BY_M)
+def test_a_report_says_that_nothing_makes_n_by_m_faster(pattern):
+    dense = {'up': normal(16, 32), 'out': normal(32, 16)}
+    params, _ = jaxpruner.prune(
+        dense, algorithm='magnitude', apply_fn=mlp, batches=[X16], **N_BY_M[pattern]
+    )
+    report = compiling.compile(mlp, params, X16, formats='dense').report
+    for layer in report.layers.values():
+        assert list(layer.not_measured) == ([pattern] if pattern else [])
+    lines = [line for line in str(report).splitlines() if 'has a kernel' in line]
+    assert len(lines) == bool(pattern)
+    assert all(line.startswith(f'out and 1 more: {pattern} is no') for line in lines)
+
+
+def test_a_leaf_that_runs_in_another_format_is_not_said_to_be_n_by_m():
+    params = {'up': normal(16, 32).at[1::2].set(0), 'out': normal(32, 16)}
+    report = compiling.compile(mlp, params, X16, formats={'up': 'smaller'}).report
+    assert dict(report.layers['up'].not_measured) == {}

@@ -29,6 +29,7 @@ _NEGLIGIBLE_SHARE = 0.01
 _NEGLIGIBLE = {
     'another format': f'such products are less than {_NEGLIGIBLE_SHARE:.0%} of all together'
 }
+_NO_N_BY_M = 'neither JAX nor jaxpruner has a kernel that makes it faster, on any device'
 
 
 class Matrices(NamedTuple):
@@ -81,6 +82,9 @@ class Matrices(NamedTuple):
         }
         if format is not None and name not in all_sizes:
             all_sizes[name] = table.size_in_bytes(self.pack(format))
+        not_measured = dict(not_measured or {})
+        if format is None and self.pattern.n_by_m:
+            not_measured[self.pattern.n_by_m] = _NO_N_BY_M
         return LayerExecution(
             op=matrix_leaf.op,
             shape=(*matrix_leaf.layers, matrix_leaf.inputs, matrix_leaf.outputs),
@@ -88,7 +92,7 @@ class Matrices(NamedTuple):
             format=name,
             milliseconds=milliseconds or {},
             bytes=all_sizes,
-            not_measured=not_measured or {},
+            not_measured=not_measured,
             empty_milliseconds=empty_milliseconds or {},
         )
 

@@ -52,6 +52,22 @@ class ZeroPattern:
         """The most nonzero weights that a layer has, at least one."""
         return largest_count(self.nonzero.sum((1, 2)))
 
+    @functools.cached_property
+    def n_by_m(self) -> str | None:
+        """N:M along the inputs, such as `'2:4'`, if each group has at most N weights and nearly all have N.
+
+        >>> ZeroPattern(np.tile([[True], [True], [False], [False]], (1, 2, 3))).n_by_m
+        '2:4'
+        """
+        for m in (4, 8, 16, 32):
+            if self.inputs % m:
+                break
+            counts = self.nonzero.reshape(-1, m, self.outputs).sum(1)
+            n = counts.max(initial=0)
+            if 0 < n < m and counts.mean() > 0.9 * n:
+                return f'{n}:{m}'
+        return None
+
     def used_inputs(self, window: int = 1) -> np.ndarray:
         """Which inputs have a weight that is not zero: bool[layers, inputs].
 
