@@ -15,7 +15,8 @@ import numpy as np
 from jaxpruner.structure.analysis import positions
 from jaxpruner.structure.analysis.records import TracePosition
 from jaxpruner.uses import bodies, liveness
-from jaxpruner.uses.bodies import Evaluator, Program
+from jaxpruner.uses.bodies import Program
+from jaxpruner.uses.visitors import Evaluator
 
 _FROM_NOTHING = frozenset('empty iota random_bits'.split())
 

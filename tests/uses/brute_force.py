@@ -14,7 +14,14 @@ import numpy as np
 from jax import lax
 
 from jaxpruner.core import tree
-from jaxpruner.uses import UnsupportedPrimitive, bodies, contractions, param_uses, run_with_taps
+from jaxpruner.uses import (
+    UnsupportedPrimitive,
+    bodies,
+    contractions,
+    param_uses,
+    run_with_taps,
+    visitors,
+)
 from jaxpruner.uses.taps import TapRun, Taps
 
 # A weight is in an element of an operand if it changes it at least so much as any other, times this.
@@ -195,7 +202,7 @@ def _check_complete(graph, uses, with_leaf, leaf, inputs, name):
         values = jax.tree.leaves((with_leaf(leaf), inputs))
         running = _CutRun(taps, dict(enumerate(taps.zeros())))
         program = bodies.Program.of(graph.program)
-        results = running.visit_program(program, values, bodies.Position())
+        results = running.visit_program(program, values, visitors.Position())
         floats = [result for result in results if jnp.issubdtype(result.dtype, jnp.inexact)]
         weights = [jnp.cos(jnp.arange(math.prod(r.shape))).reshape(r.shape) for r in floats]
         return sum(jnp.sum(jnp.real(r * w)) for r, w in zip(floats, weights, strict=True)) + 0.0

@@ -4,11 +4,11 @@ import jax
 
 
 def abstract_mesh(**sizes):
-    """A mesh of devices that need not be there."""
-    try:
-        return jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
-    except TypeError:
+    """A mesh of devices that need not be there. The compiler places what no `shard_map` does."""
+    if not hasattr(jax.sharding, 'AxisType'):  # before JAX 0.6
         return jax.sharding.AbstractMesh(tuple(sizes.items()))
+    automatic = (jax.sharding.AxisType.Auto,) * len(sizes)
+    return jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=automatic)
 
 
 def partly_manual(function, mesh, axes, **specs):

@@ -61,10 +61,9 @@ def find_blocks(
             block = Block(tuple(parts), ProgramCut(start), stop)
             blocks_by_start.append(((start, -1, first), block))
             continue
-        equation = program.steps[scan].equation
-        length = bodies.Scan.of(equation).length
-        for trip in range(length):
-            layer = length - 1 - trip if equation.params['reverse'] else trip
+        loop = bodies.Scan.of(program.steps[scan].equation)
+        for trip in range(loop.length):
+            layer = loop.length - 1 - trip if loop.reverse else trip
             layers = tuple(part.at_layer(layer) for part in parts)
             block = Block(layers, ProgramCut(scan, trip), scan + 1)
             blocks_by_start.append(((scan, trip, first), block))

@@ -36,7 +36,8 @@ free, and axis 0 is a stack. `param_uses` finds that in the model itself:
 
 Read the files in this order:
 
-    tracing → records → walk → bodies       traces the model; records of its values; the walk; programs in equations
+    tracing → records → walk                traces the model; records of its values; the walk
+    bodies → visitors                       programs in equations, by version of JAX; ways through them
     rules → moving_rules                    what each primitive does to views
     views → moves → reshaping               what a view is, and how it changes
     control_flow                            scans, while loops and branches

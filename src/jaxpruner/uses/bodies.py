@@ -1,20 +1,28 @@
-"""The programs inside an equation, and visitors of programs.
+"""The programs inside an equation, as each version of JAX writes them down.
 
 `jit`, `scan`, `while`, `cond` and `shard_map` run programs on their operands. `inside(equation)` reads such an
-equation into a record of its programs and of the operands that go into each. A `Visitor` has one method for each of
-these records, and one for equations with no program inside. An `Evaluator` is a visitor that goes through a program
-from its inputs to its results. Its subclass defines what it knows of a value.
+equation into a record of its programs and of the operands that go into each. `bind`, `run_call` and `Scan.run` run it
+again, with other operands or another program inside.
 
-A primitive with a program inside has a row of `_READERS`. If no record fits, add a record and a method of `Visitor`.
+JAX renames these primitives and their parameters between versions, so this is the only file that reads them.
+
+A primitive with a program inside has a row of `_READERS`. If no record fits, add a record and a method of
+`visitors.Visitor`.
 """
 
-import abc
+import contextlib
+import math
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
+import jax
 import jax.extend.core
-from jax.extend.core import Literal
+from jax import lax
+from jax.extend import source_info_util
+
+# The versions of JAX that this file was checked on.
+_CHECKED = ('0.5.0', '0.5.3', '0.6.2', '0.7.2', '0.8.3', '0.9.2', '0.10.2', '0.11.2', '0.12.0.1')
 
 # The numbers of an equation, of a program inside it, of an equation in that program, …; see `graph.Site`.
 ProgramPath = tuple[int, ...]
@@ -43,14 +51,24 @@ class Call(NamedTuple):
     @classmethod
     def of(cls, equation: Any) -> Self:
         """Reads the equation."""
-        for key in ('jaxpr', 'call_jaxpr', 'fun_jaxpr'):
-            if key in equation.params:
-                return cls(equation, Program.of(equation.params[key]))
-        raise KeyError(equation.primitive.name)
+        with _params_of(equation) as params:
+            (key,) = params.keys() & {'jaxpr', 'call_jaxpr', 'fun_jaxpr'}
+            return cls(equation, Program.of(params[key]))
 
 
 class ShardMap(Call):
     """A call whose program each device runs on its part of each axis."""
+
+    def device_count(self) -> int:
+        """How many parts it has. Axes of the mesh that are left to the compiler do not count."""
+        with _params_of(self.equation) as params:
+            sizes = dict(params['mesh'].shape)
+            if 'auto' in params:
+                manual = set(sizes).difference(params['auto'])
+            else:
+                (key,) = params.keys() & {'manual_axes', 'newly_manual_axes'}
+                manual = params[key]
+        return math.prod(map(sizes.__getitem__, manual))
 
 
 class Scan(NamedTuple):
@@ -66,15 +84,19 @@ class Scan(NamedTuple):
     @classmethod
     def of(cls, equation: Any) -> 'Scan':
         """Reads the equation."""
-        params = equation.params
-        return cls(
-            equation,
-            body=Program.of(params['jaxpr']),
-            length=params['length'],
-            reverse=params['reverse'],
-            constants=params['num_consts'],
-            carried=params['num_carry'],
-        )
+        with _params_of(equation) as params:
+            if 'num_consts' in params:
+                constants, carried = params['num_consts'], params['num_carry']
+            else:  # JAX 0.12 has groups of constants, carried and sliced operands
+                constants, carried, _ = map(len, params['ft_in'].unpack())
+            return cls(
+                equation,
+                body=Program.of(params['jaxpr']),
+                length=params['length'],
+                reverse=params['reverse'],
+                constants=constants,
+                carried=carried,
+            )
 
     @property
     def first_carried(self) -> int:
@@ -94,6 +116,16 @@ class Scan(NamedTuple):
         """Splits results into carried and stacked ones."""
         return list(results[: self.carried]), list(results[self.carried :])
 
+    def run(
+        self, body: Callable[..., Any], carried: Any, sliced: Any, length: int | None = None
+    ) -> Any:
+        """Scans with another body in the same direction, unrolled alike; `length` if it has other trips."""
+        with _params_of(self.equation) as params:
+            unroll = params['unroll']
+        split_transpose = params.get('_split_transpose', False)  # JAX 0.12 has it no more
+        length = self.length if length is None else length
+        return lax.scan(body, carried, sliced, length, self.reverse, unroll, split_transpose)
+
 
 class While(NamedTuple):
     """A while loop. Its operands are constants of the condition, constants of the body, then carried values."""
@@ -107,14 +139,14 @@ class While(NamedTuple):
     @classmethod
     def of(cls, equation: Any) -> 'While':
         """Reads the equation."""
-        params = equation.params
-        return cls(
-            equation,
-            condition=Program.of(params['cond_jaxpr']),
-            body=Program.of(params['body_jaxpr']),
-            condition_constants=params['cond_nconsts'],
-            body_constants=params['body_nconsts'],
-        )
+        with _params_of(equation) as params:
+            return cls(
+                equation,
+                condition=Program.of(params['cond_jaxpr']),
+                body=Program.of(params['body_jaxpr']),
+                condition_constants=params['cond_nconsts'],
+                body_constants=params['body_nconsts'],
+            )
 
     @property
     def first_carried(self) -> int:
@@ -139,17 +171,18 @@ class Cond(NamedTuple):
     @classmethod
     def of(cls, equation: Any) -> 'Cond':
         """Reads the equation."""
-        branches = map(Program.of, equation.params['branches'])
-        return cls(equation, tuple(branches))
+        with _params_of(equation) as params:
+            return cls(equation, tuple(map(Program.of, params['branches'])))
 
 
 Inside = Call | Cond | Scan | While
 
-# Names differ between versions of JAX.
-_CALLS = """
-    jit pjit closed_call core_call call remat remat2 checkpoint composite custom_jvp_call custom_vjp_call
-    custom_vjp_call_jaxpr
-""".split()
+_CHECKPOINTS = ('checkpoint', 'remat', 'remat2')
+_JITS = ('jit', 'pjit')
+# Calls with a derivative rule of their own.
+RULED_BACKWARDS = frozenset(('custom_vjp_call', 'custom_vjp_call_jaxpr'))
+RULED = RULED_BACKWARDS | {'custom_jvp_call'}
+_CALLS = (*_CHECKPOINTS, *_JITS, *RULED, 'call', 'closed_call', 'composite', 'core_call')
 _READERS: dict[str, Callable[[Any], Inside]] = {
     **dict.fromkeys(_CALLS, Call.of),
     'cond': Cond.of,
@@ -160,120 +193,13 @@ _READERS: dict[str, Callable[[Any], Inside]] = {
 
 
 def inside(equation: Any) -> Inside | None:
-    """The record of the programs inside an equation; `None` if there are none."""
+    """The record of the programs inside an equation; `None` if there are none.
+
+    Raises:
+      NotImplementedError: this version of JAX writes the primitive in a way that is not known here.
+    """
     reader = _READERS.get(equation.primitive.name)
     return None if reader is None else reader(equation)
-
-
-class PositionLike(Protocol):
-    """Where a visitor is."""
-
-    def at(self, number: int) -> Self:
-        """An equation in this program, or a program in this equation."""
-        ...
-
-
-class Position(NamedTuple):
-    """A position that has only a path.
-
-    In a while loop, program 0 is the condition and program 1 is the body.
-    """
-
-    path: ProgramPath = ()
-
-    def at(self, number: int) -> 'Position':
-        """An equation in this program, or a program in this equation."""
-        return Position((*self.path, number))
-
-
-T = TypeVar('T')
-P = TypeVar('P', bound=PositionLike)
-
-
-class Visitor(abc.ABC, Generic[T, P]):
-    """Visits equations. `T` is what it knows of a value, and `P` is its position.
-
-    Each method gets what is known of the operands, and returns what is known of the results.
-    """
-
-    @abc.abstractmethod
-    def visit_program(self, program: Program, inputs: Sequence[T], position: P) -> list[T]:
-        """Visits a program."""
-
-    @abc.abstractmethod
-    def visit_plain(self, equation: Any, operands: list[T], position: P) -> list[T]:
-        """Visits an equation with no program inside, or one whose programs the visitor does not visit."""
-
-    def visit_equation(self, equation: Any, operands: list[T], position: P) -> list[T]:
-        """Visits an equation, by the method for the programs inside it."""
-        match inside(equation):
-            case ShardMap() as shard_map:
-                return self.visit_shard_map(shard_map, operands, position)
-            case Call() as call:
-                return self.visit_call(call, operands, position)
-            case Scan() as scan:
-                return self.visit_scan(scan, operands, position)
-            case While() as loop:
-                return self.visit_while(loop, operands, position)
-            case Cond() as cond:
-                return self.visit_cond(cond, operands, position)
-        return self.visit_plain(equation, operands, position)
-
-    def visit_call(self, call: Call, operands: list[T], position: P) -> list[T]:
-        """Visits a call. Its program has number 0."""
-        return self.visit_program(call.program, operands, position.at(0))
-
-    def visit_shard_map(self, shard_map: ShardMap, operands: list[T], position: P) -> list[T]:
-        """Visits a program that each device runs."""
-        return self.visit_plain(shard_map.equation, operands, position)
-
-    def visit_scan(self, scan: Scan, operands: list[T], position: P) -> list[T]:
-        """Visits a scan."""
-        return self.visit_plain(scan.equation, operands, position)
-
-    def visit_while(self, loop: While, operands: list[T], position: P) -> list[T]:
-        """Visits a while loop."""
-        return self.visit_plain(loop.equation, operands, position)
-
-    def visit_cond(self, cond: Cond, operands: list[T], position: P) -> list[T]:
-        """Visits an equation with branches."""
-        return self.visit_plain(cond.equation, operands, position)
-
-
-class Evaluator(Visitor[T, P]):
-    """Goes through a program from its inputs to its results."""
-
-    @abc.abstractmethod
-    def constant(self, value: Any, aval: Any) -> T:
-        """What is known of a constant in a program. `aval` has its shape and dtype."""
-
-    def positions_in(self, program: Program, position: P) -> Iterable[P]:
-        """The position of each equation of a program."""
-        count = len(program.jaxpr.eqns)
-        return map(position.at, range(count))
-
-    def visit_program(self, program: Program, inputs: Sequence[T], position: P) -> list[T]:
-        """Visits each equation of a program."""
-        jaxpr = program.jaxpr
-        values: dict[int, T] = {}
-        for variable, constant in zip(jaxpr.constvars, program.constants, strict=True):
-            values[id(variable)] = self.constant(constant, variable.aval)
-
-        def write(variables: Iterable[Any], new_values: Iterable[T]) -> None:
-            values.update(zip(map(id, variables), new_values, strict=True))
-
-        def read(variable: Any) -> T:
-            if isinstance(variable, Literal):
-                return self.constant(variable.val, variable.aval)
-            return values[id(variable)]
-
-        write(jaxpr.invars, inputs)
-        positions = self.positions_in(program, position)
-        for equation, at_equation in zip(jaxpr.eqns, positions, strict=True):
-            operands = list(map(read, equation.invars))
-            results = self.visit_equation(equation, operands, at_equation)
-            write(equation.outvars, results)
-        return list(map(read, jaxpr.outvars))
 
 
 def bind(
@@ -286,3 +212,54 @@ def bind(
     with equation.ctx.manager:
         results = equation.primitive.bind(*functions, *operands, **params)
     return list(results) if equation.primitive.multiple_results else [results]
+
+
+def run_call(equation: Any, run: Callable[..., list[Any]], operands: Sequence[Any]) -> list[Any]:
+    """Runs a function in the place of a call's program, jitted or checkpointed as the call was.
+
+    Args:
+      equation: the call.
+      run: computes what the program does. Operands and results may be empty trees.
+      operands: of the call.
+    """
+    name = equation.primitive.name
+    if name in _CHECKPOINTS:
+        with _params_of(equation) as params:
+            settings = {key: params[key] for key in ('prevent_cse', 'policy')}
+        run = jax.checkpoint(run, **settings)
+    if name not in _JITS:
+        return run(*operands)
+    with _params_of(equation) as params:
+        run.__name__, inline = params['name'], params['inline']
+        shardings_in, shardings_out = params['in_shardings'], params['out_shardings']
+    operands = _with_shardings(operands, shardings_in)
+    results = jax.jit(run, inline=inline)(*operands)
+    return _with_shardings(results, shardings_out)
+
+
+def _with_shardings(values: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+    """Constrains values to the shardings that a call asks for. Empty trees stay."""
+    placed = []
+    for value, sharding in zip(values, shardings, strict=True):
+        is_array = bool(jax.tree.leaves(value))
+        if is_array and isinstance(sharding, jax.sharding.Sharding):
+            value = lax.with_sharding_constraint(value, sharding)
+        placed.append(value)
+    return placed
+
+
+@contextlib.contextmanager
+def _params_of(equation: Any) -> Iterator[Mapping[str, Any]]:
+    """Gives the parameters of an equation to be read.
+
+    Raises:
+      NotImplementedError: they are not what they were in the versions of JAX that this file was checked on.
+    """
+    try:
+        yield equation.params
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        line = source_info_util.summarize(equation.source_info) or 'an unknown line'
+        raise NotImplementedError(
+            f'JAX {jax.__version__} writes {equation.primitive.name} ({line}) in a way that jaxpruner does not know, '
+            f'with the parameters {", ".join(equation.params)}; upgrade jaxpruner, or install JAX {_CHECKED[-1]}'
+        ) from error

@@ -4,7 +4,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxpruner.uses.bodies import Cond, Position, Program, Scan, ShardMap, Visitor, While
+from jaxpruner.uses.bodies import Cond, Program, Scan, ShardMap, While
+from jaxpruner.uses.visitors import Position, Visitor
 
 # Callbacks that only show something change no result.
 _SHOWS = frozenset({'debug_callback', 'debug_print'})

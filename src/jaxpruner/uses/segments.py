@@ -13,11 +13,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner.core.tree import PyTree
-from jaxpruner.uses.bodies import Position, Scan
+from jaxpruner.uses.bodies import Scan
 from jaxpruner.uses.compiled_once import CompiledOnce
 from jaxpruner.uses.graph import Use, UseGraph
 from jaxpruner.uses.steps import ModelSteps, Step
 from jaxpruner.uses.taps import TapRun, Taps
+from jaxpruner.uses.visitors import Position
 
 
 def _observe_nothing(use: Use, operands: Sequence[Any]) -> None:

@@ -1,8 +1,7 @@
 """The walk through a `shard_map`."""
 
 import functools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jaxpruner.uses import views
@@ -18,19 +17,10 @@ def walk_shard_map(
     """Walks through the program of a `shard_map`, in which each device has a part of each axis."""
     jaxpr = shard_map.program.jaxpr
     inside = _rescaled(walker, shard_map, values, jaxpr.invars, position)
-    devices = position.devices * device_count(shard_map.equation.params)
+    devices = position.devices * shard_map.device_count()
     inner = position.inside(shard_map.equation, 0)._replace(devices=devices)
     results = walker.visit_program(shard_map.program, inside, inner)
     return _rescaled(walker, shard_map, results, shard_map.equation.outvars, position)
-
-
-def device_count(params: Mapping[str, Any]) -> int:
-    """How many parts a shard_map has. Axes of the mesh that are left to the compiler do not count."""
-    sizes = dict(params['mesh'].shape)
-    manual = params.get('newly_manual_axes', params.get('manual_axes'))
-    if manual is None:
-        manual = set(sizes).difference(params.get('auto', ()))
-    return math.prod(map(sizes.__getitem__, manual))
 
 
 def _rescaled(

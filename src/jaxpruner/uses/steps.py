@@ -5,9 +5,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from jaxpruner.uses import bodies
-from jaxpruner.uses.bodies import Position, ProgramPath
+from jaxpruner.uses.bodies import Program, ProgramPath
 from jaxpruner.uses.graph import Use, UseGraph
+from jaxpruner.uses.visitors import Evaluator, Position
 
 
 class Step(NamedTuple):
@@ -34,7 +34,7 @@ class ModelSteps:
         flat = _Flattening()
         self.inputs = flat.new_values(jaxpr.invars)
         flat.data.update(self.inputs[leaves:])
-        program = bodies.Program.of(graph.program)
+        program = Program.of(graph.program)
         flat.visit_program(program, self.inputs, Position())
         self.steps = flat.steps
         self.constants = flat.constants
@@ -112,7 +112,7 @@ class ModelSteps:
         return steps[::-1]
 
 
-class _Flattening(bodies.Evaluator[int, Position]):
+class _Flattening(Evaluator[int, Position]):
     """Numbers the values of a program, and appends its equations to one list.
 
     The equations of a call are listed instead of the call. So a parameter that a call returns beside data is no data.

@@ -14,17 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.uses.bodies import (
-    Cond,
-    Evaluator,
-    Position,
-    Program,
-    ProgramPath,
-    Scan,
-    While,
-    bind,
-)
+from jaxpruner.uses.bodies import Cond, Program, ProgramPath, Scan, While, bind
 from jaxpruner.uses.graph import UnsupportedPrimitive, Use, UseGraph, leaves_a_program
+from jaxpruner.uses.visitors import Evaluator, Position
 
 Values = list[Any]
 # Number of a place -> its total.
@@ -204,8 +196,7 @@ class TapRun(Evaluator[Any, Position]):
             return (carried, inner.totals, trip + step), stacked
 
         state = carried, self._totals_within(position), jnp.int32(first)
-        unroll = scan.equation.params['unroll']
-        state, stacked = lax.scan(body, state, sliced, scan.length, scan.reverse, unroll)
+        state, stacked = scan.run(body, state, sliced)
         carried, totals, _ = state
         self.totals |= totals
         return carried + stacked

@@ -21,12 +21,13 @@ from jaxpruner.uses import (
     rules,
     shard_maps,
 )
-from jaxpruner.uses.bodies import Call, Cond, Evaluator, Program, Scan, ShardMap, While
+from jaxpruner.uses.bodies import Call, Cond, Program, Scan, ShardMap, While
 from jaxpruner.uses.graph import Site
 from jaxpruner.uses.indexing_rules import FOLLOWED_SCATTERS
 from jaxpruner.uses.moving_rules import SAME, same
 from jaxpruner.uses.records import Findings, Value, Values, WalkPosition, has_views, views_of
 from jaxpruner.uses.views import NoRuleError
+from jaxpruner.uses.visitors import Evaluator
 
 # Operations that place parameters among data, besides the elementwise ones.
 _PLACES = frozenset('concatenate dynamic_update_slice pad stack'.split())

@@ -24,8 +24,16 @@ from jaxpruner.oneshot.weight_matrices import (
 )
 from jaxpruner.sparse.program.product_sites import ProductSite
 from jaxpruner.uses import Use, UseGraph, contractions
-from jaxpruner.uses.bodies import Call, Cond, Program, ProgramPath, Scan, While, inside
-from jaxpruner.uses.calls import RULED
+from jaxpruner.uses.bodies import (
+    RULED,
+    Call,
+    Cond,
+    Program,
+    ProgramPath,
+    Scan,
+    While,
+    inside,
+)
 
 NOT_CONTRACTED = 'no contraction reads it'
 _OTHER_USES = {

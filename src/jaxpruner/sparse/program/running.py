@@ -15,17 +15,17 @@ from jax import lax
 
 from jaxpruner.sparse.program.product_sites import ProductSite
 from jaxpruner.uses.bodies import (
+    RULED,
     Call,
     Cond,
-    Evaluator,
-    Position,
     Program,
     ProgramPath,
     Scan,
     While,
     bind,
+    run_call,
 )
-from jaxpruner.uses.calls import RULED, run_call
+from jaxpruner.uses.visitors import Evaluator, Position
 
 Values = list[Any]
 # By number of the leaf.
@@ -138,16 +138,7 @@ class ProductRun(Evaluator[Any, Position]):
             results = inner.visit_program(scan.body, inputs, position.at(0))
             return scan.split_results(results)
 
-        params = scan.equation.params
-        carried, stacked = lax.scan(
-            body,
-            carried,
-            (sliced, layers),
-            scan.length,
-            scan.reverse,
-            params['unroll'],
-            params.get('_split_transpose', False),
-        )
+        carried, stacked = scan.run(body, carried, (sliced, layers))
         return carried + stacked
 
     def visit_while(self, loop: While, operands: Values, position: Position) -> Values:

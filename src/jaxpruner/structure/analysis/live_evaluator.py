@@ -6,7 +6,8 @@ from typing import Any, Generic, TypeVar
 
 from jaxpruner.structure.analysis.records import TracePosition
 from jaxpruner.uses import liveness
-from jaxpruner.uses.bodies import Call, Cond, Evaluator, Program, Scan, While
+from jaxpruner.uses.bodies import Call, Cond, Program, Scan, While
+from jaxpruner.uses.visitors import Evaluator
 
 T = TypeVar('T')
 

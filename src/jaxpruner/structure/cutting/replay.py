@@ -18,7 +18,7 @@ from jaxpruner.structure.cutting import derivatives
 from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.rules import primitives
 from jaxpruner.structure.rules.resizing import EquationCut
-from jaxpruner.uses import calls
+from jaxpruner.uses import bodies
 from jaxpruner.uses.bodies import Call, Cond, Program, Scan, While, bind
 
 # Values that the model's results do not depend on are `None`, an empty tree for loops and calls of JAX.
@@ -63,7 +63,7 @@ class Replay(LiveEvaluator[Any]):
             results = super().visit_needed(equation, operands, position)
         elif not any(is_missing):
             results = bind(equation, operands)
-        elif equation.primitive.name in calls.RULED:
+        elif equation.primitive.name in bodies.RULED:
             results = _run_with_zeros(equation, operands)
         else:
             results = super().visit_needed(equation, operands, position)
@@ -96,16 +96,15 @@ class Replay(LiveEvaluator[Any]):
         def run(*operands: Any) -> Values:
             return self.visit_program(call.program, operands, inside)
 
-        if equation.primitive.name in calls.RULED:
+        if equation.primitive.name in bodies.RULED:
             small = self._small(equation, position)
             run_by_rule = derivatives.RuledCall(run, small, position, Replay)
             return run_by_rule(*operands)
-        return calls.run_call(equation, run, operands)
+        return bodies.run_call(equation, run, operands)
 
     def visit_scan(self, scan: Scan, operands: Values, position: TracePosition) -> Values:
         _, carried, sliced = scan.split(operands)
         needed = position.in_scan(scan).needed
-        params = scan.equation.params
         trips = self.trace.trips[position.path]
         has_lists = self.cut.has_lists_of(atoms(trips))
         trips_that_stay = None
@@ -119,15 +118,8 @@ class Replay(LiveEvaluator[Any]):
             results = run.visit_scan_body(scan, operands, carried, slices, position)
             return scan.split_results(results)
 
-        carried, stacked = lax.scan(
-            body,
-            _drop_unneeded(needed[: scan.carried], carried),
-            (sliced, trips_that_stay),
-            self.cut.size(trips),
-            scan.reverse,
-            params['unroll'],
-            params.get('_split_transpose', False),
-        )
+        carried = _drop_unneeded(needed[: scan.carried], carried)
+        carried, stacked = scan.run(body, carried, (sliced, trips_that_stay), self.cut.size(trips))
         return carried + stacked
 
     def _in_trip(self, trips: Axis, trip: Any) -> 'Replay':
