@@ -17,6 +17,7 @@ from jaxpruner.checkpoints import (
     Leaf,
     choose,
     leaf_masks,
+    left_out,
     open_checkpoint,
     prune,
     write_safetensors,
@@ -312,6 +313,82 @@ def test_leaves_are_chosen_by_name(settings, kinds):
         name: sparsity_types.parse_sparsity_type(kind) for name, kind in kinds.items()
     }
     assert list(choices) == [name for name in LEAVES if name in choices]
+
+
+LOOKED_UP = [
+    'model.embed_tokens.weight',  # Llama
+    'tok_embeddings.weight',
+    'bert.embeddings.word_embeddings.weight',
+    'transformer.wte.weight',
+    'wpe/embedding',
+    'shared.weight',  # T5
+    'token_embedder/embedding',  # MaxText
+    'params/embedder/input_embedding/value',
+    'gpt/~/embed/embeddings',
+    'pos_embed',
+    'block.0.relative_attention_bias.weight',  # T5
+    'embeddings.cls_token',
+]
+HEADS = [
+    'lm_head.weight',
+    'lm_head/kernel',
+    'embed_out.weight',  # GPT-NeoX
+    'output.weight',  # Llama
+    'params/output_head/kernel/value',
+    'decoder/logits_dense/kernel',
+    'cls.predictions.decoder.weight',
+]
+LAYERS = [
+    'model.layers.0.mlp.up_proj.weight',
+    'encoder/layer/0/attention/output/dense/kernel',
+    'layers.3.attention.output.weight',
+    'embedding/kernel',  # of patches
+    'time_embedding.linear_1.weight',
+    'time_emb_proj.weight',
+    'members.w',
+    'head.weight',
+    'decoder.weight',
+]
+SHAPE = Leaf((8, 16), np.dtype('float32'))
+WITH_TABLES = dict.fromkeys([*LOOKED_UP, *HEADS, *LAYERS], SHAPE) | {
+    'patch_embed.weight': Leaf((8, 4, 4, 4), SHAPE.dtype)  # a convolution
+}
+
+
+@pytest.mark.parametrize(
+    ('settings', 'pruned'),
+    [
+        ({'sparsity': 0.5}, [*LAYERS, 'patch_embed.weight']),
+        ({'sparsity': 0.5, 'distribution': 'erk'}, [*LAYERS, 'patch_embed.weight']),
+        ({'types': [(None, '2:4')]}, [*LAYERS, 'patch_embed.weight']),
+        ({'types': [('*', '2:4')]}, WITH_TABLES),
+        (
+            {'types': [('pos*', '1:4'), (None, '2:4'), ('*head*', 'dense')]},
+            [*LAYERS[:-2], 'decoder.weight', 'patch_embed.weight', 'pos_embed'],
+        ),
+        ({'sparsity': 0.5, 'only': ['lm_head*', 'members*']}, [*HEADS[:2], 'members.w']),
+        (
+            {'sparsity': 0.5, 'types': [('wpe*', 'unstructured')], 'only': ['wpe*']},
+            ['wpe/embedding'],
+        ),
+    ],
+)
+def test_what_looks_like_an_embedding_or_a_head_is_pruned_where_a_glob_names_it(settings, pruned):
+    assert set(choose(WITH_TABLES, **settings)) == set(pruned)
+    reasons = left_out(
+        WITH_TABLES, **{key: settings[key] for key in settings if key in ('types', 'only')}
+    )
+    assert reasons.keys() == WITH_TABLES.keys() - set(pruned)
+    if settings == {'sparsity': 0.5}:
+        assert {reasons[name] for name in LOOKED_UP} == {'looks like an embedding'}
+        assert {reasons[name] for name in HEADS} == {'looks like an output head'}
+
+
+def test_a_checkpoint_of_embeddings_alone_is_refused_with_the_remedy():
+    with pytest.raises(
+        ValueError, match=r'an embedding or an output head .* a glob in only or typ'
+    ):
+        choose({'wte': SHAPE}, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,30 @@ def test_a_type_alone_is_for_all_and_needs_no_sparsity(dense, tmp_path):
     assert np.count_nonzero(out.read('head')) == 64
 
 
+@pytest.mark.parametrize(
+    ('arguments', 'pruned', 'remedy'),
+    [
+        (['--types', '2:4'], ['mlp.weight'], "--types '*=2:4' prunes them, too"),
+        (['--sparsity', '0.5'], ['mlp.weight'], "--types '*=unstructured' prunes them, too"),
+        (['--types', '*=2:4'], ['lm_head.weight', 'mlp.weight', 'model.embed_tokens.weight'], ''),
+        (['--types', 'mlp*=2:4', '*=dense'], ['mlp.weight'], ''),
+    ],
+)
+def test_embeddings_and_heads_stay_dense_unless_a_glob_names_them(
+    arguments, pruned, remedy, tmp_path, capsys
+):
+    names = ('lm_head.weight', 'mlp.weight', 'model.embed_tokens.weight')
+    tensors = {name: RNG.standard_normal((8, 8), np.float32) for name in names}
+    write_safetensors(tmp_path / 'dense', tensors)
+    arguments = [str(tmp_path / 'dense'), *arguments, '--out', str(tmp_path / 'out')]
+    assert main(['prune', *arguments]) == 0
+    out = open_checkpoint(tmp_path / 'out')
+    assert [name for name in names if (out.read(name) == 0).mean() == 0.5] == pruned
+    words = ' '.join(capsys.readouterr().out.split())
+    assert ('model.embed_tokens.weight, lm_head.weight' in words) == bool(remedy)
+    assert remedy in words
+
+
 def test_random_scores_and_erk(dense, tmp_path):
     outs = []
     for seed in ('1', '2', '1'):

@@ -1,6 +1,7 @@
 """Which leaves of a checkpoint are pruned, how far, and to which sparsity type."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -26,6 +27,17 @@ PRUNABLE = (
 
 _DISTRIBUTIONS = {'uniform': sparsity_distributions.uniform, 'erk': sparsity_distributions.erk}
 
+# Names of layers. A file holds no model that would show what is looked up.
+_EMBEDDING = re.compile(
+    r'(?!.*proj).*embed.*|(.*_)?(emb|wte|wpe)(_(?!proj).*)?|shared|relative_.*bias|(cls|class|mask)_token'
+)
+_HEAD = re.compile(r'lm_head|output_(head|layer|projection)|(un|de)embed.*|embed_out|logits.*')
+# That mean a head only as the whole name.
+_HEAD_PATHS = ('output', 'cls/predictions/decoder')
+_PARAMETERS = ('weight', 'kernel', 'w')
+LOOKS_LIKE_EMBEDDING = 'looks like an embedding'
+LOOKS_LIKE_HEAD = 'looks like an output head'
+
 
 class Choice(NamedTuple):
     """What happens to a leaf.
@@ -42,22 +54,23 @@ def choose(
     leaves: Mapping[str, Leaf],
     sparsity: float | None = None,
     distribution: Literal['uniform', 'erk'] = 'uniform',
-    types: Sequence[tuple[str, str]] = (),
+    types: Sequence[tuple[str | None, str]] = (),
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
 ) -> dict[str, Choice]:
     """Decides what happens to each leaf that is pruned.
 
     By default the leaves are pruned that have floats of 16 to 64 bits and more than one dimension, and that belong to
-    no optimizer. `only` and `skip` choose among these by globs. A leaf whose full name stands in `only` is pruned
-    whatever its rank. `left_out` says which leaves stay as they are, and why.
+    no optimizer. What looks like an embedding or an output head by its name and rank stays dense, unless a glob of
+    `only` or `types` names it. `only` and `skip` choose among these by globs. A leaf whose full name stands in `only`
+    is pruned whatever its rank. `left_out` says which leaves stay as they are, and why.
 
     Args:
       leaves: all tensors of the checkpoint.
       sparsity: share to remove, in [0, 1]; not needed where all types are N:M.
       distribution: `'uniform'`, the same for each leaf, or `'erk'`.
-      types: globs and config strings of sparsity types, or `'dense'`. The first match wins; a leaf without a match is
-        unstructured.
+      types: globs and config strings of sparsity types, or `'dense'`. The first match wins. A leaf without a match has
+        the type that is given with `None` in place of a glob, and is unstructured if there is none.
       only: globs of the leaves to prune; all that can be by default.
       skip: globs of leaves to leave as they are.
 
@@ -87,7 +100,7 @@ def choose(
     if not pruned_types:
         raise ValueError(
             'no leaf is left to prune; a leaf needs floats of 16 to 64 bits, and more than one dimension or its full '
-            'name in only'
+            'name in only; what looks like an embedding or an output head needs a glob in only or types'
         )
     if sparsity is None:
         shares = {name: _own_share(name, pruned_types[name]) for name in pruned_types}
@@ -104,7 +117,7 @@ def choose(
 
 def left_out(
     leaves: Mapping[str, Leaf],
-    types: Sequence[tuple[str, str]] = (),
+    types: Sequence[tuple[str | None, str]] = (),
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
 ) -> dict[str, str]:
@@ -132,6 +145,7 @@ def left_out(
     _check_prunable(only, leaves, 'only')
     optimizer_state = find_optimizer_state(leaves)
     types_by_name = _types_by_name(leaves, types)
+    named = [*only, *(glob for glob, _ in types if glob is not None)]
 
     def reason(name: str, leaf: Leaf) -> str | None:
         if _matches_any(skip, name):
@@ -147,7 +161,9 @@ def left_out(
             return None
         if leaf.ndim < 2:
             return 'one dimension or none'
-        return 'not named in only' if only and not _matches_any(only, name) else None
+        if only and not _matches_any(only, name):
+            return 'not named in only'
+        return None if _matches_any(named, name) else _looks_like(name, leaf.ndim)
 
     reasons = {}
     for name, leaf in leaves.items():
@@ -155,6 +171,25 @@ def left_out(
         if words is not None:
             reasons[name] = words
     return reasons
+
+
+def _looks_like(name: str, rank: int) -> str | None:
+    """Tells by its name and rank that a leaf is an embedding or an output head.
+
+    A table has at most three axes, and no layer of a `kernel` is one: patches of images are embedded by convolutions.
+    """
+    parts = re.split('[./]', name.lower().removesuffix('/value'))
+    is_kernel = parts[-1] == 'kernel'
+    if parts[-1] in _PARAMETERS:
+        parts = parts[:-1]
+    layer = '/'.join(parts[-1:])
+    if parts[:1] in (['params'], ['model']):
+        parts = parts[1:]
+    if _HEAD.fullmatch(layer) or '/'.join(parts) in _HEAD_PATHS:
+        return LOOKS_LIKE_HEAD
+    if _EMBEDDING.fullmatch(layer) and rank <= 3 and not is_kernel:
+        return LOOKS_LIKE_EMBEDDING
+    return None
 
 
 def _own_share(name: str, sparsity_type: sparsity_types.SparsityType) -> float:
@@ -197,21 +232,23 @@ def _matches_any(globs: Iterable[str], name: str) -> bool:
 
 
 def _types_by_name(
-    leaves: Mapping[str, Leaf], types: Sequence[tuple[str, str]]
+    leaves: Mapping[str, Leaf], types: Sequence[tuple[str | None, str]]
 ) -> dict[str, sparsity_types.SparsityType | None]:
     """Maps each leaf to its sparsity type, `None` where it stays dense."""
-    types_by_glob: dict[str, sparsity_types.SparsityType | None] = {}
+    types_by_glob: dict[str | None, sparsity_types.SparsityType | None] = {}
     for glob, text in types:
         is_dense = text == 'dense'
         sparsity_type = None if is_dense else sparsity_types.parse_sparsity_type(text)
         if glob in types_by_glob:
-            raise ValueError(f'types: {glob!r} is given twice; only the first would count')
+            what = f'a type for all others ({text})' if glob is None else repr(glob)
+            raise ValueError(f'types: {what} is given twice; only the first would count')
         types_by_glob[glob] = sparsity_type
-        if not is_dense:
+        if glob is not None and not is_dense:
             _check_prunable([glob], leaves, 'types')
+    others = types_by_glob.pop(None, sparsity_types.Unstructured())
     rules = tree_lib.first_matches(types_by_glob, [(name,) for name in leaves], 'types')
     in_order = list(types_by_glob.values())
     types_by_name = {}
     for name, rule in zip(leaves, rules, strict=True):
-        types_by_name[name] = sparsity_types.Unstructured() if rule is None else in_order[rule]
+        types_by_name[name] = others if rule is None else in_order[rule]
     return types_by_name

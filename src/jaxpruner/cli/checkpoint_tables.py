@@ -1,6 +1,7 @@
 """What `jaxpruner inspect` and `jaxpruner prune` show: a progress bar over tensors, and tables of them."""
 
 import contextlib
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from jaxpruner.base_updater.leaf_plans import type_words
 from jaxpruner.checkpoints import Choice, Leaf, LeafReport
 from jaxpruner.checkpoints.inspection import totals
+from jaxpruner.checkpoints.plan import LOOKS_LIKE_EMBEDDING, LOOKS_LIKE_HEAD
 from jaxpruner.cli import output
 from jaxpruner.core import text_tables
 from jaxpruner.core.progress import progress_bar
@@ -133,6 +135,16 @@ def pruning_table(
         rows.append([str(len(names)), f'{weights:,}', words, output.printable(names[0])])
     rows.sort(key=lambda row: row[2].startswith('left'))
     return text_tables.to_text(_PRUNING_COLUMNS, rows, width=output.width())
+
+
+def tables_and_heads(reasons: Mapping[str, str], remedy: str) -> str:
+    """Names what was left dense because it looks like an embedding or an output head, and how to prune it."""
+    alike = (LOOKS_LIKE_EMBEDDING, LOOKS_LIKE_HEAD)
+    names = [output.printable(name) for like in alike for name in reasons if reasons[name] == like]
+    if not names:
+        return ''
+    text = f'left dense for their names: {", ".join(names)}; {remedy} prunes them, too'
+    return textwrap.fill(text, output.width(), break_on_hyphens=False) + '\n'
 
 
 def size_words(count: int) -> str:

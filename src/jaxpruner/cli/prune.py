@@ -16,9 +16,11 @@ class Prune:
     shards), or a folder that orbax wrote. It is read in parts and never held in memory; dtypes, metadata and all other
     tensors stay as they are, byte for byte. OUT appears when it is whole, and no two processes write it at once.
 
-    By default all tensors of floating point with more than one dimension are pruned, but for an optimizer's state; the
-    table says what was left out and why. A name may be a glob, in which `*` stands for anything; one that matches
-    nothing is an error. A type is unstructured, 2:4, nm_2,4,0 (along axis 0), block_4,4, channel_-1 or dense.
+    By default all tensors of floating point with more than one dimension are pruned, but for an optimizer's state, and
+    for what looks like an embedding or an output head (embed_tokens, wte, lm_head and such), unless a name in --types
+    or --only matches it; the table says what was left out and why. A name may be a glob, in which `*` stands for
+    anything; one that matches nothing is an error. A type is unstructured, 2:4, nm_2,4,0 (along axis 0), block_4,4,
+    channel_-1 or dense.
 
     Sparse hardware wants N:M along the inputs of a layer. 2:4 lies along the last axis: these are the inputs in
     checkpoints of PyTorch, whose weights are (outputs, inputs). Kernels of flax and Haiku are (inputs, outputs), also
@@ -28,7 +30,7 @@ class Prune:
       jaxpruner prune model.safetensors --sparsity 0.8 --out sparse.safetensors
       jaxpruner prune torch.safetensors --types '*mlp*=2:4' '*=dense' --out out
       jaxpruner prune flax/1000/ --types '*kernel=nm_2,4,-2' '*=dense' --out out
-      jaxpruner prune shards/ --sparsity 0.5 --skip '*embed*' --out sparse/
+      jaxpruner prune shards/ --sparsity 0.5 --skip 'vision*' --out sparse/
     """
 
     checkpoint: arguments.CheckpointPath
@@ -42,7 +44,7 @@ class Prune:
     distribution: Literal['uniform', 'erk'] = 'uniform'
     """How the sparsity is shared among tensors: the same for each, or small ones denser."""
     types: arguments.Types = ()
-    """Which weights stand together; the first name that matches counts, TYPE alone is for all."""
+    """Which weights stand together; the first name that matches counts, TYPE alone is for the others."""
     only: arguments.Names = ()
     """Names of the tensors to prune; a vector only by its full name."""
     skip: arguments.Names = ()
@@ -89,10 +91,12 @@ class Prune:
         )
         reasons = checkpoints.left_out(leaves, types, self.only, self.skip)
         print(checkpoint_tables.pruning_table(leaves, choices, reasons))
+        others = dict(types).get(None, 'unstructured')
+        print(checkpoint_tables.tables_and_heads(reasons, f"--types '*={others}'"), end='')
 
 
-def _parse_type(text: str) -> tuple[str, str]:
-    """Splits NAME=TYPE, or TYPE for all names, and refuses what is no type."""
+def _parse_type(text: str) -> tuple[str | None, str]:
+    """Splits NAME=TYPE, or TYPE for all that is not named, and refuses what is no type."""
     from jaxpruner.sparsity_types import parse_sparsity_type
 
     name, separator, type_text = text.rpartition('=')
@@ -106,4 +110,4 @@ def _parse_type(text: str) -> tuple[str, str]:
             parse_sparsity_type(type_text)
         except ValueError as error:
             raise ValueError(f'types: {text!r}: {error}') from None
-    return name or '*', type_text
+    return name or None, type_text
