@@ -356,3 +356,35 @@ def _splines(p, x):
 def _adapters(p, x):
     h = jax.nn.relu(x @ p['up'])
     return (h @ (p['w'] + 0.5 * p['a'] @ p['b'])) @ p['down']
+
+
+@model({'up': floats(3, 4), 'pairs': floats(16, 2)}, SEQUENCE)
+def _bilinear_pooling(p, x):
+    h = jax.nn.relu(x @ p['up'])
+    pooled = jnp.einsum('bti,btj->bij', h, h)
+    return pooled.reshape(2, -1) @ p['pairs']
+
+
+@model({'up': floats(3, 6), 'square': floats(36), 'down': floats(6, 2)}, SEQUENCE)
+def _square_matrix_stored_flat(p, x):
+    h = jnp.tanh(x @ p['up'])
+    return jnp.tanh(h + h @ p['square'].reshape(6, 6)) @ p['down']
+
+
+@model(
+    {
+        'stem': floats(3, 3, 3, 16),
+        'first': floats(1, 1, 4, 16),
+        'depthwise': floats(3, 3, 1, 16),
+        'second': floats(1, 1, 4, 16),
+        'head': floats(16, 2),
+    },
+    IMAGE,
+)
+def _shuffle_net(p, x):
+    x = jax.nn.relu(conv(x, p['stem']))
+    h = jax.nn.relu(conv(x, p['first'], feature_group_count=4))
+    h = h.reshape(2, 8, 8, 4, 4).swapaxes(3, 4).reshape(x.shape)
+    h = conv(h, p['depthwise'], feature_group_count=16)
+    x = jax.nn.relu(x + conv(h, p['second'], feature_group_count=4))
+    return x.mean((1, 2)) @ p['head']

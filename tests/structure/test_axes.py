@@ -11,6 +11,7 @@ from jaxpruner.structure.analysis.axes import Pin, atom, atoms, product, total
 from jaxpruner.structure.analysis.positions import kept_positions, occurrences
 from jaxpruner.structure.analysis.ties import Ties
 from structure import permuted
+from structure.doubles import keep_of
 
 
 def make_ties():
@@ -94,6 +95,13 @@ def test_any_program_of_moves_is_permuted_as_its_axes_say(program, seed):
 
     graph = channel_groups(apply, values)
     permuted.check(graph, values, (), seed)
+    rng = np.random.default_rng(seed)
+    exact = [group for group in graph.groups.values() if group.exact]
+    keep = {group.name: keep_of(group, 0.5, rng) for group in exact}
+    small, zeroed = graph.shrink(values, keep, verify=False), graph.zeroed(values, keep)
+    np.testing.assert_array_equal(graph.expand(small, keep), zeroed)
+    small_apply = graph.small_apply(keep)
+    np.testing.assert_allclose(small_apply(small), apply(zeroed), rtol=1e-3, atol=1e-3)
 
 
 def test_products_and_sums_are_flat():

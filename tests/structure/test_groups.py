@@ -362,6 +362,16 @@ FURTHER = {
         'a[1]': Row(2, 32),
         'b[1]': Row(8, 96),
     },
+    'bilinear pooling': {
+        'up[1]': Row(4, 44),
+    },
+    'square matrix stored flat': {
+        'up[1]': Row(6, 66),
+    },
+    'shuffle net': {
+        'stem[3][0:16:4]': Row(4, 736),
+        'stem[3][0:4]': Row(4, 592),
+    },
 }
 
 

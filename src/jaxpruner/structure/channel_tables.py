@@ -7,7 +7,7 @@ element of its channel.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,12 +33,13 @@ class ChannelTable:
     Attributes:
       group: the group.
       shape: of the table, `(*sizes of the owners of lists, channels)`.
-      indices: path of a leaf -> axis with channels -> the places of its weights' channels.
+      indices: path of a leaf -> axis with channels -> the places of its weights' channels. There are several where the
+        channels are several factors of the axis, as in `h * h`.
     """
 
     group: Group
     shape: Shape
-    indices: Mapping[Path, Mapping[int, Index]]
+    indices: Mapping[Path, Mapping[int, Sequence[Index]]]
 
     def add_up(self, values: Mapping[Path, jax.Array]) -> jax.Array:
         """Sums over the weights of each channel, in float32 at least. Leaves without values add nothing.
@@ -52,19 +53,19 @@ class ChannelTable:
         """
         total = jnp.zeros(self.shape, jnp.float32)
         for path, value in values.items():
-            for index in self.indices[path].values():
-                sums = _add_up(value, index, self.shape)
-                total = total + sums
+            for index, is_again in self._indices_of(path):
+                others = jnp.where(is_again, 0, value)
+                total = total + _add_up(others, index, self.shape)
         return total
 
     def any_along(self, flags: jax.Array, path: Path, axis: int) -> np.ndarray:
         """Flags the channels along an axis of a leaf that have a flagged weight, in the shape of the table."""
-        index = self.indices[path][axis]
-        other_axes = _other_axes(flags.shape, index)
-        flagged = _any_over(flags, other_axes)
         *owners, size = self.shape
         table = np.zeros((*owners, size + 1), bool)  # the last is for weights without a channel
-        np.logical_or.at(table, index, np.asarray(flagged))
+        for index in self.indices[path][axis]:
+            other_axes = _other_axes(flags.shape, index)
+            flagged = _any_over(flags, other_axes)
+            np.logical_or.at(table, index, np.asarray(flagged))
         return table[..., :size]
 
     def look_up(self, table: jax.Array, path: Path) -> jax.Array:
@@ -73,10 +74,25 @@ class ChannelTable:
         The result has one element along axes of the leaf that it does not depend on.
         """
         product = jnp.ones((), table.dtype)
-        for index in self.indices[path].values():
+        for index, is_again in self._indices_of(path):
             entries = table.at[index].get(mode='fill', fill_value=1)
-            product = product * entries
+            product = product * jnp.where(is_again, 1, entries)
         return product
+
+    def _indices_of(self, path: Path) -> Iterator[tuple[Index, Any]]:
+        """The places of the weights' channels in a leaf, and which weights were in the same channel at a place before.
+
+        A weight on the diagonal of a square matrix has one channel, that of its input and of its output.
+        """
+        earlier: list[Index] = []
+        for indices in self.indices[path].values():
+            for index in indices:
+                is_again: Any = False
+                for other in earlier:
+                    is_same = functools.reduce(jnp.logical_and, map(jnp.equal, index, other))
+                    is_again = is_again | is_same
+                earlier.append(index)
+                yield index, is_again
 
 
 def channel_table(trace: Trace, group: Group, numbers: Mapping[Path, int]) -> ChannelTable:
@@ -88,14 +104,14 @@ def channel_table(trace: Trace, group: Group, numbers: Mapping[Path, int]) -> Ch
       numbers: path of a leaf -> its number in the trace. Leaves that are no members are left out.
     """
     member_axes = _member_axes(trace, group)
-    indices: dict[Path, dict[int, Index]] = {}
+    indices: dict[Path, dict[int, list[Index]]] = {}
     for path, number in numbers.items():
         if number not in member_axes:
             continue
         indices[path] = {}
         axes = trace.leaves[number]
         for i in member_axes[number]:
-            indices[path][i] = _find_index(axes, i, group)
+            indices[path][i] = _find_indices(axes, i, group)
     owners = sizes_of(group.lists)
     return ChannelTable(group, (*owners, group.size), indices)
 
@@ -112,16 +128,18 @@ def _member_axes(trace: Trace, group: Group) -> dict[int, list[int]]:
     return member_axes
 
 
-def _find_index(axes: Axes, i: int, group: Group) -> Index:
+def _find_indices(axes: Axes, i: int, group: Group) -> list[Index]:
     """The places of the channels along an axis of a leaf in the table of their group."""
     atom = group.atom.resolved()
     owners = resolve_each(group.lists)
     whole = Cut({})
-    *owner_indices, channel = whole.channel_index(axes, i, atom, owners)
-    has_channel = channel >= 0
     beyond_the_end = group.size
-    channel = np.where(has_channel, channel, beyond_the_end)
-    return (*owner_indices, channel)
+    indices = []
+    for *owner_indices, channel in whole.channel_indices(axes, i, atom, owners):
+        has_channel = channel >= 0
+        channel = np.where(has_channel, channel, beyond_the_end)
+        indices.append((*owner_indices, channel))
+    return indices
 
 
 def _add_up(value: Any, index: Index, shape: Shape) -> jax.Array:

@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.tree import Path
 from jaxpruner.structure.analysis.axes import Axes, Axis, atoms_of_values, sizes_of
@@ -153,16 +155,15 @@ def _name_group(trace: Trace, spot: _Spot) -> str:
 
 def _count_parameters(trace: Trace, spots: Spots) -> int:
     """Counts the parameters along an atom, each once."""
-    lengths_along: dict[int, dict[int, int]] = {}  # leaf -> axis -> positions with channels
+    has_none: dict[
+        int, list[np.ndarray]
+    ] = {}  # leaf -> for each axis, flags of positions without a channel
     for spot in spots:
-        length = spot.occurrence.positions().size
-        lengths = lengths_along.setdefault(spot.leaf, {})
-        lengths[spot.axis] = lengths.get(spot.axis, 0) + length
+        sizes = sizes_of(trace.leaves[spot.leaf])
+        flags = has_none.setdefault(spot.leaf, [np.ones(size, bool) for size in sizes])
+        flags[spot.axis][spot.occurrence.positions()] = False
     count = 0
-    for leaf, lengths in lengths_along.items():
-        sizes = sizes_of(trace.leaves[leaf])
-        sizes_without = list(sizes)
-        for axis, length in lengths.items():
-            sizes_without[axis] -= length
-        count += math.prod(sizes) - math.prod(sizes_without)
+    for leaf, flags in has_none.items():
+        sizes_without = map(np.count_nonzero, flags)
+        count += math.prod(sizes_of(trace.leaves[leaf])) - math.prod(map(int, sizes_without))
     return count

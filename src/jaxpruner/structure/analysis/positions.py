@@ -108,17 +108,26 @@ def _occurrences_in_product(axis: Axis) -> list[Occurrence]:
     return scaled
 
 
-def indices_of(atom: Axis, axis: Axis) -> np.ndarray:
-    """The index of an atom at each position along an axis, -1 where the atom does not lie.
+def indices_of(atom: Axis, axis: Axis) -> list[np.ndarray]:
+    """The indices of an atom at each position along an axis, -1 where there is none.
 
-    >>> from jaxpruner.structure.analysis.axes import atom, total
-    >>> heads = atom(2)
-    >>> indices_of(heads, total([atom(1), heads, heads])).tolist()
-    [-1, 0, 1, 0, 1]
+    A position has an index for each factor that is the atom, so that there is an array for each of them.
+
+    >>> from jaxpruner.structure.analysis.axes import atom, product, total
+    >>> channels = atom(2)
+    >>> for indices in indices_of(channels, total([atom(1), channels, product([channels, channels])])):
+    ...     print(indices.tolist())
+    [-1, 0, 1, 0, 0, 1, 1]
+    [-1, -1, -1, 0, 1, 0, 1]
     """
-    indices = np.full(axis.size, -1)
+    arrays: list[np.ndarray] = []
     for occurrence in occurrences(axis):
-        if occurrence.atom is atom:
-            positions = occurrence.positions()
-            indices[positions] = np.arange(atom.size)[:, None]
-    return indices
+        if occurrence.atom is not atom:
+            continue
+        positions = occurrence.positions()
+        free = [indices for indices in arrays if (indices[positions] < 0).all()]
+        if not free:
+            arrays.append(np.full(axis.size, -1))
+            free = arrays[-1:]
+        free[0][positions] = np.arange(atom.size)[:, None]
+    return arrays

@@ -192,8 +192,8 @@ def _find_layout(group: Group, member: Member, axes: Axes) -> _Layout:
     positions = np.flatnonzero(channels >= 0)
     indices = []
     for owner, axis in zip(owners, owner_axes, strict=True):
-        index = spread(indices_of(owner, axes[axis]), axis)
-        indices.append(index[positions])
+        (along_axis,) = indices_of(owner, axes[axis])  # a value has each owner once
+        indices.append(spread(along_axis, axis)[positions])
     indices.append(channels[positions])
     sizes = (*sizes_of(owners), group.size)
     numbers = np.ravel_multi_index(tuple(indices), sizes)

@@ -202,10 +202,12 @@ class Cut:
     def _stays_by(self, atom: Axis, axes: Axes, i: int) -> np.ndarray:
         """Flags of the positions that one atom leaves along an axis: the table of a `_TripTable`."""
         lists = self.lists[atom]
-        index = self.channel_index(axes, i, atom, lists.owners)
-        channel_stays = lists.stays(atom.size)[index]
-        has_no_channel = index[-1] < 0
-        return has_no_channel | channel_stays
+        stays_in_list = lists.stays(atom.size)
+        stays = np.array(True)
+        for index in self.channel_indices(axes, i, atom, lists.owners):
+            has_no_channel = index[-1] < 0
+            stays = stays & (has_no_channel | stays_in_list[index])
+        return stays
 
     def take(self, value: Any, axes: Axes, first: int = 0) -> Any:
         """Cuts a value along its axes from `first` on; returns the value itself if all of it stays."""
@@ -227,17 +229,17 @@ class Cut:
         kept = np.moveaxis(kept, -1, axis)
         return _TripTable(trip_axes, kept).at(self.trips.values())
 
-    def channel_index(
+    def channel_indices(
         self, axes: Axes, i: int, atom: Axis, owners: Iterable[Axis]
-    ) -> tuple[np.ndarray, ...]:
+    ) -> list[tuple[np.ndarray, ...]]:
         """For each element of a value the indices of its owners, and last the index of its channel along an axis.
 
-        The arrays have the axes of a `_TripTable`: those of the trips, then those of the value. The channel is -1 where
-        there is none.
+        Elements with several channels along the axis, as in `h * h`, have one such tuple for each. The arrays have the
+        axes of a `_TripTable`: those of the trips, then those of the value. The channel is -1 where there is none.
         """
         owner_indices = [self._owner_index(axes, owner) for owner in owners]
-        channel = self._index_along(axes, i, atom)
-        return (*owner_indices, channel)
+        channels = self._indices_along(axes, i, atom)
+        return [(*owner_indices, channel) for channel in channels]
 
     def _owner_index(self, axes: Axes, owner: Axis) -> np.ndarray:
         """The index of an owner for each element of a value."""
@@ -246,16 +248,14 @@ class Cut:
             trips = np.arange(owner.size)
             return self._spread(axes, number, trips)
         for k in range(len(axes)):
-            index = self._index_along(axes, k, owner)
-            if (index >= 0).any():
-                return index
+            for index in self._indices_along(axes, k, owner):
+                return index  # a value has each owner once
         raise AssertionError(f'a value of shape {axes} has channels, but no owner of their lists')
 
-    def _index_along(self, axes: Axes, i: int, atom: Axis) -> np.ndarray:
-        """The index of an atom for each position along an axis, -1 where it has none."""
+    def _indices_along(self, axes: Axes, i: int, atom: Axis) -> list[np.ndarray]:
+        """The indices of an atom for each position along an axis, -1 where there is none."""
         number = len(self.trips) + i
-        index = indices_of(atom, axes[i])
-        return self._spread(axes, number, index)
+        return [self._spread(axes, number, index) for index in indices_of(atom, axes[i])]
 
     def _spread(self, axes: Axes, number: int, index: np.ndarray) -> np.ndarray:
         """An index along one axis of the trips or of a value, in the rank of both together."""

@@ -206,10 +206,12 @@ def _map_leaf(path: Path, value: Any, changes: Changes) -> Any:
                 'out of the tree, or give an optimizer state whose moments have the structure of the parameters'
             )
         return value
-    if change.apply is None or math.prod(shape) <= 1:  # a number of the leaf
+    if change.apply is None:
         return value
     if change.fits(shape):
         return change.apply(value)
+    if math.prod(shape) <= 1:  # a number of the leaf
+        return value
     if is_packed(value, change.before):
         whole_mask = packing.unpack_like(value, change.before)
         mask = change.apply(whole_mask)
