@@ -29,10 +29,10 @@ _GENERAL_INDEX = re.compile(
 _ATTRIBUTES = re.compile(r'^\{[.#][\w -]+\}\n', re.MULTILINE)
 
 
-def page_names() -> list[str]:
-    """The pages in the order in which the site lists them, as paths below the documents without ending."""
+def page_names(first: str = 'index') -> list[str]:
+    """A page and those below it, in the order of the site, as paths below the documents without ending."""
     names: dict[str, None] = {}
-    queue = ['index']
+    queue = [first]
     while queue:
         name = queue.pop(0)
         if name not in names:
@@ -150,7 +150,7 @@ def index(pages: dict[str, str]) -> str:
     for part, names in parts.items():
         if names:
             lines += ['', f'## {_first_line(pages[part])}', '']
-            lines += [_entry(name, pages) for name in [part, *names]]
+            lines += [_entry(name, pages) for name in page_names(part)]
     return '\n'.join(lines) + '\n'
 
 

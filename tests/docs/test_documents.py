@@ -14,7 +14,7 @@ import packaging.version
 import pytest
 import safetensors.numpy
 
-from docs.extensions import blocks_of_code
+from docs.extensions import blocks_of_code, plain_markdown
 from jaxpruner import api, jax_pruning
 from jaxpruner.cli import main as cli
 
@@ -107,7 +107,7 @@ def test_the_wheel_is_installed_into_a_new_environment(tmp_path):
 
 def test_blocks_are_read():
     text = (
-        '```python\nprint(1)\n```\n\n```text\n1\n```\n\n```{entries}\na\n```\n'
+        '```python\nprint(1)\n```\n\n```text\n1\n```\n\n```{errors}\na\n```\n'
         '<!-- not run: no such package -->\n```diff\n+a\n```\n'
     )
     code, change = blocks_of_code.read('page.md', text)
@@ -123,7 +123,9 @@ def test_the_documents_have_snippets():
     without = {page for page in DOCUMENTS if page.startswith('docs/how_to/')} - {
         page for page in DOCUMENTS if blocks(page, 'python')
     }
-    assert without == {'docs/how_to/index.md'}
+    # Lists of pages: the first one, and one for each group in the side bar.
+    lists = ['how_to/index', *plain_markdown.listed_pages('how_to/index')]
+    assert without == {f'docs/{page}.md' for page in lists}
 
 
 def test_strategies_in_files_are_strategies():
