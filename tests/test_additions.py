@@ -171,7 +171,7 @@ def test_plans_have_words_for_each_sparsity_type(name):
 @pytest.mark.parametrize('name', sorted(TYPES))
 def test_documents_name_each_sparsity_type(name):
     docs = ROOT / 'docs'
-    assert f'\njaxpruner.{name}\n' in (docs / 'reference' / 'sparsity_types.md').read_text()
+    assert f'`jaxpruner.{name}`' in (docs / 'reference' / 'sparsity_types.md').read_text()
     assert f'\n| `{name}(' in (docs / 'how_to' / 'choose_sparsity_types.md').read_text()
 
 

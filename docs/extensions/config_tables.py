@@ -5,7 +5,7 @@ import inspect
 import re
 from collections.abc import Sequence
 
-from docs.extensions import coverage
+from docs.extensions import coverage, reference_entries
 from jaxpruner import api, oneshot
 from jaxpruner.base_updater import config_keys
 
@@ -80,9 +80,8 @@ def algorithm_table(lines: Sequence[str] = ()) -> str:
     entries = {name.rpartition('.')[2]: name for name in coverage.documented_names()}
     rows = ['| name | class |', '|---|---|']
     for name, algorithm in algorithms().items():
-        summary = (inspect.getdoc(algorithm) or '').partition('\n\n')[0]
         entry = entries[algorithm.__name__]
-        words = _cell(' '.join(summary.split()))
+        words = reference_entries.summary(algorithm)
         rows.append(f'| `{name}` | {{py:obj}}`~{entry}`: {words} |')
     return '\n'.join(rows)
 

@@ -2,12 +2,18 @@
 
 | fence | stands for |
 |---|---|
-| `entries` | the entries of the names in it, from their docstrings, with a list of them in front |
-| `config-keys` | the table of all keys of a configuration |
-| `algorithms` | the table of all algorithms that have a name in a configuration |
 | `command-help` | what the commands in it print |
 | `extras` | the table of the extras that it describes |
 | `errors` | the list of all messages of errors |
+
+A table below a comment with one of these names is for those who read the page in the repository. `python -m
+ci.reference_tables` writes it, and the site has something longer in its place:
+
+| comment | the site has |
+|---|---|
+| `entries` | the entries of the names in the table, from their docstrings, with a list of them in front |
+| `config-keys` | the table of all keys of a configuration |
+| `algorithms` | the table of all algorithms that have a name in a configuration |
 """
 
 import re
@@ -30,7 +36,11 @@ MAKERS = {
     'extras': extras_table.table,
     'errors': error_messages.page,
 }
-_FENCE = re.compile(rf'^```\{{({"|".join(MAKERS)})\}}\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+_TABLES = ('entries', 'config-keys', 'algorithms')
+_FENCE = re.compile(
+    rf'^```\{{({"|".join(MAKERS.keys() - set(_TABLES))})\}}\n(.*?)^```$', re.MULTILINE | re.DOTALL
+)
+TABLE = re.compile(rf'^<!-- ({"|".join(_TABLES)}) -->\n((?:\|.*\n)*)', re.MULTILINE)
 
 
 # Files of the repository that a page shows, and those that are downloaded.
@@ -46,7 +56,9 @@ def lead_links(text: str) -> str:
 
 def replace_blocks(text: str, makers: Mapping[str, Callable[[Sequence[str]], str]] = MAKERS) -> str:
     """Returns a page in which each of these blocks is replaced by what is made of its lines."""
-    return _FENCE.sub(lambda match: makers[match[1]](match[2].split('\n')[:-1]), text)
+    for block in (_FENCE, TABLE):
+        text = block.sub(lambda match: makers[match[1]](match[2].splitlines()) + '\n', text)
+    return text
 
 
 def offer_download(text: str, name: str) -> str:

@@ -6,14 +6,13 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from docs.extensions import public_names, reference_entries
+from docs.extensions import coverage, public_names, reference_entries
 
 
 def entries(lines: Sequence[str]) -> str:
     """Makes the entries of public names; the lines are those of `reference_entries.entries`."""
     blocks = []
-    for line in lines:
-        name, _, words = line.partition(': ')
+    for name, words in coverage.rows(lines).items():
         blocks += [f'### `{name}`', words or f'```python\n{_stub(name)}\n```']
     return '\n\n'.join(blocks)
 

@@ -13,12 +13,9 @@ def entries(lines: Sequence[str]) -> str:
     """Makes the entries of public names, with a list of them in front.
 
     Args:
-      lines: a name each. Constants have no docstrings: what they are follows behind a colon.
+      lines: of the table that has these names.
     """
-    words = {}
-    for line in lines:
-        name, _, text = line.partition(': ')
-        words[name] = text
+    words = coverage.rows(lines)
     documented = [f'   ~{name}' for name, text in words.items() if not text]
     made = ['```{eval-rst}', '.. autosummary::', '', *documented, '']
     for name, text in words.items():
@@ -31,10 +28,9 @@ def _entry(name: str, words: str) -> Iterator[str]:
     if found is None:
         raise ValueError(f'{name} has an entry in the reference, and is no public name')
     value, _ = found
-    is_ours = value_module(value) == public_names.PACKAGE
-    is_constant = not (is_ours and (inspect.isclass(value) or inspect.isfunction(value)))
-    if is_constant != bool(words):
-        raise ValueError(f'{name}: words stand behind the names of constants, and of them alone')
+    is_constant = not has_docstring(value)
+    if is_constant and not words:
+        raise ValueError(f'{name} is a constant: the table has to say what it is')
     if is_constant:
         yield f'.. py:data:: {name}'
         yield from ('', f'   {words}')
@@ -45,6 +41,18 @@ def _entry(name: str, words: str) -> Iterator[str]:
             yield f'   :members: {members}'
     else:
         yield f'.. autofunction:: {name}'
+
+
+def has_docstring(value: Any) -> bool:
+    """Whether it is a class or function of the package, not a constant."""
+    is_ours = value_module(value) == public_names.PACKAGE
+    return is_ours and (inspect.isclass(value) or inspect.isfunction(value))
+
+
+def summary(value: Any) -> str:
+    """The first paragraph of a docstring, as a cell of a table."""
+    text = (inspect.getdoc(value) or '').partition('\n\n')[0]
+    return ' '.join(text.split()).replace('|', r'\|')
 
 
 def value_module(value: Any) -> str:

@@ -73,10 +73,15 @@ def test_every_entry_of_the_reference_has_its_docstring(pages):
     assert '    @property\n' in reference
 
 
+HEAD = ['| name | what it is |', '|---|---|']
+
+
 def test_an_entry_is_that_of_a_public_name():
-    assert plain_entries.entries(['jaxpruner.KERNEL_FILTER: as words']).endswith('\n\nas words')
+    assert plain_entries.entries([*HEAD, '| `jaxpruner.KERNEL_FILTER` | as words |']).endswith(
+        '\n\nas words'
+    )
     with pytest.raises(ValueError, match=r'jaxpruner\.nothing'):
-        plain_entries.entries(['jaxpruner.nothing'])
+        plain_entries.entries([*HEAD, '| `jaxpruner.nothing` | |'])
 
 
 def test_a_notebook_has_its_results(monkeypatch, tmp_path):

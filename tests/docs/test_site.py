@@ -7,6 +7,7 @@ import jupytext
 import optax
 import pytest
 
+import ci.reference_tables
 import jaxpruner
 from docs.extensions import (
     command_help,
@@ -113,6 +114,26 @@ def test_blocks_can_be_made(page):
     made = made_blocks.replace_blocks(made_blocks.lead_links(page.read_text()))
     left = set(re.findall(r'^```\{([\w-]+)\}', made, re.MULTILINE))
     assert left <= {'eval-rst', 'include', 'toctree'}
+
+
+@pytest.mark.parametrize(
+    'page', sorted(coverage.REFERENCE.glob('*.md')), ids=lambda page: page.stem
+)
+def test_tables_in_the_repository_are_up_to_date(page):
+    made = ci.reference_tables.filled(page.read_text())
+    assert made == page.read_text(), 'run: python -m ci.reference_tables'
+
+
+def test_a_table_is_filled_with_sources_and_docstrings():
+    head = '<!-- entries -->\n| name | what it is |\n|---|---|\n'
+    rows = '| `jaxpruner.apply_mask` | |\n| `jaxpruner.ALGORITHM_REGISTRY` | names |\n'
+    _, link, constant = ci.reference_tables.filled(head + rows).splitlines()[2:]
+    assert link.startswith(
+        '| [`jaxpruner.apply_mask`](../../src/jaxpruner/core/masking.py) | Sets '
+    )
+    assert constant == '| `jaxpruner.ALGORITHM_REGISTRY` | names |'
+    with pytest.raises(ValueError, match=r'jaxpruner\.prune'):
+        ci.reference_tables.filled(head + '| jaxpruner.prune |\n')
 
 
 def test_every_key_has_a_meaning_and_every_meaning_a_key():
