@@ -145,7 +145,9 @@ VALUES = {
             {'*': 3},
         ),
     ),
-    'stacked': Values(('a/*', [('a', 'kernel')], ()), (3, True, [3], {'a': 1}, [['a', 3]])),
+    'stacked': Values(
+        ('a/*', [('a', 'kernel')], (), {'a': 1}), (3, True, [3], {'a': 'b'}, {3: 1}, [['a', 3]])
+    ),
     'topk_fn': FUNCTION,
     'skip_gradients': FLAG,
     'is_sparse_gradients': FLAG,

@@ -85,7 +85,8 @@ class IterativeNMPruning(base_updater.BaseUpdater):
         for i, leaf in enumerate(self._leaves(paths, score_of)):
             if target_of[i] is not None:
                 progress = sparsity_of[i] / jnp.where(target_of[i] > 0, target_of[i], 1)
-                masks[i] = self._mask(score_of[i], leaf.groups, progress)
+                mask = self._mask(leaf.layers_first(score_of[i]), leaf.groups, progress)
+                masks[i] = leaf.layers_back(mask)
         return sparse_state._replace(masks=jax.tree.unflatten(treedef, masks))
 
     def _mask(self, scores: jax.Array, groups: Groups, progress: jax.Array) -> jax.Array:

@@ -186,12 +186,14 @@ class SET(StaticRandomSparse):
         masks = tree_lib.leaves_like(treedef, sparse_state.masks)
         drop, grow = self._drop_and_grow_scores(treedef, sparse_state, params, grads, extra_args)
         masked: dict[int, MaskedLeaf] = {}
-        for i, leaf in enumerate(self._leaves(paths, arrays)):
+        leaves = self._leaves(paths, arrays)
+        for i, leaf in enumerate(leaves):
             if masks[i] is not None:
-                masked[i] = MaskedLeaf(masks[i], drop[i], grow[i], leaf.groups)
+                moved = map(leaf.layers_first, (masks[i], drop[i], grow[i]))
+                masked[i] = MaskedLeaf(*moved, leaf.groups)
         new_masks = self._replace_weights(list(masked.values()), fraction)
         for i, mask in zip(masked, new_masks, strict=True):
-            masks[i] = mask
+            masks[i] = leaves[i].layers_back(mask)
         new_state = sparse_state._replace(masks=jax.tree.unflatten(treedef, masks))
         regrown = self.weights_that_came_back(sparse_state, new_state)
         if self.is_debug:

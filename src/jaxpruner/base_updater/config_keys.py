@@ -17,7 +17,7 @@ from jaxpruner.base_updater.setting_checks import (
     Check,
     Setting,
     are_blocks,
-    are_names,
+    are_stacks,
     by_value,
     check_scheduler,
     choice,
@@ -77,7 +77,9 @@ CONFIG_KEYS: Mapping[str, Check] = {
     'scheduler': check_scheduler,
     # Which weights together.
     'sparsity_type': by_value(normalize_setting),
-    'stacked': Setting('a glob of leaves, or a list of globs', are_names),
+    'stacked': Setting(
+        'a glob of leaves, a list of globs, or a mapping from globs to axes', are_stacks
+    ),
     'topk_fn': Setting('a function (scores, sparsity) -> mask', callable),
     # All pruners.
     'skip_gradients': _FLAG,

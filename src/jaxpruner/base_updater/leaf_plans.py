@@ -146,7 +146,7 @@ def plan_leaves(pruner: PlannedPruner, params: tree_lib.PyTree) -> PruningPlan:
             model_ranking_prunes = True
     planned = []
     for i, leaf in enumerate(pruner._leaves(paths, arrays)):
-        unpruned = unpruned_leaf(leaf.path, arrays[i], leaf.sparsity_type, leaf.is_stacked)
+        unpruned = unpruned_leaf(leaf.path, arrays[i], leaf.sparsity_type, leaf.layer_axis)
         shares_target = is_in_model_ranking[i] and model_ranking_prunes
         leaf_plan = with_target(unpruned, targets[i], reasons[i], is_alone[i], shares_target)
         if shares_target and leaf_plan.is_pruned:
@@ -160,10 +160,10 @@ def plan_leaves(pruner: PlannedPruner, params: tree_lib.PyTree) -> PruningPlan:
 
 
 def unpruned_leaf(
-    path: tree_lib.Path, array: Any, sparsity_type: SparsityType | None, is_stacked: bool
+    path: tree_lib.Path, array: Any, sparsity_type: SparsityType | None, layer_axis: int | None
 ) -> LeafPlan:
     """Plans a leaf before its target is known, given its array or shape."""
-    leaf = leaf_of(path, array, sparsity_type, is_stacked)
+    leaf = leaf_of(path, array, sparsity_type, layer_axis)
     size = math.prod(leaf.shape)
     return LeafPlan(**vars(leaf), kept=size, size=size, why_dense=None)
 
@@ -239,7 +239,7 @@ def _kept(leaf: LeafPlan) -> int | None:
     """Counts the weights that a leaf keeps at its target, if it is ranked by itself."""
     if not leaf.size:
         return 0
-    layers = leaf.shape[0] if leaf.is_stacked else 1
+    layers = 1 if leaf.layer_axis is None else leaf.shape[leaf.layer_axis]
     kept = _kept_of_layer(leaf)
     return None if kept is None else layers * kept
 
@@ -290,6 +290,8 @@ def _kept_in_all(leaves: Sequence[LeafPlan], is_in_model_ranking: Sequence[bool]
 
 def _row(leaf: LeafPlan) -> list[str]:
     layers = 'each layer, ' if leaf.is_stacked else ''
+    if leaf.layer_axis:
+        layers = f'each layer of axis {leaf.layer_axis}, '
     words = layers + type_words(leaf.sparsity_type)
     if leaf.is_ranked_with_others:
         words += ', ranked together'

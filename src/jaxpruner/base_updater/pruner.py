@@ -22,7 +22,7 @@ class PlannedPruner(Protocol):
     scheduler: sparsity_schedules.BaseSchedule  # when masks are updated, and at which sparsity
     sparsity: Any  # one number for every selected leaf, or None
     sparsity_distribution_fn: Any  # params -> tree of sparsities
-    stacked: str | Sequence[str | tree_lib.Path]  # names of leaves whose first axis counts layers
+    stacked: tree_lib.Stacked  # which leaves are stacks of layers
     topk_fn: mask_calculator.TopkFn | None  # (scores, sparsity) -> mask
 
     def distribution(self) -> Any:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,13 @@ def is_integer(value: Any) -> bool:
 def are_names(value: Any) -> bool:
     """Whether it is a glob, or a list of globs and paths."""
     return is_word(value) or (_is_list(value) and all(map(_is_name, value)))
+
+
+def are_stacks(value: Any) -> bool:
+    """Whether it is what `are_names` accepts, or a mapping from names to axes."""
+    if not isinstance(value, Mapping):
+        return are_names(value)
+    return all(map(_is_name, value)) and all(map(is_integer, value.values()))
 
 
 def are_blocks(value: Any) -> bool:

@@ -3,7 +3,7 @@
 import contextlib
 import contextvars
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import joint_leaves
 from jaxpruner.sparsity_types import NByM
 from jaxpruner.sparsity_types.base import is_joint
-from jaxpruner.sparsity_types.leaves import Leaf, Stacked
+from jaxpruner.sparsity_types.leaves import Leaf
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def of_leaves(
     distribution: Callable[..., tree_lib.PyTree] | None,
     params: tree_lib.PyTree,
     leaves: Sequence[Leaf],
-    stacked: Stacked,
+    stacked: tree_lib.Stacked,
     check: Callable[[Leaf], None],
     types_decide: bool = True,
 ) -> tree_lib.PyTree:
@@ -64,7 +64,7 @@ def of_leaves(
       distribution: from parameters (and the names of stacked leaves, if it takes them) to sparsities; `None` for none.
       params: the parameters, or their shapes.
       leaves: the same, leaf by leaf; their own targets are not read.
-      stacked: names of leaves that are stacks of layers.
+      stacked: which leaves are stacks of layers.
       check: refuses the sparsity type of a leaf that is to be pruned.
       types_decide: the type N:M decides the target of its leaves, by what the user gave them:
         a sparsity other than 0 -> the share that N:M removes, with a warning if the two differ;
@@ -80,6 +80,7 @@ def of_leaves(
     if distribution is None:
         return jax.tree.unflatten(treedef, [None] * len(leaves))
     stacked_argument = _check_stacked(distribution, stacked, paths)
+    vector_warnings.warn_of_other_axes(paths, arrays, stacked)
     decided = []  # whatever a filter selects
     for leaf in leaves:
         if leaf.sparsity_type is None or is_joint(leaf.sparsity_type):
@@ -143,12 +144,13 @@ def warn_of_contradictions(contradictions: Sequence[Contradiction]) -> None:
 
 
 def _check_stacked(
-    distribution: Callable[..., Any], stacked: Stacked, paths: Sequence[tree_lib.Path]
+    distribution: Callable[..., Any], stacked: tree_lib.Stacked, paths: Sequence[tree_lib.Path]
 ) -> dict[str, Any]:
     """Returns the argument that tells a distribution of stacked leaves, if there are any."""
     names = tree_lib.as_names(stacked)
     tree_lib.check_names(names, paths, 'stacked')
-    argument = {'stacked': names} if names else {}
+    given = stacked if isinstance(stacked, Mapping) else names
+    argument = {'stacked': given} if names else {}
     if arguments.known_arguments(distribution, argument) != argument:
         raise ValueError(
             'stacked layers change what a distribution selects, and this sparsity_distribution_fn takes no '

@@ -60,7 +60,8 @@ class BaseUpdater(OptionalHooks, ShortRepr):
       use_packed_masks: keep masks at one bit per weight.
       topk_fn: `(scores, sparsity) -> mask`, used for every leaf; unless given, that of the sparsity type.
       is_packed: another name of `use_packed_masks`.
-      stacked: names or globs of leaves whose first axis counts layers; each layer is ranked on its own.
+      stacked: names or globs of leaves whose first axis counts layers, or a mapping from them to the axis that does
+        (`{'*layers*': 1}`); each layer is ranked on its own.
       sparsity: the sparsity of every selected leaf, short for `sparsity_distribution_fn=partial(uniform, sparsity=…)`.
       compact_moments: the optimizer keeps moments of kept weights alone. For algorithms with a fixed number of kept
         weights (static, SET, RigL, fixed masks) and optimizers that treat each weight by itself (sgd, adam, adamw,
@@ -96,7 +97,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     topk_fn: mask_calculator.TopkFn | None = None
     _: dataclasses.KW_ONLY
     is_packed: bool | None = None
-    stacked: str | Sequence[str | tree_lib.Path] = ()
+    stacked: tree_lib.Stacked = ()
     sparsity: Any = None
     compact_moments: bool = False
 
@@ -199,13 +200,16 @@ class BaseUpdater(OptionalHooks, ShortRepr):
             is_dense = leaf.sparsity_type is None or sparsity_of[i] is None
             if score_of[i] is not None and not is_dense:
                 scored[i] = calculators.ScoredLeaf(
-                    score_of[i], sparsity_of[i], leaf.groups, start_of[i]
+                    leaf.layers_first(score_of[i]), sparsity_of[i], leaf.groups, start_of[i]
                 )
         if any(is_joint(leaf.sparsity_type) for leaf in leaves):
             leaf_masks = joint_leaves.mask_joint_leaves(leaves, scored, self.topk_fn)
         else:
             leaf_masks = calculators.mask_leaves(scored, self.topk_fn)
-        masks = jax.tree.unflatten(treedef, [leaf.mask for leaf in leaf_masks])
+        new_masks = []
+        for leaf, made in zip(leaves, leaf_masks, strict=True):
+            new_masks.append(None if made.mask is None else leaf.layers_back(made.mask))
+        masks = jax.tree.unflatten(treedef, new_masks)
         new_thresholds = jax.tree.unflatten(treedef, [leaf.threshold for leaf in leaf_masks])
         return masks, new_thresholds
 

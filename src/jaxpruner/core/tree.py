@@ -8,7 +8,7 @@ functions here take them.
 import collections
 import fnmatch
 import numbers
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,8 @@ from jaxpruner.core.nearest_names import nearest as nearest
 
 Path = tuple[str, ...]
 PyTree = Any
+# Which leaves are stacks of layers: a glob or a path, or several (the first axis counts layers), or a mapping to axes.
+Stacked = str | Sequence[str | Path] | Mapping[Any, int]
 
 _NUMBERS = (bool, int, float, complex)
 
@@ -249,14 +251,66 @@ def matches(name: str | Path, path: Path) -> bool:
     return name == path_string(path) or fnmatch.fnmatchcase(path_string(path), name)
 
 
-def as_names(names: str | Sequence[str | Path]) -> tuple[str | Path, ...]:
-    """Returns several names as they are, and a single one as a tuple."""
+def as_names(names: Stacked) -> tuple[str | Path, ...]:
+    """Returns several names (or the keys of a mapping) as a tuple, and a single one, too."""
     return (names,) if isinstance(names, str) else tuple(names)
 
 
 def matches_any(names: str | Sequence[str | Path], path: Path) -> bool:
     """Whether one of these names means the leaf at `path`, as in `matches`."""
     return any(matches(name, path) for name in as_names(names))
+
+
+def axes_of_layers(stacked: Stacked) -> dict[str | Path, int]:
+    """Maps each name in `stacked` to the axis that counts layers, the first unless it says another.
+
+    >>> axes_of_layers('blocks/*'), axes_of_layers({'layers/*': 1})
+    ({'blocks/*': 0}, {'layers/*': 1})
+    """
+    return dict(stacked) if isinstance(stacked, Mapping) else dict.fromkeys(as_names(stacked), 0)
+
+
+def layer_axis(
+    stacked: Stacked,
+    path: Path,
+    shape: tuple[int, ...],
+    matches: Callable[[Any, Path], bool] = matches,
+) -> int | None:
+    """Finds the axis of a leaf that counts layers; `None` where no name of `stacked` means the leaf.
+
+    Args:
+      stacked: names or globs of leaves whose first axis counts layers, or a mapping from them to axes.
+      path: the leaf's path.
+      shape: its shape.
+      matches: `(name, path) -> bool`, what a name means.
+
+    Raises:
+      ValueError: the leaf has no such axis.
+
+    >>> layer_axis({'layers/*': 1}, ('layers', 'kernel'), (32, 2, 64)), layer_axis('layers/*', ('head',), (32, 4))
+    (1, None)
+    """
+    for name, axis in axes_of_layers(stacked).items():
+        if not matches(name, path):
+            continue
+        if not shape and axis == 0:  # a number beside the stacked leaves
+            return None
+        if not -len(shape) <= axis < len(shape):
+            raise ValueError(
+                f'stacked: {name!r} says axis {axis}, which {path_string(path)} of shape {shape} does not have; name '
+                'only leaves that are stacks of layers'
+            )
+        return axis % len(shape)
+    return None
+
+
+def layer_shape(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+    """Returns the shape of one layer, given the axis that counts layers; `None` for a leaf that is no stack.
+
+    >>> layer_shape((32, 2, 64), 1), layer_shape((32, 64), None)
+    ((32, 64), (32, 64))
+    """
+    return shape if axis is None else (*shape[:axis], *shape[axis + 1 :])
 
 
 def rule_name(name: Any, where: str = '') -> str | Path:

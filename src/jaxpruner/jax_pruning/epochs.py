@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ def pruning(
     prune_strategy: Any = None,
     *,
     prune_axis: int | None = None,
-    stacked: str | Sequence[str] = (),
+    stacked: tree_lib.Stacked = (),
     use_packed_masks: bool = False,
 ) -> tuple[bool, tree_lib.PyTree | None]:
     """Makes new masks if the strategy has an entry for this epoch.
@@ -37,7 +37,8 @@ def pruning(
       mask_key: the masks so far, `None` before the first.
       prune_strategy: a `PruningStrategy` or what `PruningStrategy.parse` reads; with `None` nothing is due.
       prune_axis: the axis along which N:M groups lie for entries that give none; the last by default.
-      stacked: names or globs of leaves whose first axis counts layers (of a scan); each layer is ranked on its own.
+      stacked: names or globs of leaves whose first axis counts layers (of a scan), or a mapping from them to that axis;
+        each layer is ranked on its own.
       use_packed_masks: make masks at one bit per weight.
 
     Returns:
@@ -99,7 +100,7 @@ def initial_masks(
     state: Any,
     prune_strategy: Any,
     *,
-    stacked: str | Sequence[str] = (),
+    stacked: tree_lib.Stacked = (),
     use_packed_masks: bool = False,
 ) -> tree_lib.PyTree:
     """Masks that prune nothing: a first `mask_key` whose structure never changes.

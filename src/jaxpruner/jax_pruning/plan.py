@@ -1,7 +1,7 @@
 """What an entry of a strategy means for given parameters, carried out by the core's magnitude pruners."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,9 @@ class EntryPlan:
 
     is_global: bool  # one ranking over all leaves that the entry means
     types: tuple[tuple[tree_lib.Path, SparsityType], ...]  # of the leaves that the entry means
-    stacked: tuple[tree_lib.Path, ...]  # leaves whose first axis counts layers, ranked one by one
+    stacked: tuple[
+        tuple[tree_lib.Path, int], ...
+    ]  # the axis that counts layers, which are ranked one by one
 
     def new_masks(
         self,
@@ -49,7 +51,7 @@ class EntryPlan:
             pruner = algorithms.GlobalMagnitudePruning(normalize_scores=False)
         else:
             pruner = algorithms.MagnitudePruning(
-                sparsity_type=lambda path, _: types.get(path), stacked=self.stacked
+                sparsity_type=lambda path, _: types.get(path), stacked=dict(self.stacked)
             )
         new = pruner.create_masks(treedef.unflatten(scores), treedef.unflatten(targets))
         return tree_lib.map_with_missing(
@@ -69,7 +71,7 @@ def resolve_entries(
     strategy: PruningStrategy,
     params: tree_lib.PyTree,
     prune_axis: int | None = None,
-    stacked: str | Sequence[str | tree_lib.Path] = (),
+    stacked: tree_lib.Stacked = (),
 ) -> dict[int, ResolvedEntry]:
     """Resolves and checks the entry of every epoch against the parameters, or their shapes.
 
@@ -80,21 +82,21 @@ def resolve_entries(
       TypeError: a parameter that is no array.
     """
     check_axis(prune_axis, 'prune_axis')
-    leaves = _read_leaves(params, (stacked,) if isinstance(stacked, str) else tuple(stacked))
+    leaves = _read_leaves(params, stacked)
     return {entry.epoch: _resolve(entry, leaves, prune_axis) for entry in strategy.entries}
 
 
 class _Leaf(NamedTuple):
     path: tree_lib.Path
     layer: Any  # its shape and dtype; those of one layer if it is stacked
-    is_stacked: bool
+    layer_axis: int | None
 
     @property
     def name(self) -> str:
         return kernels.SEPARATOR.join(self.path)
 
 
-def _read_leaves(params: tree_lib.PyTree, stacked: tuple[str | tree_lib.Path, ...]) -> list[_Leaf]:
+def _read_leaves(params: tree_lib.PyTree, stacked: tree_lib.Stacked) -> list[_Leaf]:
     paths, arrays, _ = tree_lib.flatten_with_paths(params)
     for path, array in zip(paths, arrays, strict=True):
         if not hasattr(array, 'shape') or not hasattr(array, 'dtype'):
@@ -102,12 +104,13 @@ def _read_leaves(params: tree_lib.PyTree, stacked: tuple[str | tree_lib.Path, ..
                 f'{kernels.SEPARATOR.join(path)} holds {array!r}, no array; pass parameters alone, such as '
                 'state.params or eqx.filter(model, eqx.is_array)'
             )
-    tree_lib.check_names(stacked, paths, 'stacked', kernels.names_leaf, kernels.SEPARATOR)
+    names = tree_lib.as_names(stacked)
+    tree_lib.check_names(names, paths, 'stacked', kernels.names_leaf, kernels.SEPARATOR)
     leaves = []
     for path, array in zip(paths, arrays, strict=True):
-        is_stacked = any(kernels.names_leaf(name, path) for name in stacked)
-        shape = array.shape[1:] if is_stacked else array.shape
-        leaves.append(_Leaf(path, jax.ShapeDtypeStruct(shape, array.dtype), is_stacked))
+        axis = tree_lib.layer_axis(stacked, path, array.shape, kernels.names_leaf)
+        shape = tree_lib.layer_shape(array.shape, axis)
+        leaves.append(_Leaf(path, jax.ShapeDtypeStruct(shape, array.dtype), axis))
     return leaves
 
 
@@ -136,7 +139,7 @@ def _resolve(entry: PruningEntry, leaves: list[_Leaf], prune_axis: int | None) -
             sparsities[leaf.path] = 1 - rate
     stacked = []
     if not entry.is_global:
-        stacked = [leaf.path for leaf in leaves if leaf.is_stacked]
+        stacked = [(leaf.path, leaf.layer_axis) for leaf in leaves if leaf.layer_axis is not None]
     plan = EntryPlan(entry.is_global, tuple(types.items()), tuple(stacked))
     return ResolvedEntry(plan, sparsities, warnings)
 

@@ -156,10 +156,11 @@ class StrategyPruning(base_updater.BaseUpdater):
 def _plan_leaf(path: tree_lib.Path, leaf: Any, entry: ResolvedEntry | None) -> leaf_plans.LeafPlan:
     """The plan of a leaf that an entry means, or no entry."""
     if entry is None:
-        unpruned = leaf_plans.unpruned_leaf(path, leaf, None, False)
+        unpruned = leaf_plans.unpruned_leaf(path, leaf, None, None)
         return dataclasses.replace(unpruned, why_dense='no entry of the strategy means it')
     plan = entry.plan
-    unpruned = leaf_plans.unpruned_leaf(path, leaf, dict(plan.types)[path], path in plan.stacked)
+    layer_axis = dict(plan.stacked).get(path)
+    unpruned = leaf_plans.unpruned_leaf(path, leaf, dict(plan.types)[path], layer_axis)
     leaf_plan = leaf_plans.with_target(
         unpruned, entry.sparsities[path], reason='', is_counted=not plan.is_global
     )

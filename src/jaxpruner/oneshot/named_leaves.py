@@ -1,7 +1,7 @@
 """Leaves that a setting names: these are pruned whatever the model does with them, tied embeddings, too."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ def sparsities_by_name(
     params: tree_lib.PyTree,
     sparsities: Mapping[Any, float | None],
     filter_fn: Callable[[tree_lib.Path, Any], bool] = sparsity_distributions.NOT_DIM_ONE_FILTER,
-    stacked: Sequence[str] = (),
+    stacked: tree_lib.Stacked = (),
 ) -> tree_lib.PyTree:
     """Makes a distribution that gives each leaf the sparsity of the first name that matches it, `None` for dense.
 
@@ -40,8 +40,8 @@ def sparsities_by_name(
     tree_lib.check_names(names, paths, 'sparsity')
 
     def target(path: tree_lib.Path, leaf: Any) -> float | None:
-        is_stacked = any(tree_lib.matches(name, path) for name in stacked)
-        layer = jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) if is_stacked else leaf
+        axis = tree_lib.layer_axis(stacked, path, leaf.shape)
+        layer = jax.ShapeDtypeStruct(tree_lib.layer_shape(leaf.shape, axis), leaf.dtype)
         is_full_name = path in sparsities or tree_lib.path_string(path) in sparsities
         if is_full_name or filter_fn(path, layer):
             for name, sparsity in sparsities.items():

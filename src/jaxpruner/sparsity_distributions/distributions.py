@@ -19,7 +19,7 @@ def uniform(
     sparsity: Any,
     filter_fn: FilterFn = NOT_DIM_ONE_FILTER,
     custom_sparsity_map: SparsityMap | None = None,
-    stacked: Sequence[str] = (),
+    stacked: tree_lib.Stacked = (),
 ) -> tree_lib.PyTree:
     """The same sparsity for every selected leaf.
 
@@ -28,7 +28,8 @@ def uniform(
       sparsity: share of weights to remove, in [0, 1].
       filter_fn: `(path, leaf) -> bool`, selects leaves; default: those with more than one dimension.
       custom_sparsity_map: leaf name or glob -> sparsity (`None` = dense); overrides the filter, the first match wins.
-      stacked: globs of leaves whose first axis counts layers; they are filtered by the shape of one layer.
+      stacked: globs of leaves whose first axis counts layers, or a mapping from globs to that axis; they are filtered
+        by the shape of one layer.
 
     Returns:
       A tree like `params` with a sparsity for each leaf, `None` where it is dense.
@@ -62,7 +63,7 @@ def erk(
     sparsity: float,
     filter_fn: FilterFn = NOT_DIM_ONE_FILTER,
     custom_sparsity_map: SparsityMap | None = None,
-    stacked: Sequence[str] = (),
+    stacked: tree_lib.Stacked = (),
     count_excluded: bool = False,
     flops: Mapping[Any, float] | None = None,
 ) -> tree_lib.PyTree:
@@ -78,7 +79,8 @@ def erk(
       filter_fn: `(path, leaf) -> bool`, selects leaves; default: those with more than one dimension.
       custom_sparsity_map: leaf name or glob -> sparsity (`None` = dense); overrides the filter, the first match wins.
         These leaves are outside the budget.
-      stacked: globs of leaves whose first axis counts layers; shape and filter are those of one layer.
+      stacked: globs of leaves whose first axis counts layers, or a mapping from globs to that axis; shape and filter
+        are those of one layer.
       count_excluded: `sparsity` is meant of *all* parameters: what leaves outside the budget keep is taken out of it.
       flops: leaf name or glob -> floating point operations (`UseGraph.leaf_flops`): `sparsity` is meant of these, not
         of weights.
@@ -175,23 +177,23 @@ def _select(
     params: tree_lib.PyTree,
     filter_fn: FilterFn,
     custom_sparsity_map: SparsityMap | None,
-    stacked: Sequence[str],
+    stacked: tree_lib.Stacked,
 ) -> _Selection:
     paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
     custom_map = check_custom_map(custom_sparsity_map)
     rules = tree_lib.first_matches(custom_map, paths, 'custom_sparsity_map')
-    stacked_names = tree_lib.as_names(stacked)
-    tree_lib.check_names(stacked_names, paths, 'stacked')
+    tree_lib.check_names(tree_lib.as_names(stacked), paths, 'stacked')
     custom, layer_shapes = {}, {}
     named_sparsities = list(custom_map.values())
     for i, path in enumerate(paths):
         rule, layer = rules[i], leaves[i]
-        if tree_lib.matches_any(stacked_names, path):
-            layer = jax.ShapeDtypeStruct(layer.shape[1:], layer.dtype)
+        axis = tree_lib.layer_axis(stacked, path, layer.shape)
+        if axis is not None:
+            layer = jax.ShapeDtypeStruct(tree_lib.layer_shape(layer.shape, axis), layer.dtype)
         if rule is not None:
             custom[i] = named_sparsities[rule]
         elif filter_fn(path, layer):
             layer_shapes[i] = tuple(layer.shape)
     if filter_fn is NOT_DIM_ONE_FILTER:
-        vector_warnings.warn_about_vectors(paths, leaves, layer_shapes, stacked_names)
+        vector_warnings.warn_about_vectors(paths, leaves, layer_shapes, stacked)
     return _Selection(leaves, treedef, custom, layer_shapes)

@@ -1,6 +1,6 @@
 """Why a distribution leaves a leaf dense."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from jaxpruner.core import tree as tree_lib
@@ -12,7 +12,7 @@ from jaxpruner.sparsity_distributions.filters import NOT_DIM_ONE_FILTER
 def why_dense(
     distribution: Callable[..., tree_lib.PyTree] | None,
     params: tree_lib.PyTree,
-    stacked: str | Sequence[Any] = (),
+    stacked: tree_lib.Stacked = (),
 ) -> list[str]:
     """For each leaf the reason for which a distribution leaves it dense, if it does.
 
@@ -41,7 +41,8 @@ def why_dense(
         if rules[i] is not None:
             reasons.append('custom_sparsity_map says None')
         elif filter_fn is NOT_DIM_ONE_FILTER:
-            rank = leaves[i].ndim - tree_lib.matches_any(stacked, path)
+            axis = tree_lib.layer_axis(stacked, path, leaves[i].shape)
+            rank = len(tree_lib.layer_shape(leaves[i].shape, axis))
             reasons.append(f'the default filter leaves out {rank}-D leaves')
         else:
             reasons.append(f'{_name_of(filter_fn, "filter_fn")} leaves it out')

@@ -4,6 +4,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparsity_types.base import GroupedType, Groups, SparsityType, Unstructured, is_joint
 from jaxpruner.sparsity_types.n_by_m import NByM
@@ -11,8 +14,6 @@ from jaxpruner.sparsity_types.parsing import parse_sparsity_type
 
 # One type for all leaves, an ordered mapping from names to types, or a function `(path, leaf) -> type`.
 SparsityTypeSetting = SparsityType | Mapping[Any, Any] | Callable[[tree_lib.Path, Any], Any]
-# A glob or a path, or several.
-Stacked = str | Sequence[str | tree_lib.Path]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Leaf:
       shape: its shape, with the axis of layers where it is stacked.
       dtype: of its elements; `None` where there is no array.
       sparsity_type: which of its weights are removed together; `None` where it is dense.
-      is_stacked: its first axis counts layers, each of which is ranked on its own.
+      layer_axis: the axis that counts layers, each of which is ranked on its own; `None` where there is none.
       target: the share to remove in the end; `None` where it has no target, or where that is being traced.
     """
 
@@ -32,7 +33,7 @@ class Leaf:
     shape: tuple[int, ...]
     dtype: Any
     sparsity_type: SparsityType | None
-    is_stacked: bool
+    layer_axis: int | None
     target: float | None
 
     @property
@@ -42,39 +43,54 @@ class Leaf:
 
     @property
     def groups(self) -> Groups:
-        """The groups of the leaf's weights."""
+        """The groups of the leaf's weights, where the axis of layers comes first."""
         return Groups(self.sparsity_type, self.is_stacked)
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether the leaf is a stack of layers."""
+        return self.layer_axis is not None
 
     @property
     def layer_shape(self) -> tuple[int, ...]:
         """The shape of what is ranked on its own."""
-        return self.groups.layer_shape(self.shape)
+        return tree_lib.layer_shape(self.shape, self.layer_axis)
+
+    def layers_first(self, array: Any) -> Any:
+        """Moves the axis of layers to the front, as `groups` expects it, of an array or of lazy scores."""
+        if not self.layer_axis:
+            return array
+        return jax.tree.map(lambda part: jnp.moveaxis(part, self.layer_axis, 0), array)
+
+    def layers_back(self, array: jax.Array) -> jax.Array:
+        """Moves the axis of layers back."""
+        return jnp.moveaxis(array, 0, self.layer_axis) if self.layer_axis else array
 
 
 def leaf_of(
     path: tree_lib.Path,
     array: Any,
     sparsity_type: SparsityType | None,
-    is_stacked: bool,
+    layer_axis: int | None,
 ) -> Leaf:
     """Describes a leaf by its array, or by its shape; it has no target yet."""
     shape = tuple(getattr(array, 'shape', ()))
     dtype = getattr(array, 'dtype', None)
-    return Leaf(path, shape, dtype, sparsity_type, is_stacked, target=None)
+    return Leaf(path, shape, dtype, sparsity_type, layer_axis, target=None)
 
 
 def resolve_leaves(
     paths: Sequence[tree_lib.Path],
     arrays: Sequence[Any],
     types: Sequence[SparsityType | None],
-    stacked: Stacked,
+    stacked: tree_lib.Stacked,
 ) -> list[Leaf]:
     """Describes all leaves of a model, given the sparsity type of each and the names of stacked ones."""
-    names = tree_lib.as_names(stacked)
     leaves = []
     for i, path in enumerate(paths):
-        is_stacked = tree_lib.matches_any(names, path)
-        leaves.append(leaf_of(path, arrays[i], types[i], is_stacked))
+        shape = getattr(arrays[i], 'shape', None)
+        axis = None if shape is None else tree_lib.layer_axis(stacked, path, shape)
+        leaves.append(leaf_of(path, arrays[i], types[i], axis))
     return leaves
 
 

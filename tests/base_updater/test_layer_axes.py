@@ -1,0 +1,181 @@
+"""Layers that are stacked along another axis than the first, as MaxText stacks them: pruned as along the first."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxpruner
+from jaxpruner import sparsity_distributions
+from jaxpruner.core import masking
+
+LAYERS = 3
+SHAPES = {'kernel': (8, 12), 'out': (12, 8), 'scale': (8,)}
+# Several layers of unlike size, so that one ranking over all of them would differ from one a layer.
+SIZES = np.arange(1.0, LAYERS + 1)
+
+
+@functools.cache
+def arrays(seed):
+    """Layers along the first axis."""
+    generator = np.random.default_rng(seed)
+    layers = {}
+    for name, shape in SHAPES.items():
+        values = generator.normal(size=(LAYERS, *shape)).astype(np.float32)
+        layers[name] = jnp.asarray(values * SIZES.reshape(-1, *[1] * len(shape)), jnp.float32)
+    return {'layers': layers, 'head': jnp.asarray(generator.normal(size=(12, 8)), jnp.float32)}
+
+
+def moved(tree, axis):
+    """Moves layers from the first axis to another."""
+    layers = {
+        name: None if leaf is None else jnp.moveaxis(leaf, 0, axis)
+        for name, leaf in tree['layers'].items()
+    }
+    return {**tree, 'layers': layers}
+
+
+def masks_after_updates(algorithm, kind, axis, packed):
+    pruner = jaxpruner.create_updater_from_config(
+        {
+            'algorithm': algorithm,
+            'sparsity': 0.5 if kind in ('2:4', 'nm_2,4,0') else 0.75,
+            'sparsity_type': kind,
+            'stacked': {'layers/*': axis},
+            'use_packed_masks': packed,
+            'update_freq': 1,
+            'update_start_step': 0,
+            'update_end_step': 2,
+        }
+    )
+    params, tx = moved(arrays(0), axis), pruner.wrap_optax(optax.sgd(0.1))
+    state = tx.init(params)
+    if algorithm == 'rigl':  # whose first masks are drawn for the whole leaf
+        first = jaxpruner.MagnitudePruning(
+            sparsity=0.75, sparsity_type=kind, stacked=pruner.stacked
+        )
+        masks = masking.store_masks(first.instant_sparsify(params)[1], params, packed)
+        state = state._replace(masks=masks)
+    plan = pruner.plan(params)
+    for seed in range(1, 4):
+        updates, state = tx.update(moved(arrays(seed), axis), state, params)
+        params = optax.apply_updates(params, updates)
+    masks = masking.unpack_masks(state.masks, params)
+    assert [leaf.kept for leaf in plan] == [
+        leaf.size if mask is None else int(mask.sum())
+        for leaf, mask in zip(
+            plan, jax.tree.leaves(masks, is_leaf=lambda x: x is None), strict=True
+        )
+    ]
+    return masks
+
+
+CASES = [
+    *[
+        ('magnitude', kind)
+        for kind in ('unstructured', '2:4', 'nm_2,4,0', 'block_2,4', 'channel_-1')
+    ],
+    ('iterative_nm', '2:4'),
+    *[(name, 'unstructured') for name in ('saliency', 'magnitude_ste', 'movement', 'rigl')],
+    ('rigl', 'block_2,4'),
+]
+
+
+@pytest.mark.parametrize(('algorithm', 'kind'), CASES)
+def test_masks_are_those_of_layers_along_the_first_axis(algorithm, kind):
+    expected = masks_after_updates(algorithm, kind, 0, packed=False)
+    assert expected['layers']['scale'] is None
+    assert int(expected['layers']['kernel'].sum()) < expected['layers']['kernel'].size
+    found = masks_after_updates(algorithm, kind, 1, packed=algorithm in ('magnitude', 'rigl'))
+    jax.tree.map(np.testing.assert_array_equal, found, moved(expected, 1))
+
+
+@pytest.mark.parametrize('algorithm', ['random', 'set', 'static_sparse'])
+def test_each_layer_keeps_its_number_of_random_masks(algorithm):
+    masks = masks_after_updates(algorithm, 'unstructured', 1, packed=False)
+    assert masks['layers']['kernel'].sum(axis=(0, 2)).tolist() == [24] * LAYERS
+    assert masks['layers']['scale'] is None
+
+
+@pytest.mark.parametrize('axis', [1, -2])
+@pytest.mark.parametrize('distribution', ['uniform', 'erk'])
+def test_distributions_see_one_layer(axis, distribution):
+    function = getattr(sparsity_distributions, distribution)
+    first = {'layers': {name: leaf for name, leaf in arrays(0)['layers'].items() if leaf.ndim > 2}}
+    expected = function(first, 0.5, stacked='layers/*')
+    assert function(moved(first, 1), 0.5, stacked={'layers/*': axis}) == expected
+
+
+def test_the_plan_says_along_which_axis():
+    pruner = jaxpruner.MagnitudePruning(sparsity=0.5, stacked={'layers/*': 1})
+    plan = pruner.plan(moved(arrays(0), 1))
+    assert plan['layers/kernel'].kept == 48 * LAYERS
+    assert plan['layers/kernel'].layer_shape == (8, 12)
+    assert plan['layers/scale'].why_dense == 'the default filter leaves out 1-D leaves'
+    assert 'each layer of axis 1' in re.sub(r'\s+', ' ', str(plan))
+
+
+def test_names_may_say_different_axes():
+    params = {'a': arrays(0)['layers']['kernel'], 'b': moved(arrays(0), 1)['layers']['kernel']}
+    pruner = jaxpruner.MagnitudePruning(sparsity=0.5, stacked={'b': 1, '*': 0})
+    masks = pruner.instant_sparsify(params)[1]
+    np.testing.assert_array_equal(jnp.moveaxis(masks['b'], 1, 0), masks['a'])
+
+
+def test_strategies_take_axes():
+    strategy = {1: {'method': 'unstr_local', 'prune_rate_pattern': 0.25}}
+    first = {'layers': {'kernel': arrays(0)['layers']['kernel']}}
+    expected = jaxpruner.pruning(first, 1, None, strategy, stacked='layers')[1]
+    found = jaxpruner.pruning(moved(first, 1), 1, None, strategy, stacked={'layers': 1})[1]
+    np.testing.assert_array_equal(found['layers']['kernel'], moved(expected, 1)['layers']['kernel'])
+
+
+def test_axes_that_leaves_do_not_have_are_refused_by_name():
+    pruner = jaxpruner.MagnitudePruning(sparsity=0.5, stacked={'layers/*': 2})
+    with pytest.raises(
+        ValueError, match=r"stacked: 'layers/\*' says axis 2.*layers/scale.*\(3, 8\)"
+    ):
+        pruner.plan(arrays(0))
+    with pytest.raises(ValueError, match=r"stacked: 'layer/\*' matches no parameter"):
+        jaxpruner.MagnitudePruning(sparsity=0.5, stacked={'layer/*': 1}).plan(arrays(0))
+
+
+# Parameters, and what the warning says of the first norm.
+SUSPECTED = [
+    (
+        {
+            'decoder': {
+                'layers': {
+                    'mlp': {'wi': {'kernel': (32, 2, 64)}, 'wo': {'kernel': (64, 2, 32)}},
+                    'norm': {'scale': (32, 2)},
+                },
+                'norm': {'scale': (32,)},
+            },
+            'embedding': (100, 32),
+        },
+        r'decoder/layers/norm/scale has shape \(32, 2\).* 2 stacked layers \(axis 1\).*'
+        r"stacked=\{'decoder/layers/\*': 1\}",
+    ),
+    (
+        {'layers': {'mlp': {'kernel': (2, 32, 64), 'bias': (2, 64)}}, 'head': (32, 10)},
+        r"layers/mlp/bias .* 2 stacked layers \(axis 0\).*stacked='layers/\*'",
+    ),
+    ({'norm': {'scale': (32, 4)}, 'head': (32, 10)}, r"4 stacked layers \(axis 1\).*'norm/\*': 1"),
+]
+
+
+@pytest.mark.parametrize(('shapes', 'words'), SUSPECTED)
+def test_the_warning_says_which_axis_it_suspects(shapes, words):
+    params = jax.tree.map(jnp.ones, shapes, is_leaf=lambda node: isinstance(node, tuple))
+    with pytest.warns(UserWarning, match=words):
+        jaxpruner.MagnitudePruning(sparsity=0.5).plan(params)
+
+
+def test_the_wrong_axis_is_warned_of():
+    params = moved(arrays(0), 1)
+    with pytest.warns(UserWarning, match=r"takes axis 0 .* axis 1 has length 3 .*'layers/\*': 1"):
+        jaxpruner.MagnitudePruning(sparsity=0.5, stacked='layers/*').plan(params)
