@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.baselines.sweep_folder import claimed
+from jaxpruner.baselines.recipe import Recipe, read_recipe
+from jaxpruner.baselines.sweep_folder import claimed, keep_recipe
 from jaxpruner.core import file_locks
 
 RECIPE = Recipe('resnet')
@@ -56,15 +56,22 @@ def test_a_folder_that_cannot_be_locked(tmp_path, monkeypatch):
         pass
 
 
-def test_another_recipe_or_a_damaged_one_is_refused(tmp_path):
+@pytest.mark.parametrize('made', ['cells/set_0.8_0.json', 'checkpoints/set_1a/00000/about/x'])
+def test_another_recipe_or_a_damaged_one_is_refused_once_a_cell_has_begun(made, tmp_path):
+    other = RECIPE.updated({'steps': 10})
     with claimed(tmp_path, RECIPE):
-        pass
+        keep_recipe(tmp_path, RECIPE)
+    with claimed(tmp_path, other):
+        keep_recipe(tmp_path, other)
+    assert read_recipe(tmp_path / 'recipe.toml', RECIPE) == other
+    (tmp_path / made).parent.mkdir(parents=True)
+    (tmp_path / made).touch()
     with (
         pytest.raises(
             ValueError,
-            match=r"is another recipe \('steps = 1000' there, 'steps = 10' now\).*another --out",
+            match=r"is another recipe \('steps = 10' there, 'steps = 1000' now\).*another --out",
         ),
-        claimed(tmp_path, RECIPE.updated({'steps': 10})),
+        claimed(tmp_path, RECIPE),
     ):
         pass
     (tmp_path / 'recipe.toml').write_text('steps = [')

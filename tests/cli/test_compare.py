@@ -95,6 +95,37 @@ def test_what_cannot_be_meant_is_refused_before_any_work(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ('wrong', 'words', 'right'),
+    [
+        ('schedule.decay=cosin', "schedule.decay 'cosin' is unknown", 'schedule.decay=cosine'),
+        (
+            'pruning.sparsity_type=2-4',
+            "unknown sparsity type '2-4'",
+            'pruning.sparsity_type=block_2,2',
+        ),
+        # Wrong for the second algorithm alone.
+        (
+            'pruning.trainer_start=0.9',
+            'pruning.trainer_start, trainer_end: the end 0.75 lies before the start 0.9',
+            'pruning.trainer_start=0.1',
+        ),
+    ],
+)
+def test_a_wrong_recipe_is_refused_before_training_and_the_corrected_one_is_taken(
+    wrong, words, right, tmp_path, capsys
+):
+    options = ['digits-lenet', '--out', str(tmp_path / 'out'), '--no-compilation-cache', *TINY]
+    options += ['--algorithms', 'magnitude', 'set', '--seeds', '0', '--sparsities', '0.5']
+    assert main(['compare', *options, '--set', wrong]) == 2
+    assert words in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / 'out').iterdir()] == ['.lock']
+    assert main(['compare', *options, '--set', right]) == 0
+    assert '2 of 2 cells' in capsys.readouterr().out
+    assert main(['compare', *options, '--set', wrong]) == 2
+    assert 'is another recipe' in capsys.readouterr().err
+
+
 MODULE = """
 import dataclasses, jax, jax.numpy as jnp, jaxpruner
 

@@ -30,14 +30,25 @@ def claimed(out: Path, recipe: Recipe) -> Iterator[None]:
                 raise ValueError(f'{error}, to another --out') from None
         for folder in _WRITTEN_BY_SWEEPS:
             atomic_files.remove_strays(out / folder)
-        _check_recipe(out / _RECIPE, recipe)
+        _check_recipe(out, recipe)
         yield
 
 
-def _check_recipe(path: Path, recipe: Recipe) -> None:
-    """Writes the recipe, or compares it with the one that is there."""
-    if not path.exists():
-        recipe.write(path)
+def keep_recipe(out: Path, recipe: Recipe) -> None:
+    """Writes the recipe of a claimed folder, in which no cell has begun with another one."""
+    if not ((out / _RECIPE).exists() and _has_begun(out)):
+        recipe.write(out / _RECIPE)
+
+
+def _has_begun(out: Path) -> bool:
+    """Whether a cell has a result or a checkpoint."""
+    return any(out.glob('cells/*.json')) or any(out.glob('checkpoints/*/*'))
+
+
+def _check_recipe(out: Path, recipe: Recipe) -> None:
+    """Refuses a folder in which cells have begun with another recipe."""
+    path = out / _RECIPE
+    if not (path.exists() and _has_begun(out)):
         return
     existing = read_recipe(path, recipe)
     if existing == recipe:

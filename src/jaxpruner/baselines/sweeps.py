@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from jaxpruner.baselines.feed_training import FeedTraining
 from jaxpruner.baselines.mapping_choice import measure_mappings, settle_mapping
 from jaxpruner.baselines.pruners import DENSE, check_algorithm
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.baselines.sweep_folder import claimed
+from jaxpruner.baselines.sweep_folder import claimed, keep_recipe
 from jaxpruner.baselines.task import Workload
+from jaxpruner.baselines.training import Training
 from jaxpruner.report.results import Cell, read_cells, write_cell
 from jaxpruner.sparsity_distributions import check_sparsity
 
@@ -104,11 +106,14 @@ class Sweep:
         Raises:
           Interrupted: `should_stop` said so.
           ValueError: the folder holds results of another recipe, another process writes there, or
-            the cell mapping does not exist here.
+            the cell mapping does not exist here; the recipe is wrong for one of the algorithms, of
+            which none has been trained then.
         """
         with claimed(self.out, self.recipe):
             if not (pending := self._pending(cells)):
                 return
+            self._check(pending)
+            keep_recipe(self.out, self.recipe)
             mapping, training_of = self._settle(pending)
             training: CellTraining | None = None
             algorithm = ''
@@ -124,6 +129,17 @@ class Sweep:
                 pending = self._pending(cells)
                 if should_stop():
                     raise Interrupted(f'stopped after {algorithm}')
+
+    def _check(self, pending: Sequence[CellKey]) -> None:
+        """Traces how each algorithm begins, which refuses a wrong recipe before hours of training."""
+        dense = Training(self.workload, self.recipe, DENSE)
+        shapes = jax.eval_shape(lambda: dense.init(self.data, 0))
+        for algorithm, sparsity in {cell.algorithm: cell.sparsity for cell in pending}.items():
+            training = Training(self.workload, self.recipe, algorithm)
+            targets = training.targets(self.data, sparsity)
+            with warnings.catch_warnings():
+                warnings.simplefilter('ignore')  # they come when it is trained
+                jax.eval_shape(functools.partial(training.start, targets, 0), *shapes)
 
     def _settle(
         self, pending: Sequence[CellKey]
