@@ -43,9 +43,29 @@ def meanings() -> dict[str, str]:
     return words | described(api.create_updater_from_config)
 
 
+# Field -> keys of which a configuration makes it.
+_MADE_OF = api._EITHER | {'scheduler': (*api._STEP_KEYS, 'power')}
+
+
+def pruning() -> list[str]:
+    """The names of the algorithms that prune; `no_prune` takes every key, and uses none."""
+    return [name for name in algorithms() if name != 'no_prune']
+
+
 def users(key: str) -> list[str]:
-    """The names of the algorithms with a field of that name."""
-    return [name for name, algorithm in algorithms().items() if key in _fields(algorithm)]
+    """The names of the algorithms that have the key as a field, or a field that a configuration makes of it."""
+    names = []
+    for name in pruning():
+        algorithm = algorithms()[name]
+        fields = _fields(algorithm)
+        made_of = [field for field in fields if key in _MADE_OF.get(field, ())]
+        if getattr(
+            algorithm, 'ranks_named_leaves_alone', False
+        ):  # it shares no budget among leaves
+            made_of = [field for field in made_of if field != 'sparsity_distribution_fn']
+        if key in fields or made_of:
+            names.append(name)
+    return names
 
 
 def all_keys() -> list[str]:
@@ -57,11 +77,13 @@ def all_keys() -> list[str]:
 
 
 def _used_by(key: str) -> str:
-    """A sentence on the algorithms that have the key, unless all have it."""
+    """A sentence on the algorithms that use the key, unless all do."""
     names = users(key)
-    if len(names) in (0, len(algorithms())):
+    others = [name for name in pruning() if name not in names]
+    if not names or not others:
         return ''
-    return ' *Used by ' + ', '.join(f'`{name}`' for name in names) + '.*'
+    verb, few = ('Used by', names) if len(names) <= len(others) else ('Not used by', others)
+    return f' *{verb} ' + ', '.join(f'`{name}`' for name in few) + '.*'
 
 
 def key_table(lines: Sequence[str] = ()) -> str:

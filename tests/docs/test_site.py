@@ -147,6 +147,60 @@ def test_every_key_has_a_meaning_and_every_meaning_a_key():
     assert len(described) >= 10
 
 
+# A value of each key that is no field of most algorithms.
+EFFECTS = {
+    'dist_type': 'erk',
+    'filter_fn': lambda path, leaf: False,
+    'custom_sparsity_map': {'head': 0.3},
+    'count_excluded': True,
+    'update_freq': 7,
+    'update_start_step': 3,
+    'update_end_step': 33,
+    'power': 2.0,
+    'drop_fraction': 0.2,
+}
+
+
+def made(**config):
+    """What a configuration makes, in plain values."""
+    config = {
+        'sparsity': 0.5,
+        'update_freq': 1,
+        'update_start_step': 1,
+        'update_end_step': 9,
+    } | config
+    if config['algorithm'] == 'iterative_nm':
+        config['sparsity_type'] = '2:4'
+    if 'count_excluded' in config:  # of ERK alone
+        config['dist_type'] = 'erk'
+    fields = dict(vars(jaxpruner.create_updater_from_config(config)))
+    distribution = fields['sparsity_distribution_fn']
+    if distribution is not None:
+        fields['sparsity_distribution_fn'] = (distribution.func, distribution.keywords)
+    if 'drop_fraction_fn' in fields:
+        fields['drop_fraction_fn'] = [float(fields['drop_fraction_fn'](step)) for step in (0, 5)]
+    return fields
+
+
+@pytest.mark.parametrize('key', EFFECTS)
+def test_the_algorithms_of_a_key_are_those_that_it_changes(key):
+    base = {'dist_type': 'erk'} if key == 'count_excluded' else {}
+    changed = []
+    for name in config_tables.pruning():
+        given = {'algorithm': name, **base}
+        if made(**given) != made(**given, **{key: EFFECTS[key]}):
+            changed.append(name)
+    assert config_tables.users(key) == changed
+
+
+def test_the_table_of_keys_says_who_uses_them():
+    rows = dict(re.findall(r'^\| `(\w+)` \| (.*) \|$', config_tables.key_table(), re.MULTILINE))
+    assert rows['dist_type'].endswith('*Not used by `global_magnitude`, `global_saliency`.*')
+    assert rows['drop_fraction'].endswith('*Used by `set`, `rigl`.*')
+    for key in ('filter_fn', 'custom_sparsity_map', 'power', 'update_freq'):
+        assert 'sed by `' not in rows[key], key
+
+
 def test_every_command_is_printed():
     page = (DOCS / 'reference' / 'command_line.md').read_text()
     assert re.findall(r'^jaxpruner (\w+) --help$', page, re.MULTILINE) == list(COMMANDS)
