@@ -10,6 +10,7 @@ from jaxpruner.report.experiments import group_cells as group_cells
 from jaxpruner.report.history import MaskCounts as MaskCounts
 from jaxpruner.report.history import MaskHistory as MaskHistory
 from jaxpruner.report.mask_images import plot_masks as plot_masks
+from jaxpruner.report.n_by_m import n_by_m_axes as n_by_m_axes
 from jaxpruner.report.original import ORIGINAL as ORIGINAL
 from jaxpruner.report.plots import plot_layer_sparsity as plot_layer_sparsity
 from jaxpruner.report.plots import plot_metric_against_sparsity as plot_metric_against_sparsity
