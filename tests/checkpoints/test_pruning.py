@@ -274,7 +274,7 @@ def test_wrong_places_are_refused(dense, tmp_path):
         with pytest.raises(ValueError, match='masks_out and out are the same file'):
             prune(dense, tmp_path / 'out', choices, masks_out=masks)
     with pytest.raises(
-        ValueError, match="scores: 'saliency' is unknown; use 'magnitude' or 'random'"
+        ValueError, match=r"scores: 'saliency' is unknown; use 'magnitude' or 'random'; .*apply_fn="
     ):
         prune(dense, tmp_path / 'out', choices, scores='saliency')
 

@@ -12,8 +12,10 @@ import pytest
 
 import jaxpruner
 from helpers.made_up_cells import make_cell
+from jaxpruner import api
 from jaxpruner.cli import main as cli
 from jaxpruner.cli.commands import COMMANDS, Command
+from jaxpruner.oneshot import Wanda
 from jaxpruner.report import write_cell
 
 
@@ -150,6 +152,16 @@ def test_values_of_repeated_options_add_up(command, line, expected, monkeypatch)
     monkeypatch.setattr(COMMANDS[command].load(), 'run', lambda self: given.update(vars(self)))
     assert cli.main([command, *line.split()]) == 0
     assert {name: given[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize('name', sorted(api.ONE_SHOT_REGISTRY))
+def test_scores_that_need_the_model_say_how_to_call_them(name, capsys):
+    assert api.ONE_SHOT_REGISTRY['wanda'] is Wanda  # they are registered
+    assert cli.main(['prune', 'in', '--scores', name, '--out', 'out']) == 2
+    said = capsys.readouterr().err
+    assert f"--scores: '{name}' needs the model" in said
+    needed = 'loss_fn=' if name in ('snip', 'grasp') else 'apply_fn='
+    assert f"jaxpruner.prune(params, 0.5, '{name}', {needed}" in said
 
 
 def test_what_else_is_wrong_is_in_the_words_of_tyro(monkeypatch, capsys):

@@ -86,7 +86,10 @@ def prune(
     (array([[-3.,  0.]]), [Kept(name='w', size=2, kept=1, nans=0, stale=())])
     """
     if scores not in ('magnitude', 'random'):
-        raise ValueError(f"scores: {scores!r} is unknown; use 'magnitude' or 'random'")
+        raise ValueError(
+            f"scores: {scores!r} is unknown; use 'magnitude' or 'random'; what looks at inputs or a loss needs the "
+            "model: jaxpruner.prune(params, 0.5, 'wanda', apply_fn=…, batches=…)"
+        )
     leaf_masks.random_scores('', seed)  # a wrong seed is refused before anything is written
     out = Path(out)
     masks_out = None if masks_out is None else Path(masks_out)

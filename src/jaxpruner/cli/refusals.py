@@ -15,6 +15,17 @@ from jaxpruner.core.nearest_names import nearest
 
 _NUMBERS = {int: 'a whole number', float: 'a number'}
 _ANY_NUMBER = -1
+_NEEDS_INPUTS = 'apply_fn=…, batches=…'
+_NEEDS_LOSS = 'loss_fn=…, batches=…'
+# Algorithms whose scores no file can tell -> what they need of the model.
+_SCORED_BY_A_MODEL = {
+    'wanda': _NEEDS_INPUTS,
+    'ria': _NEEDS_INPUTS,
+    'sparsegpt': _NEEDS_INPUTS,
+    'synflow': _NEEDS_INPUTS,
+    'snip': _NEEDS_LOSS,
+    'grasp': _NEEDS_LOSS,
+}
 
 
 class _Option(NamedTuple):
@@ -141,6 +152,11 @@ def _explain_values(option: _Option, values: Sequence[str]) -> str | None:
         return f'{option.flag} needs a value'
     choices = list(map(str, typing.get_args(option.value_type)))
     for value in values:
+        if option.flag == '--scores' and value in _SCORED_BY_A_MODEL:
+            return (
+                f'--scores: {value!r} needs the model, which a checkpoint does not hold; call '
+                f'jaxpruner.prune(params, 0.5, {value!r}, {_SCORED_BY_A_MODEL[value]}) in Python'
+            )
         if choices and value not in choices:
             return f'{option.flag}: there is no {value!r}; {nearest(value, choices)}'
         if option.value_type in _NUMBERS and not _is_number(option.value_type, value):
