@@ -8,6 +8,7 @@ from jax import lax
 
 from jaxpruner.structure import channel_groups
 from structure.doubles import doubles, in_doubles
+from uses.table import floats
 
 RNG = np.random.default_rng(0)
 TABLE = RNG.normal(size=6)
@@ -106,6 +107,23 @@ def indexed(h):
     return updated + lax.dynamic_slice(h, (1, 0), (1, 6)) + h.at[0].add(h[1])
 
 
+def unstacked(h):
+    """Values beside each other along a new axis, taken apart."""
+    first, second = jnp.stack([h, jnp.sin(h)], axis=1).swapaxes(0, 1)
+    _, third = first[None] * jnp.arange(2.0)[:, None, None]
+    return first * second + third
+
+
+def scattered(h):
+    """Rows of channels at indices, in each way."""
+    rows, other = jnp.array([1, 0]), jnp.sin(h) * 3
+    window = h.at[rows]
+    less = window.subtract if hasattr(window, 'subtract') else window.add  # as JAX 0.5
+    combined = (less, window.max, window.min, window.add, window.set)
+    product = window.multiply(other, unique_indices=True)
+    return product + sum(combine(other) for combine in combined)
+
+
 def every_second(h):
     """Pairs of channels, of which the first are taken."""
     pairs = jnp.stack([h, jnp.sin(h)], axis=2).reshape(2, 12)
@@ -121,6 +139,8 @@ PROGRAMS = {
     'from nothing': from_nothing,
     'parts': parts,
     'indices': indexed,
+    'unstack': unstacked,
+    'scatters': scattered,
     'strides': every_second,
     'remat': jax.checkpoint(lambda h: jnp.sin(jnp.sin(h))),
     'jit': jax.jit(lambda h: jnp.sin(h) * TABLE),
@@ -198,6 +218,34 @@ def test_what_nothing_is_known_of_stays_whole():
         (group,) = graph.groups.values()
         assert group.size == 2
         assert graph.verify(params, {group.name: [1]}, x).verdict == 'equal'
+
+
+def test_the_largest_of_each_segment_have_the_channels_of_what_they_are_chosen_from():
+    """A segment without elements has -inf, so that zeroed channels are not zero there, and it is not exact."""
+
+    def function(h):
+        segments = jax.ops.segment_max(h, jnp.array([1, 1]), 2)
+        return jnp.where(jnp.isfinite(segments), segments, 0)
+
+    with doubles():
+        model, params, x = make(function)
+        graph = channel_groups(model, params, x)
+        (group,) = graph.groups.values()
+        assert (group.size, group.exact) == (6, False)
+        keep = {group.name: KEEP['up[1]']}
+        assert graph.verify(params, keep, x, allow_inexact=True).verdict == 'equal'
+
+
+def test_whether_a_channel_is_finite_is_not_known_where_it_may_be_either():
+    """Rows with elements have h + 5, which is 5 at zeroed channels, and the others have 0."""
+
+    def model(p, x):
+        segments = jax.ops.segment_max(x @ p['up'], jnp.array([1, 1]), 2)
+        return jnp.where(jnp.isfinite(segments), segments + 5, 0).sum(-1)
+
+    graph = channel_groups(model, {'up': floats(3, 6)}, floats(2, 3))
+    (group,) = graph.groups.values()
+    assert (group.size, group.exact) == (6, False)
 
 
 @pytest.mark.parametrize('reverse', [False, True])

@@ -378,6 +378,28 @@ MODELS = {
         {'w': floats(7, 6)},
         X,
     ),
+    'unstacked': (
+        lambda p, x: functools.reduce(lambda x, w: jnp.tanh(x @ w), p['w'], x),
+        {'w': floats(2, 4, 4)},
+        X,
+    ),
+    'unstacked along another axis': (
+        lambda p, x: x @ jnp.unstack(p['w'], axis=1)[1],
+        {'w': floats(4, 2, 3)},
+        X,
+    ),
+    'unstacked of a concatenation': (
+        lambda p, x: x @ sum(tuple(jnp.concatenate([p['a'], p['b']]))[:3]),
+        {'a': floats(1, 4, 3), 'b': floats(2, 4, 3)},
+        X,
+    ),
+    'combined with constants at indices': (
+        lambda p, x: (
+            x @ p['w'].at[np.array([0, 2])].max(0.1).at[1].min(0.2).at[np.array([3])].multiply(2.0)
+        ),
+        W,
+        X,
+    ),
     'masked stack': (
         lambda p, x: layers.scan(
             lambda x, w: jnp.tanh(x @ w), x, p['w'] * np.tri(4, dtype=np.float32)

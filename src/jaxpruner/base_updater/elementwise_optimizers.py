@@ -29,7 +29,7 @@ from jaxpruner.core import control
 from jaxpruner.core import tree as tree_lib
 
 _KEEP_ZERO = frozenset(
-    'neg sign abs sqrt cbrt square real imag conj copy copy_p convert_element_type reduce_precision '
+    'neg sign abs sqrt cbrt square real imag conj copy convert_element_type reduce_precision '
     'stop_gradient floor ceil round tanh sin tan asin atan sinh asinh atanh expm1 log1p erf'.split()
 )
 _KEEP_ZERO_OF_ALL = frozenset('add sub add_any max min'.split())

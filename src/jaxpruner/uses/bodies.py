@@ -177,12 +177,11 @@ class Cond(NamedTuple):
 
 Inside = Call | Cond | Scan | While
 
-_CHECKPOINTS = ('checkpoint', 'remat', 'remat2')
 _JITS = ('jit', 'pjit')
 # Calls with a derivative rule of their own.
 RULED_BACKWARDS = frozenset(('custom_vjp_call', 'custom_vjp_call_jaxpr'))
 RULED = RULED_BACKWARDS | {'custom_jvp_call'}
-_CALLS = (*_CHECKPOINTS, *_JITS, *RULED, 'call', 'closed_call', 'composite', 'core_call')
+_CALLS = (*_JITS, *RULED, 'call', 'closed_call', 'composite', 'remat2')
 _READERS: dict[str, Callable[[Any], Inside]] = {
     **dict.fromkeys(_CALLS, Call.of),
     'cond': Cond.of,
@@ -223,7 +222,7 @@ def run_call(equation: Any, run: Callable[..., list[Any]], operands: Sequence[An
       operands: of the call.
     """
     name = equation.primitive.name
-    if name in _CHECKPOINTS:
+    if name == 'remat2':
         with _params_of(equation) as params:
             settings = {key: params[key] for key in ('prevent_cse', 'policy')}
         run = jax.checkpoint(run, **settings)

@@ -99,7 +99,7 @@ def _gather(equation: Any, view: View, step: Move) -> View:
 
 
 def _update(equation: Any, operands: Operands) -> Results:
-    """Replaces some elements of the first operand by constants."""
+    """Replaces some elements of the first operand by constants, or computes with them."""
     if any(operands[1:]):
         raise NoRuleError(f'no rule for {equation.primitive.name} of a parameter')
     return [moves.join(operands[0])]
@@ -119,10 +119,9 @@ def _top_k(equation: Any, operands: Operands) -> Results:
     return [views.map_views(largest, operands[0])] * 2
 
 
-# Other scatters make their parameters opaque.
-FOLLOWED_SCATTERS = frozenset('scatter scatter-add scatter_add scatter_mul'.split())
+SCATTERS = frozenset('scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub'.split())
 INDEXING: dict[str, Rule] = {
-    **dict.fromkeys(FOLLOWED_SCATTERS | {'dynamic_update_slice'}, _update),
+    **dict.fromkeys(SCATTERS | {'dynamic_update_slice'}, _update),
     'dynamic_slice': moving(_dynamic_slice),
     'gather': moving(_gather),
     'top_k': _top_k,

@@ -21,7 +21,7 @@ Rule = Callable[[Any, Operands], Results]
 # Each result is the operand of the same number, at most cast or placed elsewhere.
 SAME = frozenset(
     """
-    convert_element_type copy copy_p device_put mesh_cast name optimization_barrier pbroadcast pvary reduce_precision
+    convert_element_type copy device_put mesh_cast name optimization_barrier pbroadcast pvary reduce_precision
     reshard sharding_constraint stop_gradient
     """.split()
 )
@@ -179,9 +179,22 @@ def _split(equation: Any, operands: Operands) -> Results:
     return results
 
 
-def _cut_each(operand: Views, taken: Sequence[range], step: Move) -> Views:
+def _unstack(equation: Any, operands: Operands) -> Results:
+    axis = equation.params['axis']
+    taken = list(map(range, shape_of(equation.invars[0])))
+    results = []
+    for i in range(len(equation.outvars)):
+        taken[axis] = range(i, i + 1)
+        parts = _cut_each(operands[0], taken)
+        step = Move(equation, result=i)
+        kept = views.all_but((axis,), taken)
+        results.append(tuple(moves.transpose(part, kept, step) for part in parts))
+    return results
+
+
+def _cut_each(operand: Views, taken: Sequence[range], *steps: Move) -> Views:
     def cut(view: View) -> View | None:
-        return moves.cut(view, taken, step)
+        return moves.cut(view, taken, *steps)
 
     return views.map_views(cut, operand)
 
@@ -241,4 +254,5 @@ MOVING: dict[str, Rule] = {
     'stack': _stack,
     'tile': moving(_tile),
     'transpose': moving(_transpose),
+    'unstack': _unstack,
 }

@@ -21,7 +21,8 @@ ARITHMETIC = frozenset(
     """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex
     conj cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le
-    le_to lgamma log log1p logistic lt lt_to max min mul mulhi ne neg nextafter not or population_count pow real rem
+    le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi ne neg nextafter not one_minus_square or
+    polynomial population_count pow real rem
     round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor
     """.split()
 )
@@ -108,11 +109,11 @@ CHEAP = (
     | frozenset(contractions.OPERATIONS)
     | frozenset(
         """
-    addupdate all_to_all approx_top_k argsort axis_index bitcast_convert_type create_token debug_callback debug_print
-    empty full_like get igamma igamma_grad_a igammac iota pcast pgather platform_index polygamma
+    addupdate all_to_all approx_top_k axis_index bitcast_convert_type create_token debug_callback debug_print
+    empty get igamma igamma_grad_a igammac iota pgather platform_index polygamma
     ragged_all_to_all random_bits random_clone random_fold_in random_gamma random_seed random_split
     random_unwrap random_wrap reduce reduce_scatter reduce_window reduce_window_max reduce_window_min
-    reduce_window_sum regularized_incomplete_beta rng_bit_generator rng_uniform scatter_max scatter_min scatter_sub
+    reduce_window_sum regularized_incomplete_beta rng_bit_generator rng_uniform
     select_and_gather_add select_and_scatter select_and_scatter_add swap threefry2x32 zeta
     """.split()
     )

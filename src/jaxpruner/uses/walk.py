@@ -23,7 +23,7 @@ from jaxpruner.uses import (
 )
 from jaxpruner.uses.bodies import Call, Cond, Program, Scan, ShardMap, While
 from jaxpruner.uses.graph import Site
-from jaxpruner.uses.indexing_rules import FOLLOWED_SCATTERS
+from jaxpruner.uses.indexing_rules import SCATTERS
 from jaxpruner.uses.moving_rules import SAME, same
 from jaxpruner.uses.records import Findings, Value, Values, WalkPosition, has_views, views_of
 from jaxpruner.uses.views import NoRuleError
@@ -103,7 +103,7 @@ class Walk(Evaluator[Value, WalkPosition]):
         name = equation.primitive.name
         if name in contractions.OPERATIONS:
             self._meet_in_contraction(equation, operands, position)
-        elif name in rules.ELEMENTWISE | _PLACES | FOLLOWED_SCATTERS:
+        elif name in rules.ELEMENTWISE | _PLACES | SCATTERS:
             self._meet_elementwise(equation, operands, position)
         elif name in _LOOKS_UP and not has_views(operands[1:]):
             for view in operands[0].views:
@@ -141,7 +141,7 @@ class Walk(Evaluator[Value, WalkPosition]):
 
 def _indices(name: str, operands: Values) -> Values:
     """The operands that are indices, of operations that place others there."""
-    if name in FOLLOWED_SCATTERS:
+    if name in SCATTERS:
         return operands[1:2]
     return operands[2:] if name == 'dynamic_update_slice' else []
 

@@ -179,7 +179,10 @@ def computed(equation: Any, values: Sequence[Scalar], literals: Sequence[bool]) 
     if name == 'select_n' and values[0] is not None:
         return _selected(values)
     if None not in values:
-        return _evaluated(equation, values)
+        result = _evaluated(equation, values)
+        # NaN is whatever may not be finite: `isfinite` of it is unknown.
+        is_unsure = any(value != value for value in values) and is_finite(result)
+        return None if is_unsure else result
     if name == 'select_n':
         return _one_of(values[1:], literals[1:])
     if name in ('mul', 'and'):

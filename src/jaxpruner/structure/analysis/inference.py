@@ -18,7 +18,7 @@ from jaxpruner.uses.bodies import Cond, Program, ProgramPath, Scan, While
 from jaxpruner.uses.moving_rules import shape_of
 
 # These may read only parts of their operands, so that their results count as read (`tracing._pin_unread`).
-_TAKES_PARTS = frozenset('dynamic_slice gather slice split'.split())
+_TAKES_PARTS = frozenset('dynamic_slice gather slice split unstack'.split())
 
 
 class Inference(LiveEvaluator[Axes]):

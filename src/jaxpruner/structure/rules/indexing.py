@@ -11,7 +11,7 @@ from jaxpruner.structure.analysis.records import EquationTies, Row
 from jaxpruner.structure.analysis.ties import Ties
 from jaxpruner.structure.rules import moving_fills, resizing
 from jaxpruner.structure.rules.scatter_axes import ScatterAxes
-from jaxpruner.uses.indexing_rules import GatherAxes
+from jaxpruner.uses.indexing_rules import SCATTERS, GatherAxes
 
 _REASON = 'an index says where along it'
 _PARTS = 'numbers that make one index lie along it'
@@ -83,11 +83,8 @@ def _scatter(ties: EquationTies) -> list[Axes]:
     return [base]
 
 
-_ALL_SCATTERS = frozenset(
-    'scatter scatter-add scatter_add scatter_max scatter_min scatter_mul scatter_sub'.split()
-)
 ROWS: dict[str, Row] = {
-    **dict.fromkeys(_ALL_SCATTERS, Row(_scatter, moving_fills.scatter)),
+    **dict.fromkeys(SCATTERS, Row(_scatter, moving_fills.scatter)),
     'dynamic_slice': Row(_dynamic_slice, moving_fills.part, resizing.dynamic_slice),
     'dynamic_update_slice': Row(_dynamic_update_slice, moving_fills.update),
     'gather': Row(_gather, moving_fills.gather, resizing.gather),

@@ -109,6 +109,13 @@ def _split(ties: EquationTies) -> list[Axes]:
     return results
 
 
+def _unstack(ties: EquationTies) -> list[Axes]:
+    (axes,) = ties.operands
+    i = ties.params['axis']
+    ties.cut(axes[i], [1] * axes[i].size)
+    return [drop(axes, [i])] * axes[i].size
+
+
 def _slice(ties: EquationTies) -> list[Axes]:
     (axes,) = ties.operands
     slices = moving_rules.slices(ties.params)
@@ -222,4 +229,5 @@ ROWS: dict[str, Row] = {
     'stack': Row(_stack, moving_fills.stack),
     'tile': Row(_tile, moving_fills.regrouped, resizing.tile),
     'transpose': Row(_transpose, moving_fills.transpose),
+    'unstack': Row(_unstack, moving_fills.unstack),
 }

@@ -74,6 +74,13 @@ def squeeze(fills: EquationFills) -> list[Fill]:
     return [Fill(fill.everywhere, channels)]
 
 
+def unstack(fills: EquationFills) -> list[Fill]:
+    """Takes the elements along an axis apart."""
+    (fill,) = fills.of_operands
+    channels = drop(fill.channels, [fills.params['axis']])
+    return [Fill(fill.everywhere, channels)] * len(fills.results)
+
+
 def broadcast(fills: EquationFills) -> list[Fill]:
     """Keeps the scalars along old axes. Along new axes nothing is known."""
     fill = fills.of_operands[0]
@@ -215,7 +222,7 @@ def scatter(fills: EquationFills) -> list[Fill]:
     base, _, updates = fills.of_operands
     kept = ScatterAxes.of(fills.equation).kept
     name = fills.equation.primitive.name
-    chooses = name in ('scatter', 'scatter_max', 'scatter_min')
+    chooses = name in ('scatter', 'scatter-max', 'scatter-min')
 
     def find(i: int, atom: Axis) -> Scalar:
         axes_of_updates = fills.axes_with(atom, operand=2)

@@ -102,15 +102,15 @@ class Constant(NamedTuple):
 
 _SAME = frozenset(
     """
-    abs broadcast_in_dim conj convert_element_type copy copy_p cumsum cummax cummin dynamic_slice gather imag
+    abs broadcast_in_dim conj convert_element_type copy cumsum cummax cummin dynamic_slice gather imag
     mesh_cast name neg pbroadcast pvary real reduce_max reduce_min reduce_precision reduce_sum reduce_window_max
     reduce_window_min reduce_window_sum reshape reshard rev sharding_constraint slice split squeeze stop_gradient tile
-    transpose
+    transpose unstack
     """.split()
 )
 _EQUAL = frozenset(
     """
-    add add_any clamp concatenate dynamic_update_slice max min pad scatter-add scatter_add select_n stack sub
+    add add_any clamp concatenate dynamic_update_slice max min pad scatter-add select_n stack sub
     """.split()
 )
 _COMPARING = frozenset('eq ge gt le lt ne'.split())
