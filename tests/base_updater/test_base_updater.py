@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import pytest
 
 import jaxpruner
 from helpers import rows
-from jaxpruner import sparsity_distributions, sparsity_schedules
+from jaxpruner import sparsity_distributions, sparsity_schedules, sparsity_types
 from jaxpruner.core import masking
 
 PARAMS = {
@@ -341,6 +342,26 @@ def test_bad_shapes_fail_before_anything_is_computed(settings, message):
         updater.wrap_optax(optax.sgd(0.1)).init(PARAMS)
     with pytest.raises(ValueError, match=message):
         updater.instant_sparsify(PARAMS)
+
+
+def test_one_error_names_all_leaves_that_cannot_take_n_by_m():
+    params = {
+        'a': jnp.ones((8, 6)),
+        'b': jnp.ones((4, 8, 3)),
+        'c': jnp.ones((8, 8)),
+        'd': jnp.ones(8),
+    }
+    updater = jaxpruner.MagnitudePruning(
+        sparsity_type={'a': '2:4', 'c': 'nm_2,4,0', '*': '2:4'}, stacked='b'
+    )
+    setting = re.escape("{'a': None, 'b': None, 'c': 'nm_2,4,0', '*': '2:4'}")
+    words = rf'a: shape \(8, 6\) .*; b: shape \(8, 3\) .*sparsity_type={setting}$'
+    for call in (updater.instant_sparsify, updater.wrap_optax(optax.sgd(0.1)).init, updater.plan):
+        with pytest.raises(ValueError, match=words):
+            call(params)
+    updater.sparsity_type = lambda path, leaf: sparsity_types.NByM(2, 4)
+    with pytest.raises(ValueError, match=r'a: .* b: .* by a sparsity_type that returns None'):
+        updater.plan(params)
 
 
 ODD = {

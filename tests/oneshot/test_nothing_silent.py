@@ -1,7 +1,9 @@
 """Calls that once pruned nothing, or something else, and said nothing."""
 
+import ast
 import logging
 import warnings
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -289,6 +291,54 @@ def test_batches_that_hold_another_number_of_inputs_are_refused(algorithm, batch
         jaxpruner.prune(PARAMS, 0.5, algorithm, batches=batches, **given)
 
 
+class Transition(NamedTuple):
+    observation: jax.Array
+    reward: jax.Array
+
+
+NAMED_BATCHES = [
+    (Transition(X, X), r'a Transition, .* apply_fn\(params, batch.observation, batch.reward\)'),
+    ({'ids': X, 'mask': X}, r"a dict, .* apply_fn\(params, batch\['ids'\], batch\['mask'\]\)"),
+    (X, r'a single array of shape \(32, 8\); a batch of several inputs is a tuple'),
+]
+
+
+@pytest.mark.parametrize(('batch', 'words'), NAMED_BATCHES)
+def test_a_batch_that_is_one_input_says_how_to_pass_it_to_a_model_of_several(batch, words):
+    with pytest.raises(
+        TypeError, match=rf'takes params and 2 inputs, and the first batch is {words}'
+    ):
+        jaxpruner.prune(PARAMS, 0.5, 'wanda', apply_fn=two_inputs, batches=[batch])
+
+
+@pytest.mark.parametrize('algorithm', [*CALIBRATED, 'magnitude', 'snip', 'grasp', 'synflow'])
+def test_a_named_tuple_is_one_input(algorithm):
+    def of_transition(params, batch):
+        return jnp.mean(two_inputs(params, batch.observation, batch.reward) ** 2)
+
+    name = 'loss_fn' if algorithm in ('snip', 'grasp') else 'apply_fn'
+    rounds = {'rounds': 9} if algorithm == 'synflow' else {}
+
+    def masks_of(function, batch):
+        given = {name: function, 'batches': [batch]}
+        return jaxpruner.prune(PARAMS, 0.5, algorithm, **given, **rounds)[1]
+
+    found = masks_of(of_transition, Transition(X, X))
+    expected = masks_of(loss, (X, X))
+    assert found['up'].sum() < PARAMS['up'].size
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_a_plan_and_calibration_in_blocks_take_a_named_tuple_as_one_input():
+    def of_transition(params, batch):
+        return two_inputs(params, batch.observation, batch.reward)
+
+    given = {'apply_fn': of_transition, 'batches': [Transition(X, X)]}
+    pruner = jaxpruner.oneshot.Wanda(sparsity=0.5, sequential=True)
+    assert pruner.plan(PARAMS, **given)['up'].target == 0.5
+    assert pruner.instant_sparsify(PARAMS, **given)[1]['up'].sum() == 64
+
+
 @pytest.mark.parametrize('settings', [{}, {'sequential': True}])
 def test_an_array_as_batches_is_one_batch_with_a_warning(settings):
     expected = jaxpruner.prune(PARAMS, 0.5, 'wanda', apply_fn=mlp, batches=[X], **settings)
@@ -390,6 +440,53 @@ def test_the_log_tells_of_all_dense_leaves_in_one_line(caplog):
         (line,) = [record.getMessage() for record in records if record.levelno == logging.INFO]
         assert 'no contraction reads it: b_0, b_1, b_2 and 2 more. ' in line
         assert len([record for record in records if record.levelno == logging.DEBUG]) == 5
+
+
+# A stem, a depthwise convolution, squeeze and excitation of 6 channels, and a layer of 18.
+MIXED = {
+    'stem': normal(3, 3, 3, 8),
+    'depthwise': normal(3, 3, 1, 8),
+    'squeeze': normal(8, 6),
+    'excite': normal(6, 8),
+    'wide': normal(8, 18),
+    'out': normal(18, 4),
+}
+IMAGES = normal(2, 6, 6, 3)
+
+
+def cnn(params, x):
+    def conv(x, kernel, groups=1):
+        numbers = ('NHWC', 'HWIO', 'NHWC')
+        return jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), 'SAME', dimension_numbers=numbers, feature_group_count=groups
+        )
+
+    x = conv(conv(x, params['stem']), params['depthwise'], groups=8)
+    gate = jax.nn.relu(x.mean((1, 2)) @ params['squeeze']) @ params['excite']
+    x = (x * jax.nn.sigmoid(gate)[:, None, None]).mean((1, 2))
+    return jax.nn.relu(x @ params['wide']) @ params['out']
+
+
+@pytest.mark.parametrize('algorithm', [*CALIBRATED, 'magnitude'])
+@pytest.mark.parametrize('sparsity_type', ['2:4', {'wide': '1:4', 'excite': '2:4', '*': 'nm_2,4'}])
+def test_one_error_names_all_leaves_that_cannot_take_n_by_m_and_its_setting_works(
+    algorithm, sparsity_type
+):
+    given = {'algorithm': algorithm, 'apply_fn': cnn, 'batches': [IMAGES]}
+    refused = {'stem', 'depthwise', 'excite', 'out'}
+    with pytest.raises(ValueError, match='leave them dense') as caught:
+        jaxpruner.prune(MIXED, sparsity_type=sparsity_type, **given)
+    reasons, _, setting = str(caught.value).partition('sparsity_type=')
+    setting = ast.literal_eval(setting)
+    assert all(f'{name}: ' in reasons for name in refused)
+    # The rule for `excite` would have no leaf.
+    others = {'*': '2:4'} if isinstance(sparsity_type, str) else {'wide': '1:4', '*': '2:4'}
+    assert set(list(setting)[: -len(others)]) == refused
+    assert list(setting.items())[-len(others) :] == list(others.items())
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', 'samples are fewer')
+        _, masks = jaxpruner.prune(MIXED, sparsity_type=setting, **given)
+    assert {name for name, mask in masks.items() if mask is None} == refused
 
 
 BAD = [

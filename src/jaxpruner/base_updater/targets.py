@@ -55,7 +55,7 @@ def of_leaves(
     params: tree_lib.PyTree,
     leaves: Sequence[Leaf],
     stacked: tree_lib.Stacked,
-    check: Callable[[Leaf], None],
+    check: Callable[[Sequence[Leaf]], None],
     types_decide: bool = True,
 ) -> tree_lib.PyTree:
     """Gives each leaf its target; returns a tree like the parameters, `None` where dense.
@@ -65,7 +65,7 @@ def of_leaves(
       params: the parameters, or their shapes.
       leaves: the same, leaf by leaf; their own targets are not read.
       stacked: which leaves are stacks of layers.
-      check: refuses the sparsity type of a leaf that is to be pruned.
+      check: refuses sparsity types of the leaves that are to be pruned.
       types_decide: the type N:M decides the target of its leaves, by what the user gave them:
         a sparsity other than 0 -> the share that N:M removes, with a warning if the two differ;
         a sparsity of 0 -> dense, with a mask of ones;
@@ -92,10 +92,12 @@ def of_leaves(
         if not is_ranked:
             targets[i] = None
     targets = joint_leaves.with_targets(leaves, targets, can_be_ranked)
+    pruned = []
     for i, leaf in enumerate(leaves):
         if targets[i] is not None:
             sparsity_distributions.check_sparsity(targets[i], f'the sparsity of {leaf.name}')
-            check(leaf)
+            pruned.append(leaf)
+    check(pruned)
     if types_decide:
         is_given = not isinstance(distribution, sparsity_distributions.NotGiven)
         targets = _with_shares_of_n_by_m(targets, leaves, is_given)

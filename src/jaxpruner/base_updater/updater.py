@@ -36,7 +36,13 @@ from jaxpruner.core.sparse_state import SparseState as SparseState
 from jaxpruner.core.sparse_state import only_sparse_state
 from jaxpruner.mask_calculator import calculators, joint_leaves, lazy_scores
 from jaxpruner.sparsity_types.base import is_joint
-from jaxpruner.sparsity_types.leaves import Leaf, normalize_setting, resolve_leaves, resolve_types
+from jaxpruner.sparsity_types.leaves import (
+    Leaf,
+    check_groups,
+    normalize_setting,
+    resolve_leaves,
+    resolve_types,
+)
 
 DistributionFn = Callable[..., tree_lib.PyTree]
 _SEED = seeds.SeedField()
@@ -249,11 +255,13 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         paths, arrays, _ = tree_lib.flatten_with_paths(params)
         is_ranked_by_type = calculators.own_topk_fn(self.topk_fn) is None
 
-        def check(leaf: Leaf) -> None:
-            assert leaf.sparsity_type is not None
-            self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
+        def check(pruned: Sequence[Leaf]) -> None:
+            for leaf in pruned:
+                assert leaf.sparsity_type is not None
+                self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
             if is_ranked_by_type:
-                leaf.sparsity_type.check_shape(leaf.layer_shape, leaf.name)
+                checks = {leaf.path: leaf.check_shape for leaf in pruned}
+                check_groups(checks, normalize_setting(self.sparsity_type), paths)
 
         return targets.of_leaves(
             self.distribution(),

@@ -7,6 +7,7 @@ from typing import Any
 from jaxpruner import sparsity_types
 from jaxpruner.base_updater import BaseUpdater, targets
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.mask_calculator import calculators
 from jaxpruner.oneshot.followed_leaves import (
     check_used,
     follow_leaves,
@@ -15,7 +16,12 @@ from jaxpruner.oneshot.followed_leaves import (
     warn_of_unclear,
 )
 from jaxpruner.oneshot.named_leaves import names_of
-from jaxpruner.sparsity_types.leaves import resolve_leaves, resolve_types
+from jaxpruner.sparsity_types.leaves import (
+    check_groups,
+    normalize_setting,
+    resolve_leaves,
+    resolve_types,
+)
 from jaxpruner.uses import UnsupportedPrimitive, UseGraph, with_input_axes
 
 _DEFAULT_AXIS = -1  # of `NByM`; whether a user has written it does not show
@@ -51,6 +57,11 @@ def prune_along_inputs(
                 unclear[path] = str(error).removeprefix(f'{name}: ')
     warn_of_unclear(unclear)
     types.update(dict.fromkeys((*dense, *unclear)))
+    if calculators.own_topk_fn(pruner.topk_fn) is None:
+        # Below the pruner has another setting than the one that its user wrote, which an error should name.
+        of_leaves = resolve_leaves(paths, leaves, list(types.values()), pruner.stacked)
+        checks = {leaf.path: leaf.check_shape for leaf in of_leaves if leaf.path in selected}
+        check_groups(checks, normalize_setting(pruner.sparsity_type), paths)
     pruner = copy.copy(pruner)
     pruner.sparsity_type = lambda path, leaf: types[path]
     with ignore_vectors():
@@ -67,7 +78,7 @@ def _selected(
     leaves = resolve_leaves(paths, arrays, types, pruner.stacked)
     with ignore_vectors():
         sparsities = targets.of_leaves(
-            pruner.sparsity_distribution_fn, params, leaves, pruner.stacked, lambda leaf: None
+            pruner.sparsity_distribution_fn, params, leaves, pruner.stacked, lambda pruned: None
         )
     of_leaves = tree_lib.leaves_like(treedef, sparsities)
     selected = []

@@ -54,8 +54,6 @@ def prune_in_blocks(
     calibration = SequentialCalibration(
         apply_fn, run.leaves.params, batches, kind, only=only, blocks=blocks
     )
-    for matrices in calibration.matrices:
-        run.targets[matrices.path].check(matrices)
     if owl is not None:
         dense = calibrate(apply_fn, run.leaves.params, batches, only=only, progress=progress)
         _choose_sparsities(run, _entries(dense, dense), owl)

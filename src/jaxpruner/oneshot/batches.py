@@ -62,8 +62,8 @@ def check_model_is_given(
 
 
 def as_inputs(batch: Any) -> tuple[Any, ...]:
-    """Takes the inputs out of a batch: a tuple holds them, anything else is the only one."""
-    return batch if isinstance(batch, tuple) else (batch,)
+    """Takes the inputs out of a batch: a plain tuple holds them, anything else, a NamedTuple, too, is the only one."""
+    return batch if type(batch) is tuple else (batch,)
 
 
 def check_samples(batch: Any, number: int) -> None:
@@ -121,11 +121,23 @@ def _mismatch(signature: inspect.Signature, batch: Any, name: str) -> str:
     if keywords:
         settings = ', '.join(f'{keyword}=…' for keyword in keywords)
         return f'{name} needs {settings}; bind them: functools.partial({name}, {settings})'
-    given = 'a single array'
-    if isinstance(batch, list | tuple):
-        given = f'a {type(batch).__name__} of {len(batch)}'
     inputs = '1 input' if positional == 2 else f'{positional - 1} inputs'
-    return f'{name} takes params and {inputs}, and the first batch is {given}; {_TUPLE}'
+    given = f'a {type(batch).__name__}'
+    remedy = _TUPLE
+    parts: list[str] = []
+    if hasattr(batch, 'shape'):
+        given = f'a single array of shape {tuple(batch.shape)}'
+    elif isinstance(batch, Mapping):
+        parts = [f'batch[{key!r}]' for key in batch]
+    elif hasattr(batch, '_fields'):
+        parts = [f'batch.{field}' for field in batch._fields]
+    elif isinstance(batch, list | tuple):
+        given += f' of {len(batch)}'
+    if parts:
+        given += f', which is one input ({", ".join(parts)})'
+        some = ', '.join(parts[: positional - 1])
+        remedy = f'take the inputs out of it: {name}=lambda params, batch: {name}(params, {some})'
+    return f'{name} takes params and {inputs}, and the first batch is {given}; {remedy}'
 
 
 def _check_list(function: Callable[..., Any], batch: Any, name: str, params: Any) -> None:

@@ -1,7 +1,8 @@
 """The base of pruners that calibrate a model on some batches, then prune it once."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import jax
@@ -42,8 +43,9 @@ from jaxpruner.oneshot.named_leaves import names_of
 from jaxpruner.oneshot.owl_blocks import OwlSettings
 from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
 from jaxpruner.oneshot.pruning_run import PruningRun
+from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.sparsity_distributions import why_dense
-from jaxpruner.sparsity_types.leaves import Leaf
+from jaxpruner.sparsity_types.leaves import Leaf, check_groups, normalize_setting
 from jaxpruner.uses import param_uses
 
 
@@ -273,9 +275,10 @@ class CalibratedPruning(base_updater.BaseUpdater):
         """Returns the target of each leaf; its sparsity type is checked when it is known how the leaf is used."""
         paths, leaves, _ = tree_lib.flatten_with_paths(params)
 
-        def check(leaf: Leaf) -> None:
-            assert leaf.sparsity_type is not None
-            self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
+        def check(pruned: Sequence[Leaf]) -> None:
+            for leaf in pruned:
+                assert leaf.sparsity_type is not None
+                self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
 
         with ignore_vectors():
             return targets_lib.of_leaves(
@@ -319,6 +322,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 'sequential=True takes statistics as it goes; give apply_fn and batches alone'
             )
         targets = choose_calibrated(calibration, targets, names_of(self), type(self).__name__)
+        matrices = {path: [entry.matrices for entry in calibration[path]] for path in targets}
+        self._check_groups(matrices, targets, leaves.params)
         run = PruningRun(self, leaves, targets)
         prune_at_once(run, calibration, self._owl_settings(), owns_statistics=False)
 
@@ -335,7 +340,21 @@ class CalibratedPruning(base_updater.BaseUpdater):
         graph = param_uses(apply_fn, params, *as_inputs(first))
         followed = follow_leaves(graph, targets)
         targets = choose_targets(followed, targets, names_of(self), type(self).__name__)
+        self._check_groups(followed.matrices, targets, params)
         return FollowedModel(graph, followed, targets)
+
+    def _check_groups(
+        self,
+        matrices: Mapping[tree_lib.Path, Sequence[WeightMatrices]],
+        targets: LeafTargets,
+        params: tree_lib.PyTree,
+    ) -> None:
+        """Refuses N:M of which m does not divide the inputs, of all leaves at once."""
+        paths, _, _ = tree_lib.flatten_with_paths(params)
+        checks = {}
+        for path, target in targets.items():
+            checks[path] = functools.partial(target.check, matrices[path])
+        check_groups(checks, normalize_setting(self.sparsity_type), paths)
 
     def _calibrate_and_prune(
         self, run: PruningRun, apply_fn: Callable[..., Any], batches: Iterable[Any], progress: bool

@@ -33,14 +33,15 @@ class LeafTarget(NamedTuple):
     mask: jax.Array | None = None
     contradiction: targets_lib.Contradiction | None = None
 
-    def check(self, matrices: WeightMatrices) -> None:
-        """Refuses N:M of which m does not divide the inputs."""
-        if self.mask is None:
-            matrix_masks.check_matrix_type(
-                self.sparsity_type,
-                matrices.layout.matrices_shape,
-                tree_lib.path_string(matrices.path),
-            )
+    def check(self, of_leaf: Iterable[WeightMatrices]) -> None:
+        """Refuses N:M of which m does not divide the inputs of a leaf's matrices."""
+        for matrices in of_leaf:
+            if self.mask is None:
+                matrix_masks.check_matrix_type(
+                    self.sparsity_type,
+                    matrices.layout.matrices_shape,
+                    tree_lib.path_string(matrices.path),
+                )
 
 
 LeafTargets = dict[tree_lib.Path, LeafTarget]
@@ -61,16 +62,13 @@ def choose_targets(
     """Finds the targets of leaves that can be pruned; says of the others why they stay dense.
 
     Raises:
-      ValueError: no leaf is left, or a sparsity type does not fit.
+      ValueError: no leaf is left.
     """
     if any(target.mask is not None for target in targets.values()):
         check_used(followed, algorithm)
         warn_of_unclear(followed.unclear, 'are masked, and nothing makes up for what they lose')
         return _among(targets, followed.matrices)
     chosen = _among(targets, choose_leaves(followed, is_named, algorithm))
-    for path, target in chosen.items():
-        for matrices in followed.matrices[path]:
-            target.check(matrices)
     _warn_of_contradictions(chosen)
     return chosen
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxpruner import sparsity_types
 from jaxpruner.mask_calculator import n_by_m, selection
+from jaxpruner.sparsity_types.n_by_m import PartialGroupError
 
 COMPARISONS = ('output', 'layer')
 
@@ -36,7 +37,7 @@ def check_matrix_type(
             f'{where}: calibrated pruning is unstructured or N:M, got {sparsity_type!r}; give Unstructured() or NByM'
         )
     if shape[-2] % sparsity_type.m and not sparsity_type.allow_partial:
-        raise ValueError(
+        raise PartialGroupError(
             f'{where}: its {shape[-2]} inputs do not divide into groups of m={sparsity_type.m}; choose another m, or '
             f"leave the leaf dense: sparsity_type={{'{where}': None, '*': …}}"
         )

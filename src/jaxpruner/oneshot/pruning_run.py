@@ -71,7 +71,6 @@ class PruningRun:
     def check(self, entries: Sequence[CalibratedMatrices]) -> None:
         """Refuses statistics that do not fit or are not finite; notes leaves with too few samples."""
         for matrices, statistics in entries:
-            self.targets[matrices.path].check(matrices)
             name = tree_lib.path_string(matrices.path)
             check_statistics(statistics, matrices.shape, name, self.pruner.kind == 'gram')
             few = too_few_samples(statistics, matrices.shape, name)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparsity_types.base import GroupedType, Groups, SparsityType, Unstructured, is_joint
-from jaxpruner.sparsity_types.n_by_m import NByM
+from jaxpruner.sparsity_types.n_by_m import NByM, PartialGroupError
 from jaxpruner.sparsity_types.parsing import parse_sparsity_type
 
 # One type for all leaves, an ordered mapping from names to types, or a function `(path, leaf) -> type`.
@@ -65,6 +65,11 @@ class Leaf:
     def layers_back(self, array: jax.Array) -> jax.Array:
         """Moves the axis of layers back."""
         return jnp.moveaxis(array, 0, self.layer_axis) if self.layer_axis else array
+
+    def check_shape(self) -> None:
+        """Raises `ValueError` if the sparsity type does not fit the shape."""
+        if self.sparsity_type is not None:
+            self.sparsity_type.check_shape(self.layer_shape, self.name)
 
 
 def leaf_of(
@@ -191,3 +196,54 @@ def resolve_types(
         entry = setting(path, leaf)
         types.append(None if entry is None else _read_type(entry))
     return types
+
+
+def check_groups(
+    checks: Mapping[tree_lib.Path, Callable[[], object]],
+    setting: SparsityTypeSetting,
+    paths: Sequence[tree_lib.Path],
+) -> None:
+    """Refuses all leaves that cannot take N:M in one error, with the whole setting that leaves them dense.
+
+    Args:
+      checks: for each leaf a function that raises a `PartialGroupError` if it cannot.
+      setting: the normalized setting of which they have their types.
+      paths: of all leaves of the model.
+
+    >>> check = lambda: NByM(2, 4).check_shape((3, 3), 'a')
+    >>> check_groups({('a',): check}, NByM(2, 4), [('a',), ('b',)])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: a: shape (3, 3) ... not divide. ... leave them dense: sparsity_type={'a': None, '*': '2:4'}
+    """
+    refused = {}
+    for path, check in checks.items():
+        try:
+            check()
+        except PartialGroupError as error:
+            refused[path] = error
+    if not refused:
+        return
+    reasons = '; '.join(str(error).partition('; ')[0] for error in refused.values())
+    if callable(setting) and not isinstance(setting, SparsityType):
+        dense = 'by a sparsity_type that returns None for them'
+    else:
+        rules = {tree_lib.path_string(path): 'None' for path in refused}
+        left = [path for path in paths if path not in refused]
+        for name, entry in (setting if isinstance(setting, Mapping) else {'*': setting}).items():
+            # A rule without a leaf is an error.
+            if any(tree_lib.matches(name, path) for path in left):
+                rules[name] = _as_written(entry)
+                left = [path for path in left if not tree_lib.matches(name, path)]
+        texts = [f'{name!r}: {entry}' for name, entry in rules.items()]
+        dense = f'sparsity_type={{{", ".join(texts)}}}'
+    raise ValueError(
+        f'{reasons}. Choose another m or axis for such leaves, or leave them dense: {dense}'
+    )
+
+
+def _as_written(entry: SparsityType | None) -> str:
+    """Writes a type as users write it in a setting."""
+    if isinstance(entry, NByM) and isinstance(entry.axis, int) and not entry.allow_partial:
+        axis = '' if entry.axis == -1 else f',{entry.axis}'
+        return repr(f'nm_{entry.n},{entry.m}{axis}' if axis else f'{entry.n}:{entry.m}')
+    return repr('unstructured') if type(entry) is Unstructured else repr(entry)

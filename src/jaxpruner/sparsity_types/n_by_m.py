@@ -16,6 +16,10 @@ INPUT_AXIS = 'input'
 _PATTERN = re.compile(r'\s*([+-]?\d+)\s*:\s*([+-]?\d+)\s*')
 
 
+class PartialGroupError(ValueError):
+    """m does not divide what groups lie along; the message is the place and the reason, `'; '`, and a remedy."""
+
+
 @dataclasses.dataclass(frozen=True)
 class NByM(NamedFields):
     """Of each `m` consecutive weights along `axis`, the best `n` are kept. Config strings: `'nm_2,4'`, `'2:4'`.
@@ -102,7 +106,7 @@ class NByM(NamedFields):
         >>> NByM(2, 4).check_shape((3, 8), 'dense/kernel')
         """
         if self.partial_group(shape, where) and not self.allow_partial:
-            raise ValueError(
+            raise PartialGroupError(
                 f'{where}: shape {tuple(shape)} has length {self.line_length(shape)} along {self.axis_words}, which '
                 f'm={self.m} '
                 f"does not divide; choose another axis or m, or leave the leaf dense: sparsity_type={{'{where}': None, "
