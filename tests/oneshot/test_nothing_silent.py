@@ -15,6 +15,7 @@ from helpers import rows
 from helpers.random_numbers import Normal
 from jaxpruner.oneshot import calibrate
 from jaxpruner.sparsity_types import NByM
+from oneshot import references
 
 normal = Normal(4)
 
@@ -588,12 +589,59 @@ def test_weights_of_nan_are_named(algorithm):
     assert masks['up'][0, 0] == 0
 
 
-def test_experts_that_no_sample_reaches_are_named():
-    experts, sizes = {'experts': normal(2, 8, 6)}, jnp.array([64, 0])
+EXPERTS = {'experts': normal(4, 8, 6).at[3, 0, 0].set(3.2)}
+SIZES = jnp.array([30, 20, 14, 0])
 
-    def apply(params, x):
-        return jax.lax.ragged_dot(x, params['experts'], sizes)
 
-    with pytest.warns(UserWarning, match='no sample reached .*: experts .0 samples') as seen:
-        jaxpruner.prune(experts, 0.5, 'wanda', apply_fn=apply, batches=[normal(64, 8)])
-    assert 'times the number' not in str(seen[0].message)
+def ragged(params, x):
+    return jax.lax.ragged_dot(x, params['experts'], SIZES)
+
+
+def dispatched(params, x):
+    """Each expert takes rows of its own; those of the last are zeros, and counted."""
+    rows = jnp.stack([x[:30], x[34:], x[4:34], jnp.zeros((30, 8))])
+    return jnp.einsum('eri,eio->ero', rows, params['experts'])
+
+
+def scanned(params, x):
+    """The experts are layers, of which the last gets nothing."""
+    gates = jnp.array([1.0, 1.0, 1.0, 0.0])
+
+    def body(x, layer):
+        weights, gate = layer
+        return x, (x * gate) @ weights
+
+    return jax.lax.scan(body, x, (params['experts'], gates))[1]
+
+
+UNSEEN = rows.crossed(
+    [ragged, dispatched, scanned], ['unstructured', '2:4'], CALIBRATED, [{}, {'sequential': True}]
+)
+
+
+@pytest.mark.parametrize(('apply', 'sparsity_type', 'algorithm', 'settings'), UNSEEN)
+def test_matrices_whose_inputs_never_occur_lose_their_smallest_weights(
+    apply, sparsity_type, algorithm, settings
+):
+    name = 'experts, layer 3' if apply is scanned else 'experts, matrix 3'
+    with pytest.warns(UserWarning, match='ranked by magnitude') as seen:
+        pruned, masks = jaxpruner.prune(
+            EXPERTS,
+            0.5,
+            algorithm,
+            apply_fn=apply,
+            batches=[normal(64, 8) * jnp.arange(1, 9) ** 2],
+            sparsity_type=sparsity_type,
+            **settings,
+        )
+    (message,) = [str(warning.message) for warning in seen]
+    assert f': {name};' in message
+    sizes = np.abs(EXPERTS['experts'][3])
+    n_by_m = (2, 4) if sparsity_type == '2:4' else None
+    per = 'output' if algorithm == 'wanda' else 'layer'
+    expected = references.mask_of(sizes, 0.5, n_by_m, per)
+    np.testing.assert_array_equal(masks['experts'][3], expected)
+    np.testing.assert_array_equal(pruned['experts'][3], EXPERTS['experts'][3] * expected)
+    assert pruned['experts'][3, 0, 0] == np.float32(3.2)
+    by_magnitude = references.mask_of(np.abs(EXPERTS['experts'][0]), 0.5, n_by_m, per)
+    assert (masks['experts'][0] != by_magnitude).any()

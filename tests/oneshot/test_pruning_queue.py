@@ -23,6 +23,6 @@ def test_what_frees_most_memory_comes_first_and_shared_statistics_are_prepared_o
 
     entries = [entry for path in calibration for entry in calibration[path]]
     queue = PruningQueue(entries, prepare)
-    taken = [(matrices.where, gram.shape) for matrices, _, gram in queue]
+    taken = [(matrices.where, gram.shape) for matrices, _, gram, _ in queue]
     assert taken == [('beside', (8, 8)), ('many', (8, 8)), ('few', (2, 2))]
     assert prepared == [(8, 8), (2, 2)]

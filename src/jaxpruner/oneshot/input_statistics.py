@@ -65,7 +65,7 @@ class TooFewSamples(NamedTuple):
     """A leaf whose inputs were seen less often than there are inputs."""
 
     where: str
-    samples: int
+    samples: float
     inputs: int
 
 
@@ -75,7 +75,9 @@ def too_few_samples(
     """Makes a record if matrices `[..., inputs, outputs]` have more inputs than samples, else `None`."""
     if tree_lib.is_traced(statistics.count):
         return None
-    samples = int(np.min(statistics.count))
+    counts = np.asarray(statistics.count)
+    # Of matrices that no sample reached another warning tells.
+    samples = float(np.min(counts[counts > 0], initial=np.inf))
     inputs = shape[-2]
     return TooFewSamples(where, samples, inputs) if samples < inputs else None
 
@@ -84,36 +86,15 @@ def warn_of_few_samples(leaves: Sequence[TooFewSamples]) -> None:
     """Warns once of all leaves."""
     if not leaves:
         return
-    messages = []
-    few = []
-    unseen = []
-    times = 0
-    for leaf in leaves:
-        if leaf.samples:
-            few.append(leaf)
-            times = max(times, math.ceil(leaf.inputs / leaf.samples))
-        else:
-            unseen.append(leaf)
-    if few:
-        messages.append(
-            f'samples are fewer than inputs, so that what they say of these is uncertain: {_names(few)}; calibrate '
-            f'with at least {times} times the number of samples'
-        )
-    if unseen:
-        messages.append(
-            f'no sample reached some matrices of these, where it is arbitrary which weights go: {_names(unseen)}; give '
-            'batches that reach them, or leave the leaves dense'
-        )
-    caller_warnings.warn('. '.join(messages))
+    names = [f'{leaf.where} ({leaf.samples:g} samples, {leaf.inputs} inputs)' for leaf in leaves]
+    times = max(math.ceil(leaf.inputs / leaf.samples) for leaf in leaves)
+    caller_warnings.warn(
+        f'samples are fewer than inputs, so that what they say of these is uncertain: {first_names(names)}; calibrate '
+        f'with at least {times} times the number of samples'
+    )
 
 
 def first_names(names: Sequence[str]) -> str:
     """Lists the first names of a warning, and how many more there are."""
     more = f' and {len(names) - _MOST_NAMED} more' if len(names) > _MOST_NAMED else ''
     return ', '.join(names[:_MOST_NAMED]) + more
-
-
-def _names(leaves: Sequence[TooFewSamples]) -> str:
-    return first_names(
-        [f'{leaf.where} ({leaf.samples} samples, {leaf.inputs} inputs)' for leaf in leaves]
-    )

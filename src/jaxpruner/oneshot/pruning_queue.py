@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxpruner.oneshot.calibration import CalibratedMatrices
 from jaxpruner.oneshot.input_statistics import InputStatistics
@@ -19,11 +20,13 @@ class QueuedMatrices(NamedTuple):
       matrices: how the model reads them from the leaf.
       statistics: of their inputs; `None` once they are prepared.
       prepared: what the pruner's `prepare` made of the statistics; `None` before.
+      is_unseen: bool, one for each matrix: whether all of its inputs were always zero.
     """
 
     matrices: WeightMatrices
     statistics: InputStatistics | None
     prepared: Any
+    is_unseen: jax.Array
 
 
 @dataclasses.dataclass
@@ -31,6 +34,7 @@ class _Shared:
     """Statistics, or what is prepared of them, and how many matrices still wait for them."""
 
     statistics: InputStatistics | None
+    is_unseen: jax.Array
     prepared: Any = None
     users: int = 0
 
@@ -50,7 +54,10 @@ class PruningQueue:
         shared: dict[int, _Shared] = {}
         self._waiting: list[tuple[WeightMatrices, _Shared]] = []
         for matrices, statistics in entries:
-            holder = shared.setdefault(id(statistics), _Shared(statistics))
+            holder = shared.get(id(statistics))
+            if holder is None:
+                is_unseen = _is_unseen(statistics.second_moment)
+                holder = shared[id(statistics)] = _Shared(statistics, is_unseen)
             holder.users += 1
             self._waiting.append((matrices, holder))
 
@@ -65,7 +72,7 @@ class PruningQueue:
             shared.prepared = self._prepare(shared.statistics)
             shared.statistics = None
         shared.users -= 1
-        return QueuedMatrices(matrices, shared.statistics, shared.prepared)
+        return QueuedMatrices(matrices, shared.statistics, shared.prepared, shared.is_unseen)
 
     def _freed_bytes(self, number: int) -> float:
         matrices, shared = self._waiting[number]
@@ -74,3 +81,8 @@ class PruningQueue:
             held += getattr(array, 'nbytes', 0)
         # Beside float32 weights there is a byte for each element of the mask.
         return held / shared.users - 5 * math.prod(matrices.layout.shape)
+
+
+@jax.jit
+def _is_unseen(second_moment: jax.Array) -> jax.Array:
+    return jnp.all(second_moment == 0, -1)

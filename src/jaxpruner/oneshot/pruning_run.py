@@ -6,15 +6,18 @@ from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpruner import sparsity_types
 from jaxpruner.core import caller_warnings
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.oneshot import matrix_masks
 from jaxpruner.oneshot.calibration import CalibratedMatrices
 from jaxpruner.oneshot.input_statistics import (
     InputStatistics,
     TooFewSamples,
     check_statistics,
+    first_names,
     too_few_samples,
     warn_of_few_samples,
 )
@@ -27,6 +30,7 @@ class MatrixPruner(Protocol):
     """The methods of `CalibratedPruning` that prune matrices; see there."""
 
     kind: ClassVar[str]
+    per: str
 
     def prepare(self, statistics: InputStatistics, donate: bool) -> Any: ...
 
@@ -65,6 +69,7 @@ class PruningRun:
         self.targets = targets
         self.sparsities: dict[Any, jax.Array] = {}
         self._few_samples: list[TooFewSamples] = []
+        self._unseen: list[str] = []
         self._doubts: list[str] = []
         self._with_nan: list[str] = []
 
@@ -93,6 +98,11 @@ class PruningRun:
     def warn(self) -> None:
         """Warns once of each kind of doubt about what was pruned."""
         warn_of_few_samples(self._few_samples)
+        if self._unseen:
+            caller_warnings.warn(
+                'the inputs of these matrices are zero in all batches, so that their weights are ranked by magnitude: '
+                f'{first_names(self._unseen)}; give batches that reach them, or leave the leaves dense'
+            )
         if self._with_nan:
             caller_warnings.warn(
                 f'these leaves hold NaN, which ranks lowest and is removed first: {", ".join(self._with_nan)}; look '
@@ -112,7 +122,7 @@ class PruningRun:
 
     def _prune_matrices(self, queued: QueuedMatrices) -> None:
         pruner = self.pruner
-        matrices, statistics, prepared = queued
+        matrices, statistics, prepared, is_unseen = queued
         target = self.targets[matrices.path]
         where = matrices.where
         if statistics is not None:
@@ -126,6 +136,15 @@ class PruningRun:
             new, kept = pruner.prune_matrices(
                 weights, prepared, sparsity, target.sparsity_type, where
             )
+            if weights.size and is_unseen.any():
+                self._unseen += _names_of(where, is_unseen)
+                magnitudes = jnp.abs(weights.astype(jnp.promote_types(weights.dtype, jnp.float32)))
+                by_magnitude = matrix_masks.keep_in_matrices(
+                    magnitudes, sparsity, target.sparsity_type, pruner.per
+                )
+                is_unseen = is_unseen[..., None, None]
+                kept = jnp.where(is_unseen, by_magnitude, kept)
+                new = None if new is None else jnp.where(is_unseen, weights, new)
         else:
             kept = self.leaves.read(matrices, target.mask)
             new, kept = pruner.reconstruct_matrices(weights, prepared, kept)
@@ -136,6 +155,14 @@ class PruningRun:
             self._with_nan.append(where)
         del queued, weights, statistics, prepared  # before more memory is taken
         self.leaves.replace(matrices, new, kept)
+
+
+def _names_of(where: str, is_unseen: jax.Array) -> list[str]:
+    """Names the matrices for which it is true: the leaf, and their numbers if it has several."""
+    names = []
+    for index in np.argwhere(np.asarray(is_unseen)).tolist():
+        names.append(f'{where}, matrix {", ".join(map(str, index))}' if index else where)
+    return names
 
 
 def _at_layer(each: Any, layer: int | None) -> Any:
