@@ -85,7 +85,7 @@ NAMES = """
     mask_calculator.MASK_DTYPE algorithms.pruners.generate_random_scores pruners.generate_random_scores
     utils.summarize_sparsity utils.summarize_intersection param_uses Use UseGraph UnsupportedPrimitive
     uses.param_uses uses.with_input_axes uses.run_with_taps split_masks join_masks
-    channel_groups ChannelGraph structure.channel_groups structure.Group structure.Member
+    shrink structure.ShrunkModel channel_groups ChannelGraph structure.channel_groups structure.Group structure.Member
     structure.OldNumbers structure.OldNumber structure.constructor_arguments structure.ConstructorArguments
     structure.Folded structure.SourceComparison
 """.split()

@@ -24,7 +24,7 @@ Optimizer states: SparseState, sparse_states, split_masks, join_masks
 Activations: sparsify_activations, summarize_activations, prune_act_unstruct, prune_act_struct, puning_act_unstruct,
     pruning_act_struct
 How a model uses its parameters: param_uses, UseGraph, Use, UnsupportedPrimitive
-Channels that can be removed: channel_groups, ChannelGraph, SmallModel, save_small_model, load_small_model
+Channels that can be removed: shrink, channel_groups, ChannelGraph, SmallModel, save_small_model, load_small_model
 Modules: activations, algorithms, api, base_updater, jax_pruning, mask_calculator, oneshot, pruners, report,
     sparse, sparsity_distributions, sparsity_schedules, sparsity_types, structure, uses, utils
 

@@ -58,6 +58,7 @@ from jaxpruner.sparsity_types import SparsityType as SparsityType
 from jaxpruner.sparsity_types import Unstructured as Unstructured
 from jaxpruner.structure import ChannelGraph as ChannelGraph
 from jaxpruner.structure import channel_groups as channel_groups
+from jaxpruner.structure import shrink as shrink
 from jaxpruner.tabulation import tabulate as tabulate
 from jaxpruner.uses import UnsupportedPrimitive as UnsupportedPrimitive
 from jaxpruner.uses import Use as Use

@@ -40,7 +40,8 @@ def registry():
 )
 @pytest.mark.usefixtures('registry')
 def test_snippets_run_in_order_and_print_what_stands_beneath(document, monkeypatch):
-    if document == 'docs/how_to/flax_nnx.md' and is_older('flax', '0.11'):
+    nnx_pages = ('docs/how_to/flax_nnx.md', 'docs/how_to/shrink_a_model.md')
+    if document in nnx_pages and is_older('flax', '0.11'):
         pytest.skip('before Flax 0.11 the update of nnx.Optimizer took gradients alone')
     if document == 'docs/how_to/train_on_kept_weights.md' and is_older('jax', '0.6.1'):
         pytest.skip('JAX has a kernel for matrices in CSR from 0.6.1 on')

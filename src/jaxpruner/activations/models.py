@@ -97,10 +97,9 @@ def framework_of(model: Any) -> str:
     Raises:
       TypeError: it is none of these.
     """
-    for library, class_name, framework in _MODEL_CLASSES:
-        module = sys.modules.get(library)
-        if module is not None and isinstance(model, getattr(module, class_name)):
-            return framework
+    framework = known_framework(model)
+    if framework is not None:
+        return framework
     if not callable(model) or isinstance(model, type):
         given = repr(model)
         if isinstance(model, type):
@@ -110,6 +109,15 @@ def framework_of(model: Any) -> str:
             f'{given}'
         )
     return 'function'
+
+
+def known_framework(model: Any) -> str | None:
+    """As `framework_of`, but `None` for what is no model of a framework."""
+    for library, class_name, framework in _MODEL_CLASSES:
+        module = sys.modules.get(library)
+        if module is not None and isinstance(model, getattr(module, class_name)):
+            return framework
+    return None
 
 
 def tapped(model: Any, tap: calls.Tap) -> Any:

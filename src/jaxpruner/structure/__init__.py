@@ -49,9 +49,11 @@ Each subpackage begins with a worked example. Read them in this order:
 A graph may have the traces of several programs of one model. `graph.traces` has all of them, and `graph.trace` is the
 first.
 
-Beside the subpackages, `tracing` traces a model, `programs` has the records of its programs, and `groups` makes and
-names the groups that the analysis found. `zero_channels`, `channel_tables`, `grouped_channels` and `group_lasso` are
-about training that removes channels. `refitting` fits kernels to calibration inputs.
+Beside the subpackages, `shrinking` goes from a model to a smaller one in one call. For it `modules` makes functions of
+NNX and Equinox modules, `shrunk_modules` makes smaller modules, and `held_numbers` finds widths that they hold as
+numbers. `tracing` traces a model, `programs` has the records of its programs, and `groups` makes and names the groups
+that the analysis found. `zero_channels`, `channel_tables`, `grouped_channels` and `group_lasso` are about training that
+removes channels. `refitting` fits kernels to calibration inputs.
 """
 
 from jaxpruner.structure.analysis.members import Group as Group
@@ -65,6 +67,8 @@ from jaxpruner.structure.cutting.verifying import Verification as Verification
 from jaxpruner.structure.graph import ChannelGraph as ChannelGraph
 from jaxpruner.structure.group_lasso import group_lasso as group_lasso
 from jaxpruner.structure.grouped_channels import GroupedChannels as GroupedChannels
+from jaxpruner.structure.shrinking import ShrunkModel as ShrunkModel
+from jaxpruner.structure.shrinking import shrink as shrink
 from jaxpruner.structure.tracing import channel_groups as channel_groups
 from jaxpruner.structure.widths.constructors import ConstructorArguments as ConstructorArguments
 from jaxpruner.structure.widths.constructors import constructor_arguments as constructor_arguments

@@ -9,6 +9,7 @@ import jax
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.tree import Path, PyTree
+from jaxpruner.structure import modules
 from jaxpruner.structure.analysis.axes import (
     Axes,
     Pin,
@@ -45,7 +46,9 @@ def channel_groups(
 
     Args:
       apply_fn: `(params, *inputs) -> results`, any function that JAX can trace; `(params, state, *inputs) -> results`
-        if there is a state.
+        if there is a state. Or an NNX or Equinox module, after which only its inputs are given. It is traced in
+        evaluation mode. Its parameters are `nnx.state(module, nnx.Param)` or `equinox.filter(module,
+        equinox.is_array)`, and its other arrays are the state.
       params: any pytree of arrays, or of their shapes.
       *inputs: the other arguments, pytrees of arrays or of their shapes. The axes of inputs and results stay as they
         are.
@@ -57,7 +60,7 @@ def channel_groups(
       The groups by name. Each axis of a leaf is in a group or in `pinned`, unless the leaf is in `unused`.
 
     Raises:
-      TypeError: a leaf of `params` is no array.
+      TypeError: `apply_fn` is neither a function nor such a module; or a leaf of `params` is no array.
       ValueError: a leaf of the state has the path of a parameter, or several parts of the results could be the state.
 
     >>> import jax.numpy as jnp
@@ -81,6 +84,18 @@ def channel_groups(
     >>> graph.shrink(state, {'up[1]': [0, 1]})['mean'].shape
     (2,)
     """
+    arrays = modules.arrays_of(apply_fn, (params, *inputs))
+    if arrays is not None:
+        if state is not None:
+            raise TypeError('a module holds its own state; leave state= out')
+        program = ModelProgram.of(arrays.apply, arrays.state, arrays.inputs)
+        return analyse(arrays.params, [program])
+    if not modules.is_function(apply_fn):
+        given, function = modules.describe(apply_fn)
+        raise TypeError(
+            f'channel_groups takes a function of parameters and inputs, or an NNX or Equinox module, got {given}; '
+            f'give {function}'
+        )
     program = ModelProgram.of(apply_fn, state, inputs)
     return analyse(params, [program])
 

@@ -21,6 +21,7 @@ from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.cutting.cut import Cut, take_along
 
 Shape = tuple[int, ...]
+_SIZES = 'sizes'  # of a `SparseState`, also of one that NNX took apart
 
 
 class Change(NamedTuple):
@@ -169,34 +170,28 @@ def _is_sparse_state(node: Any) -> bool:
 
 def _map_state(state: SparseState, changes: Changes) -> SparseState:
     """Changes masks, states and sizes. Targets, counts and the thresholds of searches stay the same."""
-    paths, sizes, treedef = tree_lib.flatten_with_paths(state.sizes)
-    new_sizes = []
-    for path, size in zip(paths, sizes, strict=True):
-        change = _find_change(path, changes)
-        if change is not None:
-            size = jnp.uint32(math.prod(change.after))
-        new_sizes.append(size)
+    sizes = {_SIZES: state.sizes}
     return state._replace(
         masks=_map_tree(state.masks, changes),
         inner_state=_map_tree(state.inner_state, changes),
         algorithm_state=_map_tree(state.algorithm_state, changes),
-        sizes=jax.tree.unflatten(treedef, new_sizes),
+        sizes=_map_tree(sizes, changes)[_SIZES],
     )
 
 
-def _find_change(path: Path, changes: Changes) -> Change | None:
-    """The change of the parameter with the longest path that ends this path."""
+def _find_change(path: Path, changes: Changes) -> tuple[Path, Change | None]:
+    """What stands before the longest path of a parameter that ends this path, and the change of this parameter."""
     for start in range(len(path)):
         end = path[start:]
         if end in changes:
-            return changes[end]
+            return path[:start], changes[end]
     # A model that is one bare array has no name of its own.
     is_bare = list(changes) == [tree_lib.SINGLE_ARRAY_PATH]
-    return changes[tree_lib.SINGLE_ARRAY_PATH] if is_bare else None
+    return path, changes[tree_lib.SINGLE_ARRAY_PATH] if is_bare else None
 
 
 def _map_leaf(path: Path, value: Any, changes: Changes) -> Any:
-    change = _find_change(path, changes)
+    owner, change = _find_change(path, changes)
     shape = jnp.shape(value)
     name = tree_lib.path_string(path)
     if change is None:
@@ -206,6 +201,8 @@ def _map_leaf(path: Path, value: Any, changes: Changes) -> Any:
                 'out of the tree, or give an optimizer state whose moments have the structure of the parameters'
             )
         return value
+    if not shape and _SIZES in owner:
+        return jnp.uint32(math.prod(change.after))
     if change.apply is None:
         return value
     if change.fits(shape):

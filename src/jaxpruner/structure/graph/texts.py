@@ -93,14 +93,14 @@ def _name_members(group: Group) -> str:
     """The names of a group's leaves, without the first parts that all their paths share."""
     all_paths = [member.path for member in group.members]
     paths = list(dict.fromkeys(all_paths))
-    shared = _shared_depth(paths)
+    shared = shared_depth(paths)
     names = [tree_lib.path_string(path[shared:]) for path in paths]
     if len(names) > _MOST_MEMBERS:
         names[_MOST_MEMBERS:] = [f'and {len(names) - _MOST_MEMBERS} more']
     return ', '.join(names)
 
 
-def _shared_depth(paths: Sequence[Path]) -> int:
+def shared_depth(paths: Sequence[Path]) -> int:
     """How many first parts all paths share; the last part of a path is never shared."""
     depth = 0
     parents = [path[:-1] for path in paths]

@@ -1,0 +1,279 @@
+"""Modules for the tests of `shrink`: those whose code follows smaller arrays, and those whose code does not."""
+
+import dataclasses
+import inspect
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+
+
+class CNN(nnx.Module):
+    def __init__(self, rngs):
+        self.conv1 = nnx.Conv(3, 8, (3, 3), rngs=rngs)
+        self.norm1 = nnx.BatchNorm(8, rngs=rngs)
+        self.conv2 = nnx.Conv(8, 12, (3, 3), rngs=rngs)
+        self.norm2 = nnx.BatchNorm(12, rngs=rngs)
+        self.drop = nnx.Dropout(0.1, rngs=rngs)
+        self.head = nnx.Linear(12, 4, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.relu(self.norm1(self.conv1(x)))
+        x = nnx.max_pool(x, (2, 2), strides=(2, 2))
+        x = nnx.relu(self.norm2(self.conv2(x)))
+        return self.head(self.drop(x.mean((1, 2))))
+
+
+class Depthwise(nnx.Module):
+    def __init__(self, rngs):
+        self.stem = nnx.Conv(3, 8, (3, 3), rngs=rngs)
+        self.depthwise = nnx.Conv(8, 8, (3, 3), feature_group_count=8, rngs=rngs)
+        self.pointwise = nnx.Conv(8, 4, (1, 1), rngs=rngs)
+
+    def __call__(self, x):
+        return self.pointwise(nnx.relu(self.depthwise(nnx.relu(self.stem(x))))).mean((1, 2))
+
+
+class GroupNorm(nnx.Module):
+    def __init__(self, rngs):
+        self.stem = nnx.Conv(3, 8, (3, 3), rngs=rngs)
+        self.norm = nnx.GroupNorm(8, num_groups=4, rngs=rngs)
+        self.head = nnx.Linear(8, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(nnx.relu(self.norm(self.stem(x))).mean((1, 2)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    heads: int = 4
+    layers: int = 2
+
+
+class Attention(nnx.Module):
+    """Attention whose number of heads is in a configuration that all modules share."""
+
+    def __init__(self, width, config, rngs):
+        self.config = config
+        self.qkv = nnx.Linear(width, 3 * 2 * config.heads, rngs=rngs)
+        self.out = nnx.Linear(2 * config.heads, width, rngs=rngs)
+
+    def __call__(self, x):
+        heads = self.qkv(x).reshape(*x.shape[:-1], 3, self.config.heads, -1)
+        q, k, v = (heads[..., i, :, :] for i in range(3))
+        scores = jax.nn.softmax(jnp.einsum('bqhf,bkhf->bhqk', q, k) / 2**0.5)
+        return self.out(jnp.einsum('bhqk,bkhf->bqhf', scores, v).reshape(*x.shape[:-1], -1))
+
+
+class Configured(nnx.Module):
+    def __init__(self, rngs):
+        self.config = Config()
+        layers = [Attention(6, self.config, rngs) for _ in range(self.config.layers)]
+        self.layers = nnx.List(layers) if hasattr(nnx, 'List') else layers
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+class Transformer(nnx.Module):
+    """A block as they are written with Flax's own layers."""
+
+    def __init__(self, rngs):
+        self.embed = nnx.Linear(3, 16, rngs=rngs)
+        self.norm1, self.norm2 = nnx.LayerNorm(16, rngs=rngs), nnx.LayerNorm(16, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(4, in_features=16, decode=False, rngs=rngs)
+        self.up, self.down = nnx.Linear(16, 24, rngs=rngs), nnx.Linear(24, 16, rngs=rngs)
+        self.head = nnx.Linear(16, 5, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.embed(x)
+        x = x + self.attention(self.norm1(x))
+        return self.head(x + self.down(nnx.gelu(self.up(self.norm2(x)))))
+
+
+class Recurrent(nnx.Module):
+    def __init__(self, rngs):
+        self.rnn = nnx.RNN(nnx.GRUCell(3, 8, rngs=rngs), rngs=rngs)
+        self.head = nnx.Linear(8, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.rnn(x))
+
+
+class Literal(nnx.Module):
+    """A width that is written into the code."""
+
+    def __init__(self, rngs):
+        self.up, self.down = nnx.Linear(3, 8, rngs=rngs), nnx.Linear(8, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.down(nnx.relu(self.up(x)) + jnp.zeros(8))
+
+
+class Ambiguous(nnx.Module):
+    """`width` is the width of the first layer and of the second one, which differ afterwards."""
+
+    def __init__(self, rngs):
+        self.width = 8
+        self.up, self.middle = nnx.Linear(3, 8, rngs=rngs), nnx.Linear(8, 8, rngs=rngs)
+        self.down = nnx.Linear(8, 4, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.relu(self.up(x)).reshape(-1, self.width)
+        return self.down(nnx.relu(self.middle(x)).reshape(-1, self.width))
+
+
+class EquinoxCNN(eqx.Module):
+    conv1: eqx.nn.Conv2d
+    norm: eqx.nn.BatchNorm
+    conv2: eqx.nn.Conv2d
+    head: eqx.nn.Linear
+
+    def __init__(self, key):
+        keys = jax.random.split(key, 3)
+        self.conv1 = eqx.nn.Conv2d(3, 8, 3, padding=1, key=keys[0])
+        has_mode = 'mode' in inspect.signature(eqx.nn.BatchNorm).parameters
+        self.norm = eqx.nn.BatchNorm(8, 'batch', **({'mode': 'batch'} if has_mode else {}))
+        self.conv2 = eqx.nn.Conv2d(8, 12, 3, padding=1, key=keys[1])
+        self.head = eqx.nn.Linear(12, 4, key=keys[2])
+
+    def __call__(self, x, state):
+        x, state = self.norm(self.conv1(x), state)
+        x = jax.nn.relu(self.conv2(jax.nn.relu(x)))
+        return self.head(x.mean((1, 2))), state
+
+
+class EquinoxNormed(eqx.Module):
+    up: eqx.nn.Linear
+    norm: eqx.nn.LayerNorm
+    down: eqx.nn.Linear
+
+    def __init__(self, key):
+        keys = jax.random.split(key, 2)
+        self.up, self.norm = eqx.nn.Linear(3, 8, key=keys[0]), eqx.nn.LayerNorm(8)
+        self.down = eqx.nn.Linear(8, 4, key=keys[1])
+
+    def __call__(self, x):
+        return self.down(jax.nn.relu(self.norm(self.up(x))))
+
+
+class EquinoxAttention(eqx.Module):
+    attention: eqx.nn.MultiheadAttention
+
+    def __init__(self, key):
+        self.attention = eqx.nn.MultiheadAttention(4, 8, key=key)
+
+    def __call__(self, x):
+        return self.attention(x, x, x)
+
+
+class LinenCNN(linen.Module):
+    @linen.compact
+    def __call__(self, x, train):
+        for width in (8, 12):
+            x = linen.Conv(width, (3, 3))(x)
+            x = linen.relu(linen.BatchNorm(use_running_average=not train)(x))
+        return linen.Dense(4)(x.mean((1, 2)))
+
+
+def _normal(*shape):
+    return jax.random.normal(jax.random.key(1), shape)
+
+
+def _nnx(make_module, *shape):
+    def make():
+        return make_module(nnx.Rngs(0)), _normal(*shape), None
+
+    return make
+
+
+def _mapped(module, x):
+    return jax.vmap(module)(x)
+
+
+def _mapped_with_state(module, x, state):
+    batched = jax.vmap(module, axis_name='batch', in_axes=(0, None), out_axes=(0, None))
+    return batched(x, state)
+
+
+def _equinox(make_module, *shape):
+    def make():
+        return make_module(jax.random.key(0)), _normal(*shape), _mapped
+
+    return make
+
+
+def _equinox_cnn():
+    """A network with statistics, as after a training step."""
+    model, state = eqx.nn.make_with_state(EquinoxCNN)(jax.random.key(0))
+    x = _normal(4, 3, 8, 8)
+    _, state = _mapped_with_state(model, x, state)
+    return model, (x, state), _mapped_with_state
+
+
+def _equinox_mlp():
+    return eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0)), _normal(3), None
+
+
+_IMAGES = (4, 8, 8, 3)
+# Name -> what makes the module, its inputs and how it is called; settings; the numbers that have to be set.
+FOLLOWING = {
+    'nnx cnn': (_nnx(CNN, *_IMAGES), {}, {}),
+    'nnx depthwise': (
+        _nnx(Depthwise, *_IMAGES),
+        {'counts': {'stem/kernel[3]': 4}},
+        {'depthwise.feature_group_count': (8, 4)},
+    ),
+    'nnx group norm': (
+        _nnx(GroupNorm, *_IMAGES),
+        {'counts': {'stem/kernel[3][0:8:2]': 3}},
+        {'norm.num_groups': (4, 3)},
+    ),
+    'nnx heads in a configuration': (
+        _nnx(Configured, 2, 5, 6),
+        {'counts': {'*[0:8:2]': 2}},
+        {'layers.0.config.heads': (4, 2), 'layers.1.config.heads': (4, 2)},
+    ),
+    'nnx recurrent': (
+        _nnx(Recurrent, 2, 5, 3),
+        {'counts': {'*[0:8]': 5}},
+        {'rnn.cell.hidden_features': (8, 5)},
+    ),
+    'equinox mlp': (_equinox_mlp, {'round_to': 2}, {}),
+    'equinox cnn': (_equinox_cnn, {}, {}),
+    'equinox attention': (
+        _equinox(EquinoxAttention, 2, 5, 8),
+        {'counts': {'*[0:8:2]': 3}},
+        {'attention.num_heads': (4, 3)},
+    ),
+    'equinox layer norm': (
+        _equinox(EquinoxNormed, 6, 3),
+        {'counts': {'up/weight[0]': 5}, 'allow_inexact': True},
+        {'norm.shape': ((8,), (5,))},
+    ),
+}
+# Name -> what makes the module; what the message has; what it proposes to leave.
+NOT_FOLLOWING = {
+    'nnx transformer': (
+        _nnx(Transformer, 2, 5, 3),
+        [
+            'code of Transformer',
+            'embed/kernel[1]: its results differ',
+            'attention.in_features: 16 -> ',
+        ],
+        ['embed/kernel[1]'],
+    ),
+    'nnx literal': (
+        _nnx(Literal, 6, 3),
+        ['up/kernel[1]: ValueError', 'up.out_features: 8 -> '],
+        ['up/kernel[1]'],
+    ),
+    'nnx ambiguous': (
+        _nnx(Ambiguous, 6, 3),
+        ['up/kernel[1]: ', 'middle/kernel[1]: ', 'width: 8 -> ?'],
+        ['up/kernel[1]', 'middle/kernel[1]'],
+    ),
+}

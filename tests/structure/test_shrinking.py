@@ -1,0 +1,341 @@
+"""One call from a model to a smaller one of the same kind, and the kinds that are refused."""
+
+import inspect
+import re
+
+import equinox as eqx
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxpruner
+from jaxpruner import tree
+from structure import shrunk_models
+
+
+def close(one, other):
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def arrays_of(module):
+    """The parameters and the other arrays of an NNX module, as the graph of it has them."""
+    params, _, state = nnx.state(module, nnx.Param, nnx.RngState, ...)
+    return params, state
+
+
+def nnx_cnn():
+    """A network whose norms have scales and statistics as after a training."""
+    model = shrunk_models.CNN(nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    arrays = nnx.state((model.norm1, model.norm2))
+    nnx.update(
+        (model.norm1, model.norm2),
+        jax.tree.map(
+            lambda leaf: jnp.asarray(rng.uniform(0.5, 1.5, leaf.shape), leaf.dtype), arrays
+        ),
+    )
+    return model, jax.random.normal(jax.random.key(2), (4, 8, 8, 3))
+
+
+def flat_arrays(module):
+    """Path -> array, of everything that an NNX object holds."""
+    names, leaves, _ = tree.flatten_with_paths(nnx.state(module))
+    return dict(zip(names, leaves, strict=True))
+
+
+@nnx.jit
+def step(model, optimizer, x):
+    def loss_fn(model):
+        return ((model(x) - 1) ** 2).mean()
+
+    loss, grads = nnx.value_and_grad(loss_fn)(model)
+    takes_model = 'model' in inspect.signature(optimizer.update).parameters
+    optimizer.update(*([model, grads] if takes_model else [grads]))
+    return loss
+
+
+def test_an_nnx_network_keeps_its_kind_its_mode_and_its_statistics():
+    model, x = nnx_cnn()
+    before = jax.tree.map(np.asarray, arrays_of(model))
+    small = jaxpruner.shrink(model, x, 'flops=0.5')
+    assert type(small.model) is shrunk_models.CNN
+    assert small.plan.after.flops <= 0.5 * small.plan.before.flops
+    kept = small.keep['conv1/kernel[3]']
+    assert kept.size == small.plan.counts['conv1/kernel[3]'] < 8
+    close(before, jax.tree.map(np.asarray, arrays_of(model)))
+    for each in (model, small.model):
+        assert (each.norm1.use_running_average, each.drop.deterministic) == (False, False)
+    np.testing.assert_array_equal(small.model.norm1.mean[...], model.norm1.mean[...][kept])
+    nnx.update(model, *[small.graph.zeroed(part, small.keep) for part in arrays_of(model)])
+    model.eval()
+    small.model.eval()
+    close(small.model(x), model(x))
+
+
+def test_a_smaller_nnx_network_shares_no_random_numbers_with_the_whole_one():
+    model, x = nnx_cnn()
+    small = jaxpruner.shrink(model, x, 'flops=0.5')
+    (count,) = jax.tree.leaves(nnx.state(model, nnx.RngCount))
+    small.model(x)
+    assert jax.tree.leaves(nnx.state(model, nnx.RngCount)) == [count]
+    assert jax.tree.leaves(nnx.state(small.model, nnx.RngCount)) == [count + 1]
+
+
+@pytest.mark.parametrize('packed', [False, True])
+def test_an_nnx_network_is_trained_on_with_its_optimizer(packed):
+    model, x = nnx_cnn()
+    schedule = jaxpruner.OneShotSchedule(1)
+    pruner = jaxpruner.MagnitudePruning(sparsity=0.25, scheduler=schedule, use_packed_masks=packed)
+    optimizer = nnx.Optimizer(model, pruner.wrap_optax(optax.adam(1e-2)), wrt=nnx.Param)
+    for _ in range(2):
+        step(model, optimizer, x)
+    small = jaxpruner.shrink(model, x, 'flops=0.5')
+    small_optimizer = small.shrink_state(optimizer)
+    assert type(small_optimizer) is nnx.Optimizer
+    kept = small.keep['conv1/kernel[3]']
+    large, cut = flat_arrays(optimizer), flat_arrays(small_optimizer)
+    (path,) = [path for path in large if path[-3:] == ('mu', 'norm1', 'scale')]
+    np.testing.assert_array_equal(cut[path], large[path][kept])
+    sizes = [path for path in large if 'sizes' in path]
+    assert bool(sizes) == packed
+    for path in sizes:
+        assert cut[path] == getattr(small.model, path[-2]).kernel.size
+    if 'model' in vars(small_optimizer):  # of older Flax
+        assert small_optimizer.model is small.model
+    losses = [step(small.model, small_optimizer, x) for _ in range(10)]
+    assert losses[-1] < losses[0]
+    assert small.model.norm1.mean.shape == (len(kept),)
+
+
+@pytest.mark.parametrize('name', shrunk_models.FOLLOWING)
+def test_modules_that_follow_their_arrays(name):
+    """The module equals the traced program of the smaller shapes; numbers are set only where it needs them."""
+    make, settings, numbers = shrunk_models.FOLLOWING[name]
+    model, inputs, call = make()
+    budget = None if 'counts' in settings else 'flops=0.6'
+    small = jaxpruner.shrink(model, inputs, budget, call=call, **settings)
+    assert type(small.model) is type(model)
+    assert small.keep
+    assert small.numbers == numbers
+    for path, (_, new) in numbers.items():
+        value = small.model
+        for part in path.split('.'):
+            value = value[int(part)] if part.isdigit() else getattr(value, part)
+        assert value == new
+    inputs = inputs if type(inputs) is tuple else (inputs,)
+    if isinstance(model, nnx.Module):
+        params, state = arrays_of(small.model)
+        states = (state,) if jax.tree.leaves(state) else ()
+        small.model.eval()
+        found = small.model(*inputs)
+    else:
+        arrays = eqx.filter(small.model, eqx.is_array)
+        structure = jax.tree.structure(small.graph.model.params)
+        params = jax.tree.unflatten(structure, jax.tree.leaves(arrays))
+        moments = small.shrink_state({'mu': eqx.filter(model, eqx.is_array)})['mu']
+        assert jax.tree.structure(moments) == jax.tree.structure(arrays)
+        is_state = [isinstance(value, eqx.nn.State) for value in inputs]
+        inputs = [
+            small.shrink_state(x) if own else x for x, own in zip(inputs, is_state, strict=True)
+        ]
+        states = [x for x, own in zip(inputs, is_state, strict=True) if own]
+        module = eqx.nn.inference_mode(small.model)
+        found = call(module, *inputs) if call else module(*inputs)
+        inputs = [x for x, own in zip(inputs, is_state, strict=True) if not own]
+    if not settings.get('allow_inexact'):
+        expected = small.graph.small_apply(small.keep)(params, *states, *inputs)
+        close(jax.tree.leaves(found), jax.tree.leaves(expected))
+
+
+def test_the_numbers_that_were_set_are_printed():
+    make, settings, _ = shrunk_models.FOLLOWING['nnx depthwise']
+    model, inputs, _ = make()
+    small = jaxpruner.shrink(model, inputs, **settings)
+    assert 'depthwise.feature_group_count: 8 -> 4' in str(small)
+    assert repr(small).startswith('ShrunkModel(Depthwise')
+
+
+@pytest.mark.parametrize('name', shrunk_models.NOT_FOLLOWING)
+def test_modules_whose_code_does_not_follow_are_refused_by_name(name):
+    make, words, leave = shrunk_models.NOT_FOLLOWING[name]
+    model, inputs, call = make()
+    with pytest.raises(ValueError, match='does not follow') as refusal:
+        jaxpruner.shrink(model, inputs, 'flops=0.6', call=call)
+    for word in words:
+        assert word in str(refusal.value)
+    proposed = re.search(r'leave=(\[.*?\'\])', str(refusal.value))
+    assert proposed is not None
+    assert eval(proposed[1]) == leave
+    if name == 'nnx transformer':
+        counts = {'up/kernel[1]': 12, 'attention/query/kernel[1]': 2}
+        small = jaxpruner.shrink(model, inputs, counts=counts)
+        close(
+            small.model(inputs),
+            small.graph.small_apply(small.keep)(*arrays_of(small.model)[:1], inputs),
+        )
+
+
+def test_a_module_is_taken_with_other_numbers_if_inexact_groups_are_allowed():
+    make, _, _ = shrunk_models.NOT_FOLLOWING['nnx transformer']
+    model, x, _ = make()
+    small = jaxpruner.shrink(model, x, 'flops=0.6', allow_inexact=True)
+    assert small.model(x).shape == model(x).shape
+    assert len(small.keep['embed/kernel[1]']) == small.model.embed.kernel.shape[1] < 16
+
+
+LINEN = shrunk_models.LinenCNN()
+
+
+def linen_apply(variables, x, shift):
+    return LINEN.apply(variables, x, train=False) + shift
+
+
+def test_linen_variables_with_statistics_and_two_inputs():
+    x, shift = jax.random.normal(jax.random.key(1), (4, 8, 8, 3)), jnp.ones(4)
+    variables = LINEN.init(jax.random.key(0), x, train=False)
+    small = jaxpruner.shrink((linen_apply, variables), (x, shift), 'flops=0.5', round_to=2)
+    small_apply, small_variables = small.model
+    assert small_variables.keys() == variables.keys()
+    (count,) = {len(kept) % 2 for kept in small.keep.values()}
+    assert count == 0
+    kept = small.keep['Conv_0/kernel[3]']
+    assert small_variables['batch_stats']['BatchNorm_0']['var'].shape == kept.shape
+    assert small.plan.before.parameters == sum(
+        leaf.size for leaf in jax.tree.leaves(variables['params'])
+    )
+    zeroed = small.graph.zeroed(variables, small.keep)
+    close(small_apply(small_variables, x[:2], shift), linen_apply(zeroed, x[:2], shift))
+
+    tx = optax.adam(1e-2)
+    opt_state = small.shrink_state(tx.init(variables['params']))
+
+    @jax.jit
+    def train_step(params, opt_state):
+        def loss_fn(params):
+            outputs = small_apply({**small_variables, 'params': params}, x, shift)
+            return (outputs**2).mean()
+
+        loss, grads = jax.value_and_grad(loss_fn)(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    params, losses = small_variables['params'], []
+    for _ in range(10):
+        params, opt_state, loss = train_step(params, opt_state)
+        losses.append(loss)
+    assert losses[-1] < losses[0]
+
+
+def two_layers(params, x):
+    return jax.nn.relu(x @ params['up']) @ params['down']
+
+
+def test_a_function_and_its_parameters():
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {
+        'up': jax.random.normal(keys[0], (3, 8)),
+        'down': jax.random.normal(keys[1], (8, 2)),
+    }
+    x = jax.random.normal(keys[2], (5, 3))
+    small = jaxpruner.shrink((two_layers, params), x, counts={'up[1]': 3})
+    small_apply, small_params = small.model
+    assert small_params['up'].shape == (3, 3)
+    close(small_apply(small_params, x), two_layers(small_params, x))
+
+
+@pytest.mark.parametrize(
+    'settings',
+    [{'score': 'wanda', 'batches': True}, {'score': 'saliency', 'gradients': True}],
+    ids=lambda settings: settings['score'],
+)
+def test_settings_of_the_choice(settings):
+    """Batches are inputs alone; the module's own statistics go before them."""
+    model, x = nnx_cnn()
+    if settings.pop('batches', False):
+        settings = {**settings, 'batches': [x, x[:2]]}
+    if settings.pop('gradients', False):
+        settings = {**settings, 'gradients': nnx.grad(lambda model: model(x).sum())(model)}
+    small = jaxpruner.shrink(model, x, 'parameters=0.5', **settings)
+    assert small.plan.after.parameters <= 0.5 * small.plan.before.parameters
+
+
+MLP = eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0))
+X = jnp.ones((5, 3))
+
+
+@pytest.mark.parametrize(
+    ('model', 'words'),
+    [
+        ({'up': jnp.ones((3, 8))}, "got {'up': float32[3,8]}; give (apply_fn, params)"),
+        (two_layers, 'got two_layers; give (two_layers, params)'),
+        (LINEN, 'give (lambda variables, x: module.apply(variables, x), params)'),
+        (hk.transform(lambda x: x), 'give (model.apply, params)'),
+        ((two_layers, {'up': 1}, {}), 'give (apply_fn, params)'),
+        (nnx.split(nnx.Linear(3, 2, rngs=nnx.Rngs(0))), 'give (apply_fn, params)'),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_other_kinds_are_refused_with_a_remedy(model, words):
+    with pytest.raises(TypeError, match=re.escape(words)):
+        jaxpruner.shrink(model, X, 'flops=0.5')
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'settings', 'words'),
+    [
+        ((MLP, X[0]), {}, 'give either a budget or counts'),
+        (((two_layers, {}), X, 'flops=0.5'), {'call': two_layers}, 'call is for modules'),
+        ((MLP, jax.ShapeDtypeStruct((3,), jnp.float32), 'flops=0.5'), {}, 'inputs'),
+    ],
+    ids=['no budget', 'call', 'shapes'],
+)
+def test_arguments_that_do_not_fit(arguments, settings, words):
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+        jaxpruner.shrink(*arguments, **settings)
+
+
+def test_a_batch_for_an_equinox_module_is_explained():
+    with pytest.raises(TypeError) as error:
+        jaxpruner.shrink(MLP, X, 'flops=0.5')
+    assert 'call=lambda module, x: jax.vmap(module)(x)' in '\n'.join(error.value.__notes__)
+
+
+def test_groups_of_a_module():
+    model, x = nnx_cnn()
+    graph = jaxpruner.channel_groups(model, x)
+    assert graph.groups['conv1/kernel[3]'].in_state[0].name == 'norm1/mean'
+    assert graph.choose(nnx.state(model, nnx.Param), 'flops=0.5').keep
+    graph = jaxpruner.channel_groups(MLP, X[0])
+    assert list(graph.groups) == ['layers/0/weight[0]']
+    assert graph.choose(eqx.filter(MLP, eqx.is_array), 'flops=0.7').keep
+
+
+def test_functions_that_equinox_wraps_stay_functions():
+    params = {'up': jnp.ones((3, 8)), 'down': jnp.ones((8, 2))}
+    graph = jaxpruner.channel_groups(eqx.filter_jit(two_layers), params, X)
+    assert list(graph.groups) == ['up[1]']
+
+
+@pytest.mark.parametrize(
+    ('model', 'words'),
+    [
+        ({'up': jnp.ones((3, 8))}, 'give apply_fn'),
+        (LINEN, 'give lambda variables, x: module.apply(variables, x)'),
+        (hk.transform(lambda x: x), 'give model.apply'),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_groups_of_an_object_that_is_no_function(model, words):
+    with pytest.raises(TypeError, match=re.escape(words)):
+        jaxpruner.channel_groups(model, {'up': jnp.ones((3, 8))}, X)
+
+
+def test_a_state_beside_a_module_is_refused():
+    with pytest.raises(TypeError, match='state'):
+        jaxpruner.channel_groups(MLP, X[0], state={'mean': jnp.zeros(8)})
