@@ -97,6 +97,19 @@ def _is_width(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def describe(changes: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """A line for each number, given its name, its old value and its new one; one line for those of repeated layers.
+
+    >>> describe({'layers.0.heads': (4, 2), 'layers.1.heads': (4, 2), 'width': (8, None)})
+    ['layers.*.heads: 4 -> 2', 'width: 8 -> ?']
+    """
+    lines = []
+    for name, (old, new) in changes.items():
+        parts = ['*' if part.isdigit() else part for part in name.split('.')]
+        lines.append(f'{".".join(parts)}: {old} -> {"?" if new is None else new}')
+    return list(dict.fromkeys(lines))
+
+
 def set_in(
     tree: PyTree,
     kind: type,

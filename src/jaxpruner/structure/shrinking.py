@@ -76,10 +76,7 @@ class ShrunkModel:
         return f'ShrunkModel({type(self.model).__name__}, {self.plan!r})'
 
     def __str__(self) -> str:
-        lines = [str(self.plan)]
-        for name, (old, new) in self.numbers.items():
-            lines.append(f'{name}: {old} -> {new}')
-        return '\n'.join(lines)
+        return '\n'.join([str(self.plan), *held_numbers.describe(self.numbers)])
 
 
 def shrink(

@@ -171,7 +171,7 @@ class ShrunkModules:
 
     def _describe_held(self, keep: KeepByGroup) -> str:
         numbers = sorted(self._held(keep), key=lambda number: len(number.module))
-        texts = [f'{number.name}: {number.old} -> {number.new or "?"}' for number in numbers]
+        texts = held_numbers.describe({number.name: (number.old, number.new) for number in numbers})
         if len(texts) > _MOST_NUMBERS:
             texts[_MOST_NUMBERS:] = [f'and {len(texts) - _MOST_NUMBERS} more']
         return f'; it holds {", ".join(texts)}' if texts else ''
