@@ -46,6 +46,8 @@ class _Zeroed(permuted.Check):
         if value is None or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
             return
         value = np.asarray(value)
+        assert -1 in fill.signs or not (value < 0).any(), place
+        assert 1 in fill.signs or not (value > 0).any(), place
         if fill.everywhere is not None:
             np.testing.assert_allclose(value, fill.everywhere, rtol=1e-6, err_msg=place)
         for i, axis in enumerate(axes):

@@ -388,3 +388,34 @@ def _shuffle_net(p, x):
     h = conv(h, p['depthwise'], feature_group_count=16)
     x = jax.nn.relu(x + conv(h, p['second'], feature_group_count=4))
     return x.mean((1, 2)) @ p['head']
+
+
+@model(
+    {
+        'stem': floats(3, 3, 3, 8),
+        'squeeze': floats(8, 4),
+        'excite': floats(4, 8),
+        'spatial': floats(3, 3, 2, 1),
+        'head': floats(8, 2),
+    },
+    IMAGE,
+)
+def _convolutional_block_attention(p, x):
+    x = jax.nn.relu(conv(x, p['stem']))
+    pooled = jnp.stack([x.mean((1, 2)), x.max((1, 2))])
+    gates = jax.nn.relu(pooled @ p['squeeze']) @ p['excite']
+    x = x * jax.nn.sigmoid(gates.sum(0))[:, None, None]
+    maps = jnp.stack([x.mean(-1), x.max(-1)], -1)
+    return (x * jax.nn.sigmoid(conv(maps, p['spatial']))).mean((1, 2)) @ p['head']
+
+
+@model({'up': floats(3, 8), 'down': floats(8, 2), 'head': floats(2, 2)}, SEQUENCE)
+def _dynamic_int8(p, x):
+    def quantize(values, axis):
+        scale = jnp.maximum(jnp.abs(values).max(axis, keepdims=True) / 127, 1e-6)
+        return jnp.round(values / scale).astype(jnp.int8), scale
+
+    h, scale = quantize(jax.nn.gelu(x @ p['up']), -1)
+    kernel, scale_of_kernel = quantize(p['down'], 0)
+    h = lax.dot_general(h, kernel, (((2,), (0,)), ((), ())), preferred_element_type=jnp.int32)
+    return (h * scale * scale_of_kernel) @ p['head']

@@ -65,10 +65,68 @@ def rows_at(h, number):
     return scaled(h, taken)
 
 
+def largest(h, values, reduce=jnp.max):
+    """The largest of some values of the channels scales them all."""
+    return h * reduce(values, axis=-1, keepdims=True)
+
+
+def quantized(h):
+    """int8 with a scale for each row, as dynamic quantization has it."""
+    scale = jnp.abs(h).max(-1, keepdims=True) / 127
+    return jnp.round(h / scale).clip(-127, 127).astype(jnp.int8).astype(jnp.float32) * scale
+
+
+def accumulated(h, step):
+    """A state that begins with zero; the largest of all states scales the channels."""
+    state = lax.scan(lambda state, row: (step(state, row), None), jnp.zeros(6), h)[0]
+    return largest(h, state)
+
+
 MODELS = {
     'relu': (jax.nn.relu, True),
     'softmax over channels': (jax.nn.softmax, False),
     'largest channel': (lambda h: h * h.max(-1, keepdims=True), False),
+    'largest of relu': (lambda h: largest(h, jax.nn.relu(h)), True),
+    'largest magnitude': (lambda h: largest(h, jnp.abs(h)), True),
+    'largest square': (lambda h: largest(h, h * h), True),
+    'largest even power': (lambda h: largest(h, h**4), True),
+    'largest odd power': (lambda h: largest(h, h**3), False),
+    'largest root of a mean square': (lambda h: largest(h, jnp.sqrt((h * h).mean(0))), True),
+    'largest sigmoid': (lambda h: largest(h, jax.nn.sigmoid(h)), False),
+    'largest gated relu': (
+        lambda h: largest(h, jax.nn.relu(h) * jax.nn.sigmoid(h.sum(0))),
+        True,
+    ),
+    'largest sum': (lambda h: largest(h, jnp.abs(h) + jax.nn.relu6(h) + h**2), True),
+    'largest difference': (lambda h: largest(h, jnp.abs(h) - jax.nn.relu(h)), False),
+    'largest of two': (lambda h: largest(h, jnp.maximum(jnp.abs(h), 2 * h)), True),
+    'largest of the smaller of two': (lambda h: largest(h, jnp.minimum(jnp.abs(h), h)), False),
+    'largest product with rows': (
+        lambda h: largest(h, jnp.abs(jnp.ones((2, 2))) @ jax.nn.relu(h)),
+        True,
+    ),
+    'largest product with rows of any sign': (
+        lambda h: largest(h, jnp.array([[1.0, -1.0], [2.0, 0.0]]) @ jax.nn.relu(h)),
+        False,
+    ),
+    'largest negated relu': (lambda h: largest(h, -jax.nn.relu(h)), False),
+    'smallest negated relu': (lambda h: largest(h, -jax.nn.relu(h), jnp.min), True),
+    'smallest relu': (lambda h: largest(h, jax.nn.relu(h), jnp.min), False),
+    'largest relu or negated relu': (
+        lambda h: largest(h, lax.cond(h.sum() > 0, jax.nn.relu, lambda h: -jax.nn.relu(h), h)),
+        False,
+    ),
+    'largest of rows beside others': (
+        lambda h: largest(h, jnp.concatenate([jax.nn.relu(h), 0 * h[:1], h[:1] ** 2]).sum(0)),
+        True,
+    ),
+    'largest state': (lambda h: accumulated(h, lambda state, row: state + jnp.abs(row)), True),
+    'largest state of any sign': (lambda h: accumulated(h, lambda state, row: state - row), False),
+    'largest state that turns': (
+        lambda h: accumulated(h, lambda state, row: jnp.abs(row) - state),
+        False,
+    ),
+    'scales of int8': (quantized, True),
     'sum of channels': (lambda h: scaled(h, h), True),
     'sum of relu': (lambda h: scaled(h, jax.nn.relu(h)), True),
     'sum of gelu': (lambda h: scaled(h, jax.nn.gelu(h)), True),

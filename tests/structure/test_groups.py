@@ -362,6 +362,14 @@ FURTHER = {
         'a[1]': Row(2, 32),
         'b[1]': Row(8, 96),
     },
+    'convolutional block attention': {
+        'stem[3]': Row(8, 296),
+        'squeeze[1]': Row(4, 64),
+    },
+    'dynamic int8': {
+        'up[1]': Row(8, 40),
+        'down[1]': Row(2, 20),
+    },
     'bilinear pooling': {
         'up[1]': Row(4, 44),
     },

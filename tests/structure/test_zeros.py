@@ -1,5 +1,7 @@
 """Groups are exact where removing channels equals zeroing them, and only there."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +34,40 @@ def test_a_group_is_exact_only_if_zeros_stay_apart(function, exact):
     assert bool(graph.groups['up[1]'].reason) != exact
     with jax.debug_nans(False):
         assert filled.check(graph, params, (x,)) > 0
+
+
+def quantize_weights(p):
+    """Learned step sizes: LSQ divides by a parameter for each channel."""
+    return jnp.round(p['up'] / p['step']) * p['step']
+
+
+# (hidden channels of the parameters and the inputs, reason): the remedy is in the reason, and it works.
+DIVISIONS = {
+    'learned step sizes': (
+        lambda p, x: jax.nn.relu(x @ quantize_weights(p)),
+        r'^div: 0 / 0 .*jnp\.maximum.*test_zeros\.py',
+    ),
+    'a divided parameter': (lambda p, x: x @ (p['up'] / p['step']), r'^div: 0 / 0 '),
+    'one over a parameter': (lambda p, x: (x @ p['up']) * (1 / p['step']), r'^div: 1 / 0 '),
+    'a logarithm': (lambda p, x: (x @ p['up']) + jnp.log(p['step']), r'^log: -inf at zeroed '),
+    'not infinite at last': (
+        lambda p, x: (x @ p['up']) * p['step'] * (jnp.exp(jnp.log(p['step'])) + 1).sum(),
+        r'^reduce_sum: meets 1.0 at zeroed channels',
+    ),
+    'with the remedy': (
+        lambda p, x: x @ (p['up'] / jnp.maximum(p['step'], 1e-6)),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(('function', 'reason'), DIVISIONS.values(), ids=DIVISIONS)
+def test_the_reason_names_the_operation_that_is_not_finite_at_zero(function, reason):
+    params = {'up': jnp.ones((3, 6)), 'step': jnp.ones(6), 'down': jnp.ones((6, 2))}
+    graph = channel_groups(lambda p, x: function(p, x) @ p['down'], params, jnp.ones((2, 3)))
+    (group,) = graph.groups.values()
+    assert group.exact == (reason is None)
+    assert re.search(reason or '^$', group.reason)
 
 
 @pytest.mark.parametrize('model', MODELS.values(), ids=MODELS)

@@ -20,7 +20,8 @@ Each subpackage begins with a worked example. Read them in this order:
         axes → ties → positions  expressions over atoms, how two of them become one, and where atoms lie along an axis
         records, live_evaluator  records of an equation and of a trace; visits the equations of a program
         inference                unifies the axes that equations tie together
-        fills → zeros            the scalars that zeroing leaves at removed channels, and which groups are exact
+        signs → fills → zeros    signs of values, the scalars that zeroing leaves at removed channels, and which groups
+                                 are exact
         lists                    which groups may keep other channels in each trip of a scan, each expert, each head
         members                  the records of groups
         leaf_numbers             matches the leaves of another tree with the model's

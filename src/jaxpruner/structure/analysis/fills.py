@@ -5,6 +5,9 @@ mixes channels. A sum over channels does. It is the same without a channel only 
 each value has a `Fill`. For each axis, and each atom along it, the fill is the one scalar at all zeroed indices of the
 atom, if that is known.
 
+It also knows which signs the elements of the value may have: a maximum is the same without zeros if nothing is
+negative.
+
 Parameters have a fill of 0 along their groups. An operation whose operands are known is run on them, so that its result
 is known, too. `exp(0)` is 1, so a softmax over channels is not exact. `0 * logistic(0)` is 0, so SiLU is exact.
 
@@ -23,6 +26,7 @@ import numpy as np
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.structure.analysis.axes import Axis
 from jaxpruner.structure.analysis.records import EquationAxes
+from jaxpruner.structure.analysis.signs import ANY, Signs, signs_of
 
 # A known scalar of any dtype of JAX, or `None`.
 Scalar = Any
@@ -39,10 +43,12 @@ class Fill(NamedTuple):
     Attributes:
       everywhere: the scalar that all elements of the value equal; `None` if there is none.
       channels: for each axis, atom -> the scalar at all removed indices of the atom along this axis.
+      signs: of all elements, in the whole model and without the channels.
     """
 
     everywhere: Scalar
     channels: tuple[Mapping[Axis, Scalar], ...]
+    signs: Signs = ANY
 
     def at(self, axis: int, atom: Axis) -> Scalar:
         """The scalar at removed indices of an atom along an axis; `None` if it is not known."""
@@ -73,7 +79,8 @@ class EquationFills:
         axes: EquationAxes,
         of_operands: Sequence[Fill],
         candidates: Callable[[Axis], Sequence[Axis]],
-        reject: Callable[[Axis, str], None],
+        reject: Callable[[Axis, str, Scalar], None],
+        note_cause: Callable[[Axis, str], None],
     ):
         self.equation = equation
         self.operands = axes.operands
@@ -81,15 +88,20 @@ class EquationFills:
         self.of_operands = of_operands
         self.candidates = candidates
         self._reject = reject
+        self._note_cause = note_cause
 
     @property
     def params(self) -> Mapping[str, Any]:
         """The parameters of the equation."""
         return self.equation.params
 
-    def reject(self, atom: Axis, reason: str) -> None:
-        """Notes that removing channels of this atom is not the same as zeroing them."""
-        self._reject(atom, reason)
+    def reject(self, atom: Axis, reason: str, scalar: Scalar) -> None:
+        """Notes that removing channels of this atom is not the same as zeroing them, which makes them this scalar."""
+        self._reject(atom, reason, scalar)
+
+    def note_cause(self, atom: Axis, reason: str) -> None:
+        """Notes why zeroed channels of this atom are not finite from here on."""
+        self._note_cause(atom, reason)
 
     def axes_with(
         self, atom: Axis, among: Iterable[int] | None = None, operand: int = 0
@@ -155,7 +167,7 @@ def join_fills(first: Fill, second: Fill) -> Fill:
             if value is not None:
                 scalars[atom] = value
         channels.append(scalars)
-    return Fill(everywhere, tuple(channels))
+    return Fill(everywhere, tuple(channels), first.signs | second.signs)
 
 
 def product(first: Scalar, second: Scalar) -> Scalar:
@@ -280,6 +292,7 @@ def of_constant(value: Any, candidates: Sequence[Sequence[Axis]]) -> Fill:
         array = np.asarray(value)
     except RuntimeError:  # an array on another host
         return nothing
+    nothing = nothing._replace(signs=signs_of(array))
     first = array.ravel()[:1]
     if array.size and (array == first).all():
         return nothing._replace(everywhere=scalar_of(first))
@@ -287,4 +300,4 @@ def of_constant(value: Any, candidates: Sequence[Sequence[Axis]]) -> Fill:
     if not is_inexact or np.isfinite(array).all():
         return nothing
     channels = [dict.fromkeys(atoms, NAN) for atoms in candidates]
-    return Fill(None, tuple(channels))
+    return nothing._replace(channels=tuple(channels))

@@ -8,18 +8,22 @@ knows at most what the visit before knew. So an atom that one visit rejects is r
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxpruner.core.tree import Path
-from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, atoms_of_values
+from jaxpruner.structure.analysis.axes import Axes, Axis, Pin, atoms, atoms_of_values
 from jaxpruner.structure.analysis.fills import (
     EquationFills,
     Fill,
     Scalar,
+    is_finite,
     join_fills,
     nothing_of,
     of_constant,
 )
 from jaxpruner.structure.analysis.live_evaluator import KnownConstant, LiveEvaluator, with_constants
 from jaxpruner.structure.analysis.records import Trace, TracePosition, has_type_of
+from jaxpruner.structure.analysis.signs import signs_of, signs_of_results
 from jaxpruner.structure.rules import primitives
 from jaxpruner.uses.bodies import Cond, Program, Scan, While
 
@@ -71,6 +75,7 @@ class ZeroWalk(LiveEvaluator[Fill]):
     def __init__(self, trace: Trace):
         self.trace = trace
         self.inexact: dict[Axis, str] = {}
+        self._causes: dict[Axis, Pin] = {}  # what last made zeroed channels infinite or NaN
         self._in_leaves = set(atoms_of_values(trace.leaves))
         self._candidates: dict[int, tuple[Axis, ...]] = {}
 
@@ -126,18 +131,32 @@ class ZeroWalk(LiveEvaluator[Fill]):
         return super().visit_program(program, inputs, position)
 
     def visit_plain(self, equation: Any, operands: Fills, position: TracePosition) -> Fills:
-        def reject(atom: Axis, reason: str) -> None:
-            self._reject(atom, equation, reason, position)
+        def reject(atom: Axis, reason: str, scalar: Scalar) -> None:
+            pin = position.pin(equation, reason)
+            if not is_finite(scalar):
+                pin = self._causes.get(atom, pin)
+            self._reject(atom, pin)
+
+        def note_cause(atom: Axis, reason: str) -> None:
+            self._causes[atom] = position.pin(equation, reason)
 
         axes = self.trace.equations[position.path]
-        fills = EquationFills(equation, axes, operands, self.candidates, reject)
+        fills = EquationFills(equation, axes, operands, self.candidates, reject, note_cause)
         fill_results = primitives.fills_rule(equation.primitive.name)
-        return fill_results(fills)
+        signs = signs_of_results(equation, [fill.signs for fill in operands])
+        results = []
+        for fill in fill_results(fills):
+            is_operand = any(fill is operand for operand in operands)
+            if not is_operand:  # else it stays the same object, by which `_TripProbe` knows it
+                is_known = fill.everywhere is not None
+                own_signs = signs_of(np.asarray(fill.everywhere)) if is_known else signs
+                fill = fill._replace(signs=own_signs)
+            results.append(fill)
+        return results
 
-    def _reject(self, atom: Axis, equation: Any, reason: str, position: TracePosition) -> None:
+    def _reject(self, atom: Axis, pin: Pin) -> None:
         """Notes why an atom is not exact. Its first reason stays."""
         if atom not in self.inexact:
-            pin = position.pin(equation, reason)
             self.inexact[atom] = str(pin)
 
     def visit_scan(self, scan: Scan, operands: Fills, position: TracePosition) -> Fills:
@@ -178,7 +197,7 @@ class ZeroWalk(LiveEvaluator[Fill]):
             stacked = _run_zeroed_trip(self.trace, scan, scalars, position)
             if stacked is None:
                 reason = 'a trip without its parameters changes what is carried'
-                self._reject(atom, scan.equation, reason, position)
+                self._reject(atom, position.pin(scan.equation, reason))
                 continue
             for channels_of_result, scalar in zip(channels, stacked, strict=True):
                 if scalar is not None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxpruner.structure.analysis.axes import Axis, pick, sizes_of
 from jaxpruner.structure.analysis.fills import NAN, EquationFills, Fill, Scalar, is_finite, product
+from jaxpruner.structure.analysis.signs import Signs
 from jaxpruner.uses import contractions
 from jaxpruner.uses.contractions import DotAxes
 from jaxpruner.uses.views import all_but
@@ -20,6 +21,9 @@ _NEUTRAL: dict[str, Scalar] = {
     'reduce_sum': 0,
     'reduce_xor': 0,
 }
+
+# Reduction -> the sign of elements that it takes only if there is no 0.
+_LESSER = {'reduce_max': -1, 'reduce_min': 1}
 
 # Reductions along an axis over which the program was mapped -> the same reductions of arrays.
 COLLECTIVES = {'pmax': 'reduce_max', 'pmin': 'reduce_min', 'psum': 'reduce_sum'}
@@ -34,8 +38,9 @@ def _zero_or_unknown(value: Scalar) -> Scalar:
 
 def _check_product(fills: EquationFills, atom: Axis, first: Scalar, second: Scalar) -> None:
     """Rejects an atom that is summed over, unless the product of these scalars is zero."""
-    if product(first, second) != 0:
-        fills.reject(atom, 'sums products of channels that are not zero')
+    scalar = product(first, second)
+    if scalar != 0:
+        fills.reject(atom, 'sums products of channels that are not zero', scalar)
 
 
 def dot(fills: EquationFills) -> list[Fill]:
@@ -142,8 +147,8 @@ def _reduce(fills: EquationFills, name: str, index: int) -> Fill:
     for i in reduced:
         for atom in fills.candidates(axes[i]):
             value = fill.at(i, atom)
-            if not _is_neutral(name, value):
-                fills.reject(atom, _reduce_reason(name, value))
+            if not _is_neutral(name, value, fill.signs):
+                fills.reject(atom, _reduce_reason(name, value), value)
     sizes = sizes_of(pick(axes, reduced))
     count = math.prod(sizes)
 
@@ -155,14 +160,16 @@ def _reduce(fills: EquationFills, name: str, index: int) -> Fill:
     return fills.result(everywhere, find, index)
 
 
-def _is_neutral(name: str, value: Scalar) -> bool:
-    """Whether a reduction is the same without elements of this scalar."""
+def _is_neutral(name: str, value: Scalar, signs: Signs) -> bool:
+    """Whether a reduction of elements with these signs is the same without elements of this scalar."""
+    if name in _LESSER and value == 0:
+        return _LESSER[name] not in signs
     return name in _NEUTRAL and value == _NEUTRAL[name]
 
 
 def _reduce_reason(name: str, value: Scalar) -> str:
     if name not in _NEUTRAL:
-        return 'takes channels that are zero into account'
+        return 'takes channels that are zero into account, where others may have another sign'
     if value is None:
         return 'sums channels that are not zero'
     return f'meets {value} at zeroed channels'

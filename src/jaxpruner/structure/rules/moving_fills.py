@@ -1,6 +1,6 @@
 """Fills after operations that compute elementwise, move elements, or place them beside others."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -50,9 +50,20 @@ def elementwise(fills: EquationFills) -> list[Fill]:
             is_repeated = not axes or axes[i].size != size
             scalar = fill.everywhere if is_repeated else fill.at(i, atom)
             scalars.append(scalar)
-        return computed(fills.equation, scalars, is_literal)
+        result = computed(fills.equation, scalars, is_literal)
+        if not is_finite(result) and all(map(is_finite, scalars)):
+            fills.note_cause(atom, _not_finite(fills, result, scalars))
+        return result
 
     return fills.fill_results(find)
+
+
+def _not_finite(fills: EquationFills, result: Scalar, scalars: Sequence[Scalar]) -> str:
+    """Why these scalars have a result that is not finite, and the remedy."""
+    if fills.equation.primitive.name == 'div' and scalars[1] == 0:
+        dividend = 'x' if scalars[0] is None else f'{scalars[0]:g}'
+        return f'{dividend} / 0 at zeroed channels; divide by what is never 0, such as jnp.maximum(divisor, 1e-6)'
+    return f'{result} at zeroed channels'
 
 
 def same(fills: EquationFills) -> list[Fill]:
