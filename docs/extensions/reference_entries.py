@@ -17,7 +17,7 @@ def entries(lines: Sequence[str]) -> str:
     """
     words = coverage.rows(lines)
     documented = [f'   ~{name}' for name, text in words.items() if not text]
-    made = ['```{eval-rst}', '.. autosummary::', '', *documented, '']
+    made = ['```{eval-rst}', '.. autosummary::', '   :nosignatures:', '', *documented, '']
     for name, text in words.items():
         made += [*_entry(name, text), '', pages_that_use.sentence(name), '']
     return '\n'.join([*made, '```'])
