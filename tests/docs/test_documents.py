@@ -79,6 +79,8 @@ def test_every_block_is_run_or_says_why_not(document):
         else:  # `bash` is what the checks run, `toml` is read, `bibtex` is no code
             assert block.label in {'python', 'bash', 'toml', 'bibtex'}, block
         assert block.output is None or block.label == 'python'
+        if block.label == 'python':  # the site has room for 100 characters
+            assert max(map(len, block.code.splitlines())) <= 100
 
 
 def test_few_blocks_are_not_run():
