@@ -54,7 +54,7 @@ class ChannelTable:
         total = jnp.zeros(self.shape, jnp.float32)
         for path, value in values.items():
             for index, is_again in self._indices_of(path):
-                others = jnp.where(is_again, 0, value)
+                others = value if is_again is None else jnp.where(is_again, 0, value)
                 total = total + _add_up(others, index, self.shape)
         return total
 
@@ -76,21 +76,23 @@ class ChannelTable:
         product = jnp.ones((), table.dtype)
         for index, is_again in self._indices_of(path):
             entries = table.at[index].get(mode='fill', fill_value=1)
-            product = product * jnp.where(is_again, 1, entries)
+            if is_again is not None:
+                entries = jnp.where(is_again, 1, entries)
+            product = product * entries
         return product
 
-    def _indices_of(self, path: Path) -> Iterator[tuple[Index, Any]]:
-        """The places of the weights' channels in a leaf, and which weights were in the same channel at a place before.
+    def _indices_of(self, path: Path) -> Iterator[tuple[Index, jax.Array | None]]:
+        """The places of the weights' channels in a leaf, and flags of weights that an earlier place gives this channel.
 
         A weight on the diagonal of a square matrix has one channel, that of its input and of its output.
         """
         earlier: list[Index] = []
         for indices in self.indices[path].values():
             for index in indices:
-                is_again: Any = False
+                is_again = None
                 for other in earlier:
                     is_same = functools.reduce(jnp.logical_and, map(jnp.equal, index, other))
-                    is_again = is_again | is_same
+                    is_again = is_same if is_again is None else is_again | is_same
                 earlier.append(index)
                 yield index, is_again
 

@@ -29,7 +29,7 @@ _AS_FIRST = frozenset(
     """
     asinh atan broadcast_in_dim cbrt ceil cummax cummin cumsum dynamic_slice erf expm1 floor log1p
     reduce_max reduce_min reduce_precision reduce_sum reduce_window_max reduce_window_min reduce_window_sum reshape rev
-    round sinh slice split squeeze tanh tile transpose
+    round sinh slice split squeeze tanh tile transpose unstack
     """.split()
 )
 # The result has signs that one of the operands has.
