@@ -225,7 +225,16 @@ FOLLOWING = {
     'nnx depthwise': (
         _nnx(Depthwise, *_IMAGES),
         {'counts': {'stem/kernel[3]': 4}},
-        {'depthwise.feature_group_count': (8, 4)},
+        {
+            'stem.out_features': (8, 4),
+            'stem.kernel_shape': ((3, 3, 3, 8), (3, 3, 3, 4)),
+            'depthwise.feature_group_count': (8, 4),
+            'depthwise.in_features': (8, 4),
+            'depthwise.out_features': (8, 4),
+            'depthwise.kernel_shape': ((3, 3, 1, 8), (3, 3, 1, 4)),
+            'pointwise.in_features': (8, 4),
+            'pointwise.kernel_shape': ((1, 1, 8, 4), (1, 1, 4, 4)),
+        },
     ),
     'nnx group norm': (
         _nnx(GroupNorm, *_IMAGES),

@@ -153,10 +153,12 @@ def test_modules_that_follow_their_arrays(name):
         close(jax.tree.leaves(found), jax.tree.leaves(expected))
 
 
-def test_the_numbers_that_were_set_are_printed():
+def test_a_smaller_module_says_what_was_set_and_can_be_shrunk_again():
     make, settings, _ = shrunk_models.FOLLOWING['nnx depthwise']
     model, inputs, _ = make()
     small = jaxpruner.shrink(model, inputs, **settings)
+    again = jaxpruner.shrink(small.model, inputs, counts={'stem/kernel[3]': 3})
+    assert again.model.depthwise.feature_group_count == 3
     assert 'depthwise.feature_group_count: 8 -> 4' in str(small)
     assert repr(small).startswith('ShrunkModel(Depthwise')
 

@@ -20,21 +20,16 @@ class HeldNumber(NamedTuple):
     Attributes:
       module: the module's path.
       attribute: its name; with the name of a field behind a dot, if it is in a configuration that the module holds.
-      owner: the module's class.
+      kind: numbers of one kind are set together, as those of equal layers are that are widths of their own arrays.
       old: the number, or a tuple of numbers that is the old shape of an array.
       new: what the width is after the cut; `None` if several widths that have this value differ then.
     """
 
     module: Path
     attribute: str
-    owner: type
+    kind: tuple[type, str]
     old: Any
     new: Any
-
-    @property
-    def kind(self) -> tuple[type, str]:
-        """The same for such attributes of all modules of a class."""
-        return self.owner, self.attribute
 
     @property
     def name(self) -> str:
@@ -63,8 +58,11 @@ def find(
                 module = member.path[:depth]
                 news[module, group.size].add(cut.size(group.atom))
                 news[module, axis.size].add(cut.size(axis))
+    of_own_arrays = set()
     for path, axes in leaves:
-        news[path[:-1], sizes_of(axes)].add(cut.shape(axes))
+        shape = sizes_of(axes)
+        of_own_arrays.update((path[:-1], width) for width in (*shape, shape))
+        news[path[:-1], shape].add(cut.shape(axes))
         for axis in axes:
             for depth in range(len(path)):
                 if not cut.shortens(axis):
@@ -75,7 +73,8 @@ def find(
             widths = news.get((path, old), set())
             if widths - {old}:
                 new = next(iter(widths)) if len(widths) == 1 else None
-                held.append(HeldNumber(path, attribute, type(module), old, new))
+                kind = type(module), '' if (path, old) in of_own_arrays else attribute
+                held.append(HeldNumber(path, attribute, kind, old, new))
     return held
 
 
