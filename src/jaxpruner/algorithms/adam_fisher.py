@@ -76,4 +76,4 @@ class AdamFisherPruning(base_updater.BaseUpdater):
             None if nu is None else jnp.abs(leaf) * jnp.sqrt(nu)
             for leaf, nu in zip(leaves, moments, strict=True)
         ]
-        return jax.tree.unflatten(treedef, scores)
+        return tree_lib.unflatten(treedef, scores, leaves)

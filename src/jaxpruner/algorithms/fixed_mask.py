@@ -117,4 +117,4 @@ def masks_from_zeros(
                 f'{tree_lib.path_string(path)} is all zeros; it is left dense, not frozen'
             )
         masks.append(mask if 0 < kept < leaf.size else None)
-    return jax.tree.unflatten(treedef, masks)
+    return tree_lib.unflatten(treedef, masks, leaves)

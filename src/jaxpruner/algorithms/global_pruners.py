@@ -149,7 +149,7 @@ class GlobalPruningMixin(_Pruner):
         )
         for i, mask in zip(together, ranked, strict=True):
             masks[i] = mask
-        return jax.tree.unflatten(treedef, masks)
+        return tree_lib.unflatten(treedef, masks, leaves)
 
     def _sparsity_or_zero(self) -> Any:
         return 0.0 if self.sparsity is None else self.sparsity

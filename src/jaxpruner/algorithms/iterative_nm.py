@@ -87,7 +87,7 @@ class IterativeNMPruning(base_updater.BaseUpdater):
                 progress = sparsity_of[i] / jnp.where(target_of[i] > 0, target_of[i], 1)
                 mask = self._mask(leaf.layers_first(score_of[i]), leaf.groups, progress)
                 masks[i] = leaf.layers_back(mask)
-        return sparse_state._replace(masks=jax.tree.unflatten(treedef, masks))
+        return sparse_state._replace(masks=tree_lib.unflatten(treedef, masks, score_of))
 
     def _mask(self, scores: jax.Array, groups: Groups, progress: jax.Array) -> jax.Array:
         sparsity_type = groups.sparsity_type

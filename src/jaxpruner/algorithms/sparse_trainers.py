@@ -194,7 +194,7 @@ class SET(StaticRandomSparse):
         new_masks = self._replace_weights(list(masked.values()), fraction)
         for i, mask in zip(masked, new_masks, strict=True):
             masks[i] = leaves[i].layers_back(mask)
-        new_state = sparse_state._replace(masks=jax.tree.unflatten(treedef, masks))
+        new_state = sparse_state._replace(masks=tree_lib.unflatten(treedef, masks, arrays))
         regrown = self.weights_that_came_back(sparse_state, new_state)
         if self.is_debug:
             _print_update(type(self).__name__, sparse_state.count, fraction, regrown)

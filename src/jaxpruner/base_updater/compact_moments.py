@@ -172,7 +172,7 @@ def after_mask_update(
         return None if mask is None else _positions(param, mask, old.shape[0])
 
     positions = tree_lib.map_with_missing(new_positions, params, new_state.masks, state.positions)
-    # Dense leaves have an array of no dimensions, since trees with None do not map against arrays.
+    # Dense leaves have the first place, since trees with None do not map against arrays.
     places = tree_lib.map_with_missing(_places_before, params, state.positions, positions)
     inner_state = kept_positions.move_moments(optimizer, state.inner_state, places)
     if reset is not None:
@@ -205,7 +205,7 @@ def _kept_counts(
             )
         if not tree_lib.is_traced(mask):
             _check_count(name, int(packing.kept_weights(mask)), count)
-    return jax.tree.unflatten(treedef, counts)
+    return tree_lib.unflatten(treedef, counts, leaves)
 
 
 def _check_size(name: str, size: int) -> None:
@@ -309,8 +309,8 @@ def _scattered(
 
 
 def _places_before(param: Any, old: Any, new: Any) -> jax.Array:
-    """Finds for each kept weight its place among those kept before; a dense leaf gets an array of no dimensions."""
+    """Finds for each kept weight its place among those kept before; a dense leaf gets one place, the first."""
     if old is None:
-        return jnp.zeros((), jnp.int32)
+        return jnp.zeros((1,) * len(param.shape), jnp.int32)
     places = kept_positions.places_before(old, new)
     return places.reshape(_compact(param.shape, new.size))

@@ -78,7 +78,7 @@ def of_leaves(
     params = tree_lib.as_arrays(params)
     paths, arrays, treedef = tree_lib.flatten_with_paths(params)
     if distribution is None:
-        return jax.tree.unflatten(treedef, [None] * len(leaves))
+        return tree_lib.unflatten(treedef, [None] * len(leaves), arrays)
     stacked_argument = _check_stacked(distribution, stacked, paths)
     vector_warnings.warn_of_other_axes(paths, arrays, stacked)
     decided = []  # whatever a filter selects
@@ -101,7 +101,7 @@ def of_leaves(
     if types_decide:
         is_given = not isinstance(distribution, sparsity_distributions.NotGiven)
         targets = _with_shares_of_n_by_m(targets, leaves, is_given)
-    return jax.tree.unflatten(treedef, targets)
+    return tree_lib.unflatten(treedef, targets, arrays)
 
 
 def log_targets(sparsities: tree_lib.PyTree) -> None:

@@ -215,8 +215,9 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         new_masks = []
         for leaf, made in zip(leaves, leaf_masks, strict=True):
             new_masks.append(None if made.mask is None else leaf.layers_back(made.mask))
-        masks = jax.tree.unflatten(treedef, new_masks)
-        new_thresholds = jax.tree.unflatten(treedef, [leaf.threshold for leaf in leaf_masks])
+        masks = tree_lib.unflatten(treedef, new_masks, score_of)
+        thresholds = [leaf.threshold for leaf in leaf_masks]
+        new_thresholds = tree_lib.unflatten(treedef, thresholds, score_of)
         return masks, new_thresholds
 
     def get_initial_masks(
@@ -290,12 +291,12 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         initial_masks = self.get_initial_masks(params, sparsities)
         masks = masking.store_masks(initial_masks, params, self.packs_masks())
 
-        def as_float(target: Any) -> jax.Array:
-            return jnp.asarray(target, jnp.float32)
+        def as_float(_: Any, target: Any) -> jax.Array | None:
+            return None if target is None else jnp.asarray(target, jnp.float32)
 
         return SparseState(
             masks=masks,
-            target_sparsities=jax.tree.map(as_float, sparsities),
+            target_sparsities=tree_lib.map_with_missing(as_float, params, sparsities),
             count=jnp.zeros([], jnp.int32),
             sizes=masking.mask_sizes(masks, params),
             algorithm_state=self.init_algorithm_state(params, sparsities),

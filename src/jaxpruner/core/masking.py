@@ -97,7 +97,7 @@ def unpack_masks(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.Py
             unpacked.append(None if mask is None else packing.unpack_like(mask, param.shape))
         except ValueError as error:
             raise ValueError(f'{tree_lib.path_string(path)}: {error}') from error
-    return jax.tree.unflatten(treedef, unpacked)
+    return tree_lib.unflatten(treedef, unpacked, leaves)
 
 
 def mask_sizes(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
@@ -150,17 +150,32 @@ def store_masks(
     {'w': Array([128], dtype=uint8)}
     """
     unpacked = unpack_masks(masks, params)
-    if not packed:
+    if not packed and like is None:
         return unpacked
     _, leaves, treedef = tree_lib.flatten_with_paths(params)
     new, old = tree_lib.leaves_like(treedef, unpacked), tree_lib.leaves_like(treedef, like)
-    bits = []
-    for param, mask, replaced in zip(leaves, new, old, strict=True):
-        bits.append(None if mask is None else packing.pack(mask, _axis(param, replaced)))
-    stored = jax.tree.unflatten(treedef, bits)
-    if like is None:
+    if packed:
+        for i, mask in enumerate(new):
+            new[i] = None if mask is None else packing.pack(mask, _axis(leaves[i], old[i]))
+    if like is not None and [mask is None for mask in new] == [mask is None for mask in old]:
+        return jax.tree.structure(like).unflatten(mask for mask in new if mask is not None)
+    # Names of axes that a packed mask cannot be divided along are dropped with the parameter's wrapper.
+    named = [leaf if _keeps_names(leaf, new[i]) else None for i, leaf in enumerate(leaves)]
+    stored = tree_lib.unflatten(treedef, new, named)
+    if packed and like is None:
         _warn_of_shared_bytes(stored, masks, params)
     return stored
+
+
+def _keeps_names(param: Any, stored: Any) -> bool:
+    """Whether a mask can be divided over devices as its parameter is: each of them holds whole bytes."""
+    if stored is None or stored.shape == param.shape:
+        return True
+    if _sharding(param) is not None:
+        return not _splits_a_byte(param, stored)
+    # Inside of jit: whatever axes of a mesh the parameter lies on, they have a part of all devices.
+    axis = packing.axis_of_bits(stored.shape, param.shape)
+    return axis is not None and stored.shape[axis] % jax.device_count() == 0
 
 
 def _axis(param: Any, stored: Any) -> int | None:

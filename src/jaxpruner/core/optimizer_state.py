@@ -36,9 +36,9 @@ def zero_moments(
     >>> zero_moments(tx, state, {'w': jnp.array([True, False])}, params)[0].trace
     {'w': Array([0., 1.], dtype=float32)}
     """
-    # Dense leaves get a flag of no dimensions, since trees with None do not map against arrays.
+    # Dense leaves get a flag that is not set, since trees with None do not map against arrays.
     flags = tree_lib.map_with_missing(
-        lambda p, flag: jnp.zeros((), bool) if flag is None else flag, params, where
+        lambda p, flag: jnp.zeros((1,) * p.ndim, bool) if flag is None else flag, params, where
     )
 
     try:

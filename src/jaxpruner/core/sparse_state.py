@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxpruner.core import tree as tree_lib
+
 
 class SparseState(NamedTuple):
     """What a wrapped optimizer carries from step to step; plain arrays, so that it checkpoints, shards and vmaps.
@@ -155,7 +157,12 @@ def outermost_states(opt_state: Any) -> list[SparseState]:
         if _is_state(node):
             states.append(node)
         elif _is_split(node):
-            states.append(SparseState(**{'masks': None, **node}))
+            # Flax leaves out what is None: dense leaves, and fields.
+            fields = {
+                name: tree_lib.WithoutMissing(tree) if isinstance(tree, Mapping) else tree
+                for name, tree in node.items()
+            }
+            states.append(SparseState(**{'masks': None, **fields}))
     return states
 
 
@@ -251,4 +258,6 @@ def only_sparse_state(opt_state: Any) -> SparseState:
 def leaf_targets(state: SparseState) -> Any:
     """Returns the target of each leaf (`None` where dense), also if the state holds one for all leaves together."""
     target = state.target_sparsities
-    return jax.tree.map(lambda _: target, state.masks) if hasattr(target, 'shape') else target
+    if not hasattr(target, 'shape'):
+        return target
+    return tree_lib.map_with_missing(lambda _: target, state.masks)

@@ -27,6 +27,8 @@ Stacked = str | Sequence[str | Path] | Mapping[Any, int]
 
 _NUMBERS = (bool, int, float, complex)
 
+_VALUE = jax.tree_util.GetAttrKey('value')
+
 # The name under which a model that is one bare array is known.
 SINGLE_ARRAY_PATH: Path = ('kernel',)
 
@@ -44,7 +46,7 @@ def _path_names(key_path: Sequence[Any]) -> Path:
 
 def _is_box(key_path: Sequence[Any]) -> bool:
     """Whether the path ends in the attribute `value` of a Flax variable, which is no part of the name."""
-    return len(key_path) > 1 and key_path[-1] == jax.tree_util.GetAttrKey('value')
+    return len(key_path) > 1 and key_path[-1] == _VALUE
 
 
 def _named(entries: Sequence[tuple[Any, Any]]) -> list[Path]:
@@ -122,7 +124,7 @@ def leaves_like(treedef: Any, tree: PyTree) -> list[Any]:
     try:
         entries = treedef.flatten_up_to(tree)
     except (ValueError, TypeError) as error:
-        entries = _by_name(treedef, tree)
+        entries = _up_to_wrappers(treedef, tree) or _by_name(treedef, tree)
         if entries is None:
             raise ValueError(_misfit(treedef, tree)) from error
     return [None if _is_missing(entry) else _unboxed(entry) for entry in entries]
@@ -142,6 +144,90 @@ def _unboxed(entry: Any) -> Any:
     return inside[0] if len(inside) == 1 else entry
 
 
+@jax.tree_util.register_pytree_with_keys_class
+class WithoutMissing(dict):
+    """A mapping, like the parameters, that lacks the leaves in whose place another tree has `None`.
+
+    >>> leaves_like(jax.tree.structure({'a': 1, 'b': 2}), WithoutMissing(b=5))
+    [None, 5]
+    """
+
+    def tree_flatten_with_keys(self):
+        """Flattens as a dict."""
+        names = sorted(self)
+        return [(jax.tree_util.DictKey(name), self[name]) for name in names], tuple(names)
+
+    @classmethod
+    def tree_unflatten(cls, names, entries):
+        """Makes the mapping of its names and entries."""
+        return cls(zip(names, entries, strict=True))
+
+
+def _is_wrapper(node: Any) -> bool:
+    """Whether a node holds one array and says what its axes are, as boxes of Flax and named arrays of haliax do.
+
+    The array is called `value` or `array`, or has no name.
+    """
+    if isinstance(node, tuple | list | Mapping):
+        return False
+    entries, treedef = jax.tree_util.tree_flatten_with_path(node)
+    if len(entries) != 1 or treedef.num_nodes != 2:
+        return False
+    (key,), _ = entries[0]
+    is_unnamed = isinstance(key, jax.tree_util.FlattenedIndexKey)
+    return is_unnamed or key in (_VALUE, jax.tree_util.GetAttrKey('array'))
+
+
+def _without_wrappers(treedef: Any) -> Any:
+    """Makes the structure in which a leaf stands in the place of its wrapper."""
+    return jax.tree.structure(_numbered_tree(treedef), is_leaf=_is_wrapper)
+
+
+def unflatten(treedef: Any, entries: Iterable[Any], leaves: Iterable[Any]) -> PyTree:
+    """Puts an entry in the place of each leaf, as `jax.tree.unflatten`, where entries may be no arrays of its shape.
+
+    A wrapper that names the axes of a leaf (a variable of Flax with axis names, a `NamedArray` of haliax) holds arrays
+    of as many axes alone. `None` and arrays of another rank stand in its place.
+
+    Args:
+      treedef: the structure of the parameters.
+      entries: an array, a number or `None` for each leaf.
+      leaves: the parameters, or their shapes.
+
+    >>> leaves, treedef = jax.tree.flatten({'a': jnp.ones((2, 2)), 'b': jnp.ones(2)})
+    >>> unflatten(treedef, [0.5, None], leaves)
+    {'a': 0.5, 'b': None}
+    """
+    outer = _without_wrappers(treedef)
+    placed = []
+    for node, entry, leaf in zip(
+        outer.flatten_up_to(_numbered_tree(treedef)), entries, leaves, strict=True
+    ):
+        is_wrapped = entry is not None and _rank(entry) == _rank(leaf)
+        placed.append(jax.tree.structure(node).unflatten([entry]) if is_wrapped else entry)
+    return jax.tree.unflatten(outer, placed)
+
+
+def _rank(entry: Any) -> int | None:
+    shape = getattr(entry, 'shape', None)
+    return None if shape is None else len(shape)
+
+
+def _up_to_wrappers(treedef: Any, tree: PyTree) -> list[Any] | None:
+    """Lists the entries of a tree in which some leaves stand without their wrappers; `None` if it does not fit."""
+    try:
+        entries = _without_wrappers(treedef).flatten_up_to(tree)
+    except (ValueError, TypeError):
+        return None
+    # A wrapper may have the shape of what is in it, or of nothing.
+    return [
+        next(iter(jax.tree.leaves(entry)), None)
+        if _is_wrapper(entry) or not jax.tree.leaves(entry)
+        else entry
+        for entry in entries
+    ]
+
+
 def _by_name(treedef: Any, tree: PyTree) -> list[Any] | None:
     """Matches containers that differ only in kind (dict and FrozenDict, a box and its value) leaf by leaf.
 
@@ -159,7 +245,7 @@ def _by_name(treedef: Any, tree: PyTree) -> list[Any] | None:
     if not set(entry_by_name) <= set(names):
         return None
     for name in names:
-        if name in entry_by_name:
+        if name in entry_by_name or isinstance(tree, WithoutMissing):
             continue
         if not any(name[: len(prefix)] == prefix for prefix in missing):
             return None
@@ -211,7 +297,7 @@ def map_with_missing(function: Callable[..., Any], tree: PyTree, *rest: PyTree) 
       *rest: trees of the same structure, leaves may be `None`.
 
     Returns:
-      The results in the structure of `tree`.
+      The results in the structure of `tree`, as `unflatten` puts them there.
 
     Raises:
       ValueError: a tree of `rest` has another structure, or leaves that `tree` lacks.
@@ -224,7 +310,7 @@ def map_with_missing(function: Callable[..., Any], tree: PyTree, *rest: PyTree) 
     results = []
     for entries in zip(leaves, *others, strict=True):
         results.append(function(*entries))
-    return jax.tree.unflatten(treedef, results)
+    return unflatten(treedef, results, leaves)
 
 
 def path_string(path: Path) -> str:

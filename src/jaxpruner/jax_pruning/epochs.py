@@ -135,7 +135,7 @@ def initial_masks(
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
     for path, leaf in zip(paths, leaves, strict=True):
         masks.append(jnp.ones(leaf.shape, MASK_DTYPE) if path in meant else None)
-    return masking.store_masks(treedef.unflatten(masks), params, use_packed_masks)
+    return masking.store_masks(tree_lib.unflatten(treedef, masks, leaves), params, use_packed_masks)
 
 
 @functools.partial(jax.jit, static_argnames='plan')

@@ -34,8 +34,8 @@ class EntryPlan:
 
         `old_masks` may be packed. The weights that they prune count as zero.
         """
-        paths, _, treedef = tree_lib.flatten_with_paths(params)
-        old = treedef.unflatten([None] * len(paths))
+        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+        old = tree_lib.unflatten(treedef, [None] * len(paths), leaves)
         if old_masks is not None:
             old = masking.unpack_masks(old_masks, params)
         types = dict(self.types)
@@ -53,7 +53,10 @@ class EntryPlan:
             pruner = algorithms.MagnitudePruning(
                 sparsity_type=lambda path, _: types.get(path), stacked=dict(self.stacked)
             )
-        new = pruner.create_masks(treedef.unflatten(scores), treedef.unflatten(targets))
+        new = pruner.create_masks(
+            tree_lib.unflatten(treedef, scores, leaves),
+            tree_lib.unflatten(treedef, targets, leaves),
+        )
         return tree_lib.map_with_missing(
             lambda _, new, old: old if new is None else new, params, new, old
         )

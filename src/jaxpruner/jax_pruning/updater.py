@@ -84,8 +84,8 @@ class StrategyPruning(base_updater.BaseUpdater):
             for message in entry.warnings:
                 caller_warnings.warn(message)
             targets |= entry.sparsities
-        paths, _, treedef = tree_lib.flatten_with_paths(params)
-        return treedef.unflatten([targets.get(path) for path in paths])
+        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+        return tree_lib.unflatten(treedef, map(targets.get, paths), leaves)
 
     def plan(self, params: tree_lib.PyTree) -> leaf_plans.PruningPlan:
         """What happens to each leaf: what the last entry that means it leaves of it."""
@@ -126,7 +126,7 @@ class StrategyPruning(base_updater.BaseUpdater):
         for entry in self._resolve_entries(params):
             masks = entry.plan.new_masks(params, masks, entry.sparsities)
         if masks is None:
-            masks = jax.tree.map(lambda _: None, params)
+            masks = tree_lib.map_with_missing(lambda _: None, params)
         return self.apply_masks(params, masks), masks
 
     def _resolve_entries(self, params: tree_lib.PyTree) -> list[ResolvedEntry]:

@@ -79,7 +79,7 @@ def from_function(
         else:
             _check_result(function, leaf, path, hook)
             scores.append(selection.Scores(leaf, function))
-    return jax.tree.unflatten(treedef, scores)
+    return tree_lib.unflatten(treedef, scores, leaves)
 
 
 def _check_result(function: ElementwiseFn, leaf: Any, path: tree_lib.Path, hook: str) -> None:

@@ -51,4 +51,4 @@ def apply_masks(params: tree_lib.PyTree, masks: dict[tree_lib.Path, jax.Array]) 
             is_kept = masks[path] != 0
             leaves[number] = jnp.where(is_kept, leaf, jnp.zeros_like(leaf))
     of_leaves = list(map(masks.get, paths))
-    return treedef.unflatten(leaves), treedef.unflatten(of_leaves)
+    return treedef.unflatten(leaves), tree_lib.unflatten(treedef, of_leaves, leaves)

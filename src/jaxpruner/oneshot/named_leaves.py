@@ -49,7 +49,7 @@ def sparsities_by_name(
                     return sparsity
         return None
 
-    return treedef.unflatten(list(map(target, paths, leaves)))
+    return tree_lib.unflatten(treedef, map(target, paths, leaves), leaves)
 
 
 def names_of(pruner: BaseUpdater) -> Callable[[tree_lib.Path], bool]:

@@ -39,7 +39,7 @@ class PrunedLeaves:
     def masks(self) -> tree_lib.PyTree:
         """uint8 masks in the parameters' shapes, `None` for leaves of which nothing was pruned."""
         masks = list(map(self._mask, self._leaves))
-        return jax.tree.unflatten(self._treedef, masks)
+        return tree_lib.unflatten(self._treedef, masks, self._leaves.values())
 
     def has_layers(self, matrices: WeightMatrices) -> bool:
         """Whether the layers of a stack can be replaced one by one: each device holds its part of each of them."""

@@ -155,7 +155,7 @@ class _Selection(NamedTuple):
         targets: list[Any] = [None] * len(self.leaves)
         for i, sparsity in {**sparsities, **self.custom}.items():
             targets[i] = sparsity
-        return jax.tree.unflatten(self.treedef, targets)
+        return tree_lib.unflatten(self.treedef, targets, self.leaves)
 
 
 def _budget_of_all(selection: _Selection, sizes: Sequence[float], sparsity: float) -> float:

@@ -134,7 +134,8 @@ def _partitioned(
 
 def _even_spec(mesh: Any, argument: Any) -> PartitionSpec:
     """Finds how an array is sharded along axes that devices share evenly; other axes would be padded."""
-    spec = argument.sharding.spec
+    # XLA may say of what was made on all devices alike only that it is not divided.
+    spec = getattr(argument.sharding, 'spec', PartitionSpec())
     entries = []
     for axis, length in enumerate(argument.shape):
         entry = spec[axis] if axis < len(spec) else None
