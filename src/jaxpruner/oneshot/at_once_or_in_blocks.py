@@ -10,6 +10,7 @@ from jaxpruner.oneshot.blocks import Names
 from jaxpruner.oneshot.calibration import CalibratedMatrices, calibrate
 from jaxpruner.oneshot.owl_blocks import OwlSettings, matrix_sparsities
 from jaxpruner.oneshot.pruning_run import PruningRun
+from jaxpruner.oneshot.sample_weights import SampleWeights
 from jaxpruner.oneshot.sequential import SequentialCalibration
 
 
@@ -43,6 +44,7 @@ def prune_in_blocks(
     blocks: Sequence[Names] | None,
     owl: OwlSettings | None,
     progress: bool,
+    weights: SampleWeights | None,
 ) -> None:
     """Prunes each block by statistics of the model in which those before it are pruned.
 
@@ -52,10 +54,12 @@ def prune_in_blocks(
     only = list(run.targets)
     kind = run.pruner.kind
     calibration = SequentialCalibration(
-        apply_fn, run.leaves.params, batches, kind, only=only, blocks=blocks
+        apply_fn, run.leaves.params, batches, kind, only=only, blocks=blocks, weights=weights
     )
     if owl is not None:
-        dense = calibrate(apply_fn, run.leaves.params, batches, only=only, progress=progress)
+        dense = calibrate(
+            apply_fn, run.leaves.params, batches, only=only, progress=progress, weights=weights
+        )
         _choose_sparsities(run, _entries(dense, dense), owl)
         del dense
     number_of_takes = len(calibration.blocks) * len(batches)

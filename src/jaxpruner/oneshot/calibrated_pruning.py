@@ -43,6 +43,7 @@ from jaxpruner.oneshot.named_leaves import names_of
 from jaxpruner.oneshot.owl_blocks import OwlSettings
 from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
 from jaxpruner.oneshot.pruning_run import PruningRun
+from jaxpruner.oneshot.sample_weights import SampleWeights
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.sparsity_distributions import why_dense
 from jaxpruner.sparsity_types.leaves import Leaf, check_groups, normalize_setting
@@ -176,6 +177,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         masks: tree_lib.PyTree | None = None,
         progress: bool = True,
         donate: bool = False,
+        weights: SampleWeights | None = None,
         **extra_args: Any,
     ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
         """Calibrates the model and prunes it to the target sparsities.
@@ -191,6 +193,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
           progress: show a progress bar, if stderr is a terminal and rich is installed.
           donate: change the parameters in place, where there is no memory for another copy: the arrays of `params` that
             are pruned can no longer be used, not even after an error.
+          weights: `batch -> array`, how much each sample counts, as in `calibrate`.
           **extra_args: not used.
 
         Returns:
@@ -210,6 +213,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
             targets = targets_of_masks(masks_by_path)
         leaves = PrunedLeaves(params, donate)
         if calibration is not None:
+            if weights is not None:
+                raise ValueError('a calibration is weighed already: give the weights to calibrate')
             self._prune_by(calibration, leaves, targets)
         else:
             check_model_is_given(
@@ -221,7 +226,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
             # Keep only the targets: the graph holds the traced program, and is freed here.
             chosen = self._follow(apply_fn, first, params, targets).targets
             run = PruningRun(self, leaves, chosen)
-            self._calibrate_and_prune(run, apply_fn, batches, progress)
+            self._calibrate_and_prune(run, apply_fn, batches, progress, weights)
         if masks_by_path:
             return given_masks.apply_masks(leaves.params, masks_by_path)
         return leaves.params, leaves.masks
@@ -357,12 +362,23 @@ class CalibratedPruning(base_updater.BaseUpdater):
         check_groups(checks, normalize_setting(self.sparsity_type), paths)
 
     def _calibrate_and_prune(
-        self, run: PruningRun, apply_fn: Callable[..., Any], batches: Iterable[Any], progress: bool
+        self,
+        run: PruningRun,
+        apply_fn: Callable[..., Any],
+        batches: Iterable[Any],
+        progress: bool,
+        weights: SampleWeights | None,
     ) -> None:
         owl = self._owl_settings()
         if self.sequential:
             prune_in_blocks(
-                run, apply_fn, list(batches), blocks=self.blocks, owl=owl, progress=progress
+                run,
+                apply_fn,
+                list(batches),
+                blocks=self.blocks,
+                owl=owl,
+                progress=progress,
+                weights=weights,
             )
             return
         params = run.leaves.params
@@ -370,7 +386,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         # Given as an argument alone: no variable here keeps the statistics from being freed.
         prune_at_once(
             run,
-            calibrate(apply_fn, params, batches, self.kind, only, progress),
+            calibrate(apply_fn, params, batches, self.kind, only, progress, weights),
             owl,
             owns_statistics=True,
         )

@@ -23,6 +23,7 @@ from jaxpruner.oneshot.followed_leaves import (
     warn_of_unclear,
 )
 from jaxpruner.oneshot.input_statistics import InputStatistics
+from jaxpruner.oneshot.sample_weights import SampleWeights, check_samples_are_told, weights_of
 from jaxpruner.oneshot.shared_inputs import check_alike, input_taps, inputs_key, uses_by_inputs
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.uses import UseGraph, param_uses
@@ -89,6 +90,7 @@ def calibrate(
     kind: str = 'second_moment',
     only: Sequence[str | tree_lib.Path] | str | None = None,
     progress: bool = True,
+    weights: SampleWeights | None = None,
 ) -> Calibration:
     """Takes statistics of the inputs of each leaf that is contracted with data, whatever the model's framework.
 
@@ -103,6 +105,8 @@ def calibrate(
       kind: `'second_moment'` (sums of squares), or `'gram'` (also of the products of each two inputs).
       only: names, globs or paths of leaves; by default all that are contracted with data.
       progress: show a progress bar, if stderr is a terminal and rich is installed.
+      weights: `batch -> array`, how much each sample counts: of padding 0, of all others 1. The array has the shape of
+        the leading axes of the inputs, such as `(batch, length)`. By default all samples count.
 
     Returns:
       Statistics by leaf path.
@@ -110,8 +114,8 @@ def calibrate(
     Raises:
       TypeError: a batch holds another number of inputs than the model takes.
       ValueError: another kind, a name that matches no leaf, no batches or one without samples, a model that does not
-        use its parameters, or a leaf that `only` names in full and that no matrix can be read from. Of other such
-        leaves a warning tells.
+        use its parameters, a leaf that `only` names in full and that no matrix can be read from (of other such leaves
+        a warning tells), or leaves of whose inputs it is not clear which sample has which of the `weights`.
       UnsupportedPrimitive: a leaf that `only` names in full goes through an operation that is not understood.
 
     >>> import jax.numpy as jnp
@@ -132,20 +136,22 @@ def calibrate(
         for number, batch in enumerate(batches):
             show('calibrating', number, totals)
             inputs = as_inputs(batch)
-            if program is None or shapes_of(inputs) != shapes:
+            sample_weights = weights_of(batch, weights)
+            if program is None or shapes_of((inputs, sample_weights)) != shapes:
                 check_samples(batch, number)
                 check_inputs(apply_fn, batch, params=params)
                 before = program
-                shapes = shapes_of(inputs)
+                shapes = shapes_of((inputs, sample_weights))
                 graph = param_uses(apply_fn, params, *inputs)
                 program = _Program(graph, kind, only)
+                check_samples_are_told(program.matrices, sample_weights)
                 if before is None:
                     check_used(program.followed, 'calibrate')
                     warn_of_unclear(program.followed.unclear, 'have no statistics')
                     totals = on_explicit_mesh(program.zeros(), (params, inputs))
                 else:
                     check_alike(before.matrices, program.matrices)
-            totals = program.step(totals, params, *inputs)
+            totals = program.step(totals, sample_weights, params, *inputs)
     if program is None or totals is None:
         raise ValueError('batches are empty; calibration needs at least one')
     return program.calibration(totals)
@@ -191,8 +197,10 @@ class _Program:
 def _compile_step(taps: Taps, graph: UseGraph) -> Callable[..., list[InputStatistics]]:
     """Compiles a function that adds the statistics of a batch, in place."""
 
-    def step(totals: list[InputStatistics], params: Any, *inputs: Any) -> list[InputStatistics]:
-        _, new_totals = taps.run(graph, totals, params, *inputs)
+    def step(
+        totals: list[InputStatistics], sample_weights: Any, params: Any, *inputs: Any
+    ) -> list[InputStatistics]:
+        _, new_totals = taps.run(graph, totals, params, *inputs, given=(sample_weights,))
         return new_totals
 
     return CompiledOnce(step, donate_argnums=(0,))

@@ -18,7 +18,8 @@ class InputStatistics(NamedTuple):
     """Sums over samples of the inputs that a leaf's weight matrices meet. Leading axes are those of the matrices.
 
     Attributes:
-      count: number of samples, a scalar, or one for each of the layers that a loop goes through.
+      count: number of samples, or the sum of their weights; a scalar, or one for each of the layers that a loop goes
+        through.
       second_moment: sum of squares of each input, `[..., inputs]`.
       gram: sum of products of each two inputs, `[..., inputs, inputs]`; `None` where it was not asked for.
 

@@ -6,6 +6,7 @@ that strides, groups and dilation need no code of their own.
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,18 +17,25 @@ from jaxpruner.core.explicit_meshes import without_explicit_axes
 from jaxpruner.oneshot.contracted_axes import contracted_axes
 from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.matrix_layout import MatrixLayout
+from jaxpruner.oneshot.sample_weights import weigh
 
 # Patches of a convolution that are held at once, in bytes.
 _PATCHES = 2**26
 
 
 def statistics_of(
-    equation: Any, operand: int, data: jax.Array, with_gram: bool, sizes: jax.Array | None = None
+    equation: Any,
+    operand: int,
+    data: jax.Array,
+    with_gram: bool,
+    sizes: jax.Array | None = None,
+    weights: jax.Array | None = None,
+    axes: Sequence[int] = (),
 ) -> InputStatistics:
     """Takes statistics of the data that one product or convolution meets; its operand number `operand` is the weights.
 
     Sums over the samples (of a convolution: over its windows) are float32, at highest precision. `sizes` are those of
-    the groups of rows, where each has a matrix.
+    the groups of rows, where each has a matrix. `weights` say how much each sample counts, along `axes` of the data.
 
     >>> equation = jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns[0]
     >>> statistics = statistics_of(equation, 1, jnp.array([[1.0, 2.0, 0.0], [1.0, 0.0, 0.0]]), with_gram=True)
@@ -38,7 +46,17 @@ def statistics_of(
     take = functools.partial(
         _statistics_of, equation=equation, operand=operand, with_gram=with_gram
     )
-    return without_explicit_axes(take, data, False)(data, sizes)
+
+    def take_weighed(
+        data: jax.Array, sizes: jax.Array | None, weights: jax.Array | None
+    ) -> InputStatistics:
+        if weights is None:
+            return take(data, sizes)
+        statistics = take(weigh(data, weights, axes), sizes)
+        rows_of_sample = statistics.count / weights.size
+        return statistics._replace(count=rows_of_sample * jnp.sum(weights))
+
+    return without_explicit_axes(take_weighed, data, False)(data, sizes, weights)
 
 
 def _statistics_of(

@@ -19,6 +19,7 @@ from jaxpruner.oneshot.grasp import GraSP
 from jaxpruner.oneshot.named_leaves import sparsities_by_name
 from jaxpruner.oneshot.pruning_at_initialization import PruningAtInitialization
 from jaxpruner.oneshot.ria import RIA
+from jaxpruner.oneshot.sample_weights import SampleWeights
 from jaxpruner.oneshot.snip import SNIP
 from jaxpruner.oneshot.sparsegpt import SparseGPT
 from jaxpruner.oneshot.synflow import SynFlow
@@ -54,6 +55,7 @@ def prune(
     masks: tree_lib.PyTree | None = None,
     progress: bool = True,
     donate: bool = False,
+    weights: SampleWeights | None = None,
     **settings: Any,
 ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
     """Prunes a model in one call.
@@ -81,6 +83,8 @@ def prune(
       progress: those show a progress bar, if stderr is a terminal and rich is installed.
       donate: wanda, ria and sparsegpt change the parameters in place, where there is no memory for another copy: the
         arrays of `params` that are pruned can no longer be used, not even after an error.
+      weights: for wanda, ria and sparsegpt: `batch -> array`, how much each sample counts, such as 0 for padding:
+        `lambda batch: batch['mask']`. The array has the shape of the leading axes of the inputs, `(batch, length)`.
       **settings: further keys of a configuration, such as `sparsity_type='2:4'`.
 
     Returns:
@@ -111,6 +115,11 @@ def prune(
             raise ValueError(
                 f'{algorithm!r} makes a copy: leave donate out, or choose wanda, ria or sparsegpt'
             )
+        if weights is not None:
+            raise ValueError(
+                f'{algorithm!r} takes no statistics of inputs that weights could weigh: leave weights out (a loss '
+                'weighs its samples itself), or choose wanda, ria or sparsegpt'
+            )
     if isinstance(pruner, PruningAtInitialization):
         return pruner.instant_sparsify(
             params, apply_fn=apply_fn, loss_fn=loss_fn, batches=batches, progress=progress
@@ -123,7 +132,7 @@ def prune(
         check_model_is_given(repr(algorithm), 'prune', apply_fn, batches)
         model = {'apply_fn': apply_fn, 'batches': batches}
         return pruner.instant_sparsify(
-            params, **model, masks=masks, progress=progress, donate=donate
+            params, **model, masks=masks, progress=progress, donate=donate, weights=weights
         )
     if apply_fn is None and batches is None:
         _warn_of_groups_along_the_last_axis(settings.get('sparsity_type'))

@@ -21,6 +21,7 @@ from jaxpruner.oneshot.blocks import Names, find_blocks, find_cuts
 from jaxpruner.oneshot.calibration import CalibratedMatrices
 from jaxpruner.oneshot.followed_leaves import follow_named_leaves
 from jaxpruner.oneshot.input_statistics import InputStatistics
+from jaxpruner.oneshot.sample_weights import SampleWeights, check_samples_are_told, weights_of
 from jaxpruner.oneshot.shared_inputs import check_alike, input_taps, inputs_key, uses_by_inputs
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.uses import UseGraph, param_uses
@@ -66,21 +67,24 @@ class SequentialCalibration:
         *,
         only: Sequence[str | tree_lib.Path] | str | None = None,
         blocks: Sequence[Names] | None = None,
+        weights: SampleWeights | None = None,
     ):
         programs: dict[Any, _Program] = {}
         self._batches: list[_Batch] = []
         for number, batch in enumerate(as_batches(batches)):
             inputs = as_inputs(batch)
-            leaves, treedef = jax.tree.flatten(inputs)
+            sample_weights = weights_of(batch, weights)
+            leaves, treedef = jax.tree.flatten((inputs, sample_weights))
             key = treedef, tuple(map(shapes_of, leaves))
             if key not in programs:
                 check_samples(batch, number)
                 check_inputs(apply_fn, batch)
                 graph = param_uses(apply_fn, params, *inputs)
                 matrices = follow_named_leaves(graph, only).all_matrices
+                check_samples_are_told(matrices, sample_weights)
                 programs[key] = _Program(graph, matrices, kind == 'gram', blocks)
             state = programs[key].segments.begin(*inputs)
-            self._batches.append(_Batch(programs[key], state, ProgramCut(0)))
+            self._batches.append(_Batch(programs[key], state, ProgramCut(0), sample_weights))
         if not programs:
             raise ValueError('batches are empty; calibration needs at least one')
         first, *others = programs.values()
@@ -105,7 +109,7 @@ class SequentialCalibration:
             if totals is None:
                 zeros = taps.zeros(batch.program.scan_path(number))
                 totals = on_explicit_mesh(zeros, (params, batch.state))
-            totals = observe(totals, params, batch.state, batch.cut.trips)
+            totals = observe(totals, params, batch.state, batch.cut.trips, batch.weights)
             on_batch(totals)
         matrices = self.blocks[number].matrices
         by_inputs = dict(zip(uses_by_inputs(matrices), totals or (), strict=True))
@@ -162,11 +166,12 @@ class _Program:
 
 @dataclasses.dataclass
 class _Batch:
-    """What is kept of a batch, and where in its program that is."""
+    """What is kept of a batch, where in its program that is, and how much its samples count."""
 
     program: _Program
     state: State
     cut: ProgramCut
+    weights: jax.Array | None
 
     def advance(self, params: tree_lib.PyTree, number: int) -> None:
         """Runs the batch on to where a block is calibrated from."""

@@ -8,6 +8,7 @@ import jax
 from jaxpruner.oneshot import moments
 from jaxpruner.oneshot.contracted_axes import contracted_axes
 from jaxpruner.oneshot.input_statistics import InputStatistics
+from jaxpruner.oneshot.sample_weights import sample_axes
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.uses import Use
 from jaxpruner.uses.taps import Taps
@@ -40,13 +41,19 @@ def check_alike(first: Sequence[WeightMatrices], other: Sequence[WeightMatrices]
 
 
 def input_taps(values: Iterable[Sequence[Use]], with_gram: bool) -> Taps:
-    """Takes the statistics of each value from one of the uses that meet it."""
+    """Takes the statistics of each value from one of the uses that meet it; a run may say how much samples count."""
 
-    def statistic(use: Use, operands: list[jax.Array]) -> InputStatistics:
-        weights = use.site.operand
-        data = operands[1 - weights]
-        group_sizes = operands[2:]
-        return moments.statistics_of(use.site.equation, weights, data, with_gram, *group_sizes)
+    def statistic(
+        use: Use, operands: list[jax.Array], sample_weights: jax.Array | None = None
+    ) -> InputStatistics:
+        data = operands[1 - use.site.operand]
+        sizes = operands[2] if len(operands) > 2 else None
+        axes = ()
+        if sample_weights is not None:
+            (axes,) = sample_axes(use, sample_weights.shape)
+        return moments.statistics_of(
+            use.site.equation, use.site.operand, data, with_gram, sizes, sample_weights, axes
+        )
 
     return Taps(list(values), statistic)
 

@@ -64,17 +64,19 @@ class Observer(NamedTuple):
     """Adds statistics of the inputs of operations to their totals, in place.
 
     Attributes:
-      compiled: `(totals, leaves that it reads, state of a batch, trips of a scan that are done) -> totals`.
+      compiled: `(totals, leaves that it reads, state of a batch, trips of a scan that are done, *given) -> totals`.
       leaves_of: parameters -> the leaves that it reads.
     """
 
     compiled: CompiledOnce
     leaves_of: Callable[[PyTree], Leaves]
 
-    def __call__(self, totals: Totals, params: PyTree, state: State, trips: Any) -> Totals:
-        """The new totals."""
+    def __call__(
+        self, totals: Totals, params: PyTree, state: State, trips: Any, *given: Any
+    ) -> Totals:
+        """The new totals; the statistic gets what is given."""
         leaves = self.leaves_of(params)
-        return self.compiled(totals, leaves, state, trips)
+        return self.compiled(totals, leaves, state, trips, *given)
 
     def lower(self, totals: Any, params: PyTree, state: State, trips: Any) -> Any:
         """The lowered program of arguments, or of their shapes."""
@@ -136,9 +138,9 @@ class Segments:
           stop: the step before which to stop.
         """
 
-        def run(totals: Totals, leaves: Leaves, state: State, trips: Any) -> Totals:
+        def run(totals: Totals, leaves: Leaves, state: State, trips: Any, *given: Any) -> Totals:
             totals_by_place = dict(enumerate(totals))
-            running = TapRun(taps, totals_by_place)
+            running = TapRun(taps, totals_by_place, given=given)
             if here.trips is None:
                 self._run(running, leaves, state, range(here.step, stop))
             else:

@@ -23,7 +23,7 @@ Values = list[Any]
 Totals = dict[int, Any]
 # Path of a loop -> its current trip.
 Trips = Mapping[ProgramPath, Any]
-Statistic = Callable[[Use, list[jax.Array]], Any]
+Statistic = Callable[..., Any]
 
 
 def run_with_taps(
@@ -75,7 +75,7 @@ class Taps:
 
     Attributes:
       places: the uses of each place, all with statistics of the same shape.
-      statistic: `(use, operands) -> pytree of arrays`.
+      statistic: `(use, operands, *given) -> pytree of arrays`; what a run is given changes no shape.
       opened: paths of the equations that have an operation inside.
     """
 
@@ -100,14 +100,19 @@ class Taps:
         return [self._zeros_of(uses[0], within) for uses in self.places]
 
     def run(
-        self, graph: UseGraph, totals: Sequence[Any], params: tree_lib.PyTree, *inputs: Any
+        self,
+        graph: UseGraph,
+        totals: Sequence[Any],
+        params: tree_lib.PyTree,
+        *inputs: Any,
+        given: Sequence[Any] = (),
     ) -> tuple[list[jax.Array], list[Any]]:
         """Runs the model, and returns the leaves of its results and the new totals.
 
         Raises:
           UnsupportedPrimitive: an operation lies in a program that cannot be opened.
         """
-        running = TapRun(self, dict(enumerate(totals)))
+        running = TapRun(self, dict(enumerate(totals)), given=given)
         program = Program.of(graph.program)
         values = jax.tree.leaves((params, inputs))
         results = running.visit_program(program, values, Position())
@@ -149,19 +154,27 @@ class TapRun(Evaluator[Any, Position]):
       taps: the operations that are observed.
       totals: the current totals.
       trips: the current trips of the loops around the program.
+      given: further arguments of the statistic.
     """
 
-    def __init__(self, taps: Taps, totals: Totals, trips: Trips = types.MappingProxyType({})):
+    def __init__(
+        self,
+        taps: Taps,
+        totals: Totals,
+        trips: Trips = types.MappingProxyType({}),
+        given: Sequence[Any] = (),
+    ):
         self.taps = taps
         self.totals = dict(totals)
         self.trips = trips
+        self.given = given
 
     def constant(self, value: Any, aval: Any) -> Any:
         return value
 
     def visit_equation(self, equation: Any, operands: Values, position: Position) -> Values:
         for tap in self.taps.at(position.path):
-            statistic = self.taps.statistic(tap.use, operands)
+            statistic = self.taps.statistic(tap.use, operands, *self.given)
             index = []
             for entry in tap.use.site.view.stack:
                 if entry.loop in self.trips:
@@ -245,7 +258,7 @@ class TapRun(Evaluator[Any, Position]):
 
     def _inside(self, totals: Totals, trips: Trips) -> 'TapRun':
         """A run of a program inside an equation, with these totals and trips."""
-        return type(self)(self.taps, totals, trips)
+        return type(self)(self.taps, totals, trips, self.given)
 
     def _totals_within(self, position: Position) -> Totals:
         """The totals that an equation may add to."""
