@@ -24,7 +24,7 @@ from jaxpruner.oneshot import weight_matrices
 from jaxpruner.sparse.execution.executed_formats import base, table
 from jaxpruner.sparse.training import growing
 from jaxpruner.sparsity_types.leaves import normalize_setting
-from jaxpruner.structure.rules import contracting, contracting_fills, indexing
+from jaxpruner.structure.rules import contracting, contracting_fills
 from jaxpruner.uses import constant_rules, contractions, indexing_rules, moving_rules, rules
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,10 +99,6 @@ PARTS_OF_LISTS = {
     ),
     'masks have a rule for constants': (weight_matrices.MASKS, constant_rules.RULES.keys()),
     'rules for constants have a general rule': (constant_rules.RULES.keys(), rules.RULES.keys()),
-    'scatters of uses are followed in structure': (
-        indexing_rules.FOLLOWED_SCATTERS,
-        indexing._ALL_SCATTERS,
-    ),
     'contractions have a row in structure': (
         contractions.OPERATIONS.keys(),
         contracting.ROWS.keys(),
