@@ -205,7 +205,7 @@ def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
     if not hasattr(leaf, 'dtype'):
         return jax.ShapeDtypeStruct((), jnp.result_type(leaf), weak_type=True)
     is_weak = getattr(leaf, 'weak_type', False)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=is_weak)
+    return jax.ShapeDtypeStruct(leaf.shape, jnp.result_type(leaf), weak_type=is_weak)
 
 
 def _signature(shapes: Sequence[Any], inputs: tuple[Any, ...]) -> Hashable:

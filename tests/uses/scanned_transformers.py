@@ -1,0 +1,255 @@
+"""Tiny scanned transformers, written as Gemma, MaxText and KerasHub write theirs: name -> a `Transformer`."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+WORDS, WIDTH, HEADS, SHARED, HEAD, HIDDEN, LAYERS = 12, 8, 4, 2, 4, 16, 2
+IDS = np.random.default_rng(0).integers(0, WORDS, (3, 6))
+
+
+@dataclasses.dataclass(frozen=True)
+class Transformer:
+    """A model, and what is expected of it.
+
+    Attributes:
+      apply_fn: `(params, token ids) -> logits`.
+      shapes: of the parameters.
+      groups: (channels, parameters, whether it is exact) of each group of channels.
+      query: name of the first product's kernel.
+      query_inputs: `(params, token ids) -> inputs of that product in the first layer`, (..., features).
+      query_matrix: the kernel -> its matrix in the first layer, (features, outputs).
+    """
+
+    apply_fn: Callable[..., Any]
+    shapes: dict[str, tuple[int, ...]]
+    groups: list[tuple[int, int, bool]]
+    query: str
+    query_inputs: Callable[..., Any]
+    query_matrix: Callable[..., Any]
+
+    def params(self, seed=1):
+        """Random parameters."""
+        rng = np.random.default_rng(seed)
+        return {
+            name: jnp.asarray(rng.normal(size=shape) / 3, jnp.float32)
+            for name, shape in self.shapes.items()
+        }
+
+
+def attend(query, key, value):
+    """Causal attention in which neighbouring heads of queries share a head of keys and values."""
+    batch, time, heads, features = query.shape
+    shared = key.shape[2]
+    query = query.reshape(batch, time, shared, heads // shared, features)
+    logits = jnp.einsum('btkgh,bskh->bkgts', query * features**-0.5, key)
+    logits = jnp.where(jnp.tril(jnp.ones((time, time), bool)), logits, -1e30)
+    mixed = jnp.einsum('bkgts,bskh->btkgh', jax.nn.softmax(logits, -1), value)
+    return mixed.reshape(batch, time, heads, features)
+
+
+def rotate(x):
+    """Rotary positions of (batch, time, heads, features)."""
+    half = x.shape[-1] // 2
+    angles = jnp.arange(x.shape[1])[:, None] / 10_000 ** (jnp.arange(half) / half)
+    sin, cos = jnp.sin(angles)[:, None, :], jnp.cos(angles)[:, None, :]
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def rms_norm(x, scale):
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-6) * scale
+
+
+def layer_norm(x, gamma, beta):
+    mean = jnp.mean(x, -1, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-5) * gamma + beta
+
+
+def scan_layers(block, x, params, axis=0):
+    """Runs blocks whose parameters are stacked along an axis."""
+    stacked = {
+        name.removeprefix('layers/'): jnp.moveaxis(leaf, axis, 0)
+        for name, leaf in params.items()
+        if name.startswith('layers/')
+    }
+    return jax.lax.scan(lambda x, p: (block(p, x), None), x, stacked)[0]
+
+
+def gemma(params, ids):
+    def block(p, x):
+        h = rms_norm(x, 1 + p['pre_attention_norm/scale'])
+        query = jnp.einsum('btd,ndh->btnh', h, p['attn/q_einsum/w'])
+        key, value = jnp.einsum('bsd,ckdh->cbskh', h, p['attn/kv_einsum/w'])
+        mixed = attend(rotate(query), rotate(key), value)
+        x = x + jnp.einsum('btnh,nhd->btd', mixed, p['attn/attn_vec_einsum/w'])
+        h = rms_norm(x, 1 + p['pre_ffw_norm/scale'])
+        gate, up = jnp.einsum('btd,cfd->cbtf', h, p['mlp/gating_einsum'])
+        return x + jnp.einsum('btf,fd->btd', jax.nn.gelu(gate) * up, p['mlp/linear'])
+
+    x = params['embedder'][ids] * jnp.sqrt(WIDTH)
+    x = rms_norm(scan_layers(block, x, params), 1 + params['final_norm/scale'])
+    return x @ params['embedder'].T
+
+
+def maxtext(params, ids):
+    @jax.checkpoint
+    def block(p, x):
+        h = rms_norm(x, p['pre_self_attention_norm/scale'])
+        query, key, value = (
+            jnp.einsum('btd,dnh->btnh', h, p[f'self_attention/{name}/kernel'])
+            for name in ('query', 'key', 'value')
+        )
+        mixed = attend(rotate(query), rotate(key), value)
+        x = x + jnp.einsum('btnh,nhd->btd', mixed, p['self_attention/out/kernel'])
+        h = rms_norm(x, p['post_self_attention_norm/scale'])
+        gated = jax.nn.silu(h @ p['mlp/wi_0/kernel']) * (h @ p['mlp/wi_1/kernel'])
+        return x + gated @ p['mlp/wo/kernel']
+
+    x = params['token_embedder/embedding'][ids]
+    x = rms_norm(scan_layers(block, x, params, axis=1), params['decoder_norm/scale'])
+    return x @ params['logits_dense/kernel']
+
+
+def keras_hub(params, ids):
+    def dense(p, name, equation, x):
+        return jnp.einsum(equation, x, p[f'{name}/kernel']) + p[f'{name}/bias']
+
+    def block(p, x):
+        query, key, value = (
+            dense(p, f'self_attention/{name}', 'abc,cde->abde', x)
+            for name in ('query', 'key', 'value')
+        )
+        mixed = attend(query, key, value)
+        x = x + dense(p, 'self_attention/attention_output', 'abcd,cde->abe', mixed)
+        x = layer_norm(x, p['self_attention_layer_norm/gamma'], p['self_attention_layer_norm/beta'])
+        h = jax.nn.relu(dense(p, 'feedforward_intermediate', '...b,bc->...c', x))
+        x = x + dense(p, 'feedforward_output', '...b,bc->...c', h)
+        return layer_norm(x, p['feedforward_layer_norm/gamma'], p['feedforward_layer_norm/beta'])
+
+    x = params['embeddings'][ids] + params['position_embeddings'][: ids.shape[1]]
+    return scan_layers(block, x, params) @ params['head/kernel'] + params['head/bias']
+
+
+def _stacked(shapes, axis=0):
+    return {
+        f'layers/{name}': (*shape[:axis], LAYERS, *shape[axis:]) for name, shape in shapes.items()
+    }
+
+
+MODELS = {
+    'gemma': Transformer(
+        gemma,
+        {
+            'embedder': (WORDS, WIDTH),
+            'final_norm/scale': (WIDTH,),
+            **_stacked(
+                {
+                    'attn/q_einsum/w': (HEADS, WIDTH, HEAD),
+                    'attn/kv_einsum/w': (2, SHARED, WIDTH, HEAD),
+                    'attn/attn_vec_einsum/w': (HEADS, HEAD, WIDTH),
+                    'mlp/gating_einsum': (2, HIDDEN, WIDTH),
+                    'mlp/linear': (HIDDEN, WIDTH),
+                    'pre_attention_norm/scale': (WIDTH,),
+                    'pre_ffw_norm/scale': (WIDTH,),
+                }
+            ),
+        },
+        # heads that share keys, heads in such a group, rotated pairs of features, hidden units, width, layers
+        [
+            (2, 512, True),
+            (2, 768, True),
+            (2, 768, True),
+            (2, 1568, True),
+            (8, 1672, True),
+            (16, 768, True),
+        ],
+        'layers/attn/q_einsum/w',
+        lambda p, ids: rms_norm(
+            p['embedder'][ids] * WIDTH**0.5, 1 + p['layers/pre_attention_norm/scale'][0]
+        ),
+        lambda kernel: kernel[0].transpose(1, 0, 2).reshape(WIDTH, -1),
+    ),
+    'maxtext': Transformer(
+        maxtext,
+        {
+            'token_embedder/embedding': (WORDS, WIDTH),
+            'decoder_norm/scale': (WIDTH,),
+            'logits_dense/kernel': (WIDTH, WORDS),
+            **_stacked(
+                {
+                    'self_attention/query/kernel': (WIDTH, HEADS, HEAD),
+                    'self_attention/key/kernel': (WIDTH, SHARED, HEAD),
+                    'self_attention/value/kernel': (WIDTH, SHARED, HEAD),
+                    'self_attention/out/kernel': (HEADS, HEAD, WIDTH),
+                    'mlp/wi_0/kernel': (WIDTH, HIDDEN),
+                    'mlp/wi_1/kernel': (WIDTH, HIDDEN),
+                    'mlp/wo/kernel': (HIDDEN, WIDTH),
+                    'pre_self_attention_norm/scale': (WIDTH,),
+                    'post_self_attention_norm/scale': (WIDTH,),
+                },
+                axis=1,
+            ),
+        },
+        # as above; the features of values are apart from those of keys
+        [
+            (2, 384, True),
+            (2, 512, True),
+            (2, 768, True),
+            (2, 1568, True),
+            (4, 384, True),
+            (8, 1768, True),
+            (16, 768, True),
+        ],
+        'layers/self_attention/query/kernel',
+        lambda p, ids: rms_norm(
+            p['token_embedder/embedding'][ids], p['layers/pre_self_attention_norm/scale'][:, 0]
+        ),
+        lambda kernel: kernel[:, 0].reshape(WIDTH, -1),
+    ),
+    'keras_hub': Transformer(
+        keras_hub,
+        {
+            'embeddings': (WORDS, WIDTH),
+            'position_embeddings': (8, WIDTH),
+            'head/kernel': (WIDTH, WORDS),
+            'head/bias': (WORDS,),
+            **_stacked(
+                {
+                    'self_attention/query/kernel': (WIDTH, HEADS, HEAD),
+                    'self_attention/query/bias': (HEADS, HEAD),
+                    'self_attention/key/kernel': (WIDTH, HEADS, HEAD),
+                    'self_attention/key/bias': (HEADS, HEAD),
+                    'self_attention/value/kernel': (WIDTH, HEADS, HEAD),
+                    'self_attention/value/bias': (HEADS, HEAD),
+                    'self_attention/attention_output/kernel': (HEADS, HEAD, WIDTH),
+                    'self_attention/attention_output/bias': (WIDTH,),
+                    'self_attention_layer_norm/gamma': (WIDTH,),
+                    'self_attention_layer_norm/beta': (WIDTH,),
+                    'feedforward_intermediate/kernel': (WIDTH, HIDDEN),
+                    'feedforward_intermediate/bias': (HIDDEN,),
+                    'feedforward_output/kernel': (HIDDEN, WIDTH),
+                    'feedforward_output/bias': (WIDTH,),
+                    'feedforward_layer_norm/gamma': (WIDTH,),
+                    'feedforward_layer_norm/beta': (WIDTH,),
+                }
+            ),
+        },
+        # layer norms subtract a mean, so that width and layers are not exact
+        [
+            (2, 1760, False),
+            (4, 544, True),
+            (4, 576, True),
+            (4, 1120, True),
+            (8, 1888, False),
+            (16, 544, True),
+        ],
+        'layers/self_attention/query/kernel',
+        lambda p, ids: p['embeddings'][ids] + p['position_embeddings'][: ids.shape[1]],
+        lambda kernel: kernel[0].reshape(WIDTH, -1),
+    ),
+}
