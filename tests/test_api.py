@@ -409,6 +409,13 @@ BAD = [
         ValueError,
         r"config key 'init_method' is unknown; the nearest of \d+ names are ('\w+'(, )?){3}$",
     ),
+    (
+        {'algorithm': 'magnitude', 'total_steps': 100},
+        ValueError,
+        "config key 'total_steps' is unknown; it may mean update_end_step",
+    ),
+    ({'algorithm': 'magnitude', 'final_sparsity': 1}, ValueError, 'may mean sparsity$'),
+    ({'algorithm': 'magnitude', 'initial_sparsity': 1.5}, ValueError, 'initial_sparsity must lie'),
     ({'algorithm': 'magnitude', 'sparsity': 1.5}, ValueError, r'sparsity must lie in \[0, 1\]'),
     ({'algorithm': 'magnitude', 'sparsity_type': 'nm_4,2'}, ValueError, r'n must not exceed m'),
     ({'algorithm': 'magnitude', 'dist_type': 'erk'}, ValueError, r'has dist_type but no sparsity'),
@@ -503,3 +510,10 @@ def test_no_prune_changes_nothing():
     updates, state = tx.update(params, tx.init(params), params)
     assert state.masks == {'w': None}
     assert updates['w'].tolist() == plain.update(params, plain.init(params))[0]['w'].tolist()
+
+
+def test_a_configuration_may_begin_at_a_sparsity():
+    config = {'algorithm': 'magnitude', 'sparsity': 0.9, 'initial_sparsity': 0.5}
+    window = {'update_freq': 1, 'update_start_step': 0, 'update_end_step': 10}
+    schedule = api.create_updater_from_config(config | window).scheduler
+    assert schedule == sparsity_schedules.PolynomialSchedule(1, 0, 10, initial_sparsity=0.5)

@@ -64,6 +64,22 @@ def test_polynomial_grows_from_nothing_and_never_shrinks():
     assert values[49] == pytest.approx(0.9)
 
 
+# Step -> sparsity by hand of a cubic from 0.5 to 0.9 over steps 0 to 9: after a share t, 0.5 + 0.4 (1 - (1 - t)³).
+CUBIC = {-1: 0.5, 0: 0.6084, 4: 0.85, 8: 0.8996, 9: 0.9, 50: 0.9}
+
+
+@pytest.mark.parametrize(('step', 'sparsity'), CUBIC.items())
+def test_polynomial_may_begin_at_a_sparsity(step, sparsity):
+    schedule = schedules.PolynomialSchedule(1, 0, 10, initial_sparsity=0.5)
+    targets = {'pruned further': 0.9, 'at it': 0.5, 'below it': 0.3, 'whole': 0.0, 'dense': None}
+    reached = schedule.get_sparsity_at_step(targets, jnp.int32(step))
+    assert reached['pruned further'] == pytest.approx(sparsity, abs=1e-6)
+    assert reached['at it'] == 0.5
+    assert reached['below it'] == pytest.approx(0.3)
+    assert reached['whole'] == 0
+    assert reached['dense'] is None
+
+
 def test_one_shot_tells_the_target_at_any_step():
     targets = {'a': 0.5, 'b': None}
     assert schedules.OneShotSchedule(5).get_sparsity_at_step(targets, jnp.int32(4)) is targets
@@ -142,6 +158,16 @@ BAD = [
         lambda: schedules.PolynomialSchedule(2, 0, 9, power=0),
         ValueError,
         'power must be positive and finite, got 0',
+    ),
+    (
+        lambda: schedules.PolynomialSchedule(2, 0, 9, initial_sparsity=1.5),
+        ValueError,
+        r'initial_sparsity must lie in \[0, 1\] .*1\.5',
+    ),
+    (
+        lambda: schedules.PolynomialSchedule(2, 0, 9, initial_sparsity='0.5'),
+        TypeError,
+        "initial_sparsity must be a number between 0 and 1, got '0.5'",
     ),
     (lambda: schedules.OneShotSchedule(-3), ValueError, 'target_step must not be negative, got -3'),
     (lambda: schedules.StepsSchedule((1, -3)), ValueError, 'a step must not be negative, got -3'),

@@ -57,6 +57,17 @@ _DISTRIBUTIONS: dict[str, Callable[..., Any]] = {
 
 _DISTRIBUTION_KEYS = ('dist_type', 'sparsity', 'filter_fn', 'custom_sparsity_map', 'count_excluded')
 _STEP_KEYS = ('update_freq', 'update_start_step', 'update_end_step')
+# Names in other libraries, which look like other keys here -> what may be meant.
+_MEANT = dict.fromkeys(
+    ('total_steps', 'num_steps', 'max_steps', 'train_steps', 'num_train_steps'),
+    'update_end_step, the last step at which masks may change',
+) | {
+    'begin_step': 'update_start_step',
+    'frequency': 'update_freq',
+    'final_sparsity': 'sparsity',
+    'target_sparsity': 'sparsity',
+    'density': 'sparsity, the share that is removed',
+}
 # Key -> keys that say the same in other words.
 _EITHER = {
     'sparsity_distribution_fn': _DISTRIBUTION_KEYS,
@@ -176,14 +187,16 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
         leaves together. Leaves in `custom_sparsity_map` do not count in it.
       dist_type: `'uniform'` (default) or `'erk'`, which keeps more weights in small leaves. Global ranking ignores it.
       custom_sparsity_map: leaf name or glob -> sparsity, `None` for a dense leaf; overrides the filter. The first match
-        wins.
-      filter_fn: `(path, leaf) -> bool`, selects the leaves to prune; by default those of more than one dimension.
+        wins. Leaves that it does not name have `sparsity` or, where none is given, the share of their N:M.
+      filter_fn: `(path, leaf) -> bool`, selects the leaves of floats to prune; by default those of more than one
+        dimension. Integers are pruned only where `custom_sparsity_map` names them.
       count_excluded: with ERK, `sparsity` is the share of all parameters, those of excluded leaves counted.
       update_start_step: first step at which masks may change.
       update_end_step: last step at which masks may change; from there on sparsity is at its target.
       update_freq: masks change at the multiples of this number.
       power: of the polynomial by which sparsity grows until the last update, 3 by default; with `ria`, of the norm of
         the inputs, 0.5 by default.
+      initial_sparsity: from which sparsity grows, 0 by default. Leaves whose target is lower are at it from the start.
       drop_fraction: SET and RigL: share of the kept weights to replace, 0.1 by default; it decays by a cosine until the
         last update. (`drop_fraction_fn` of the classes is 0.3 at every step by default.)
 
@@ -249,7 +262,8 @@ def _check_names(config: dict[Any, Any]) -> None:
         if not isinstance(key, str):
             raise TypeError(f"config key {key!r} is no string; keys are names such as 'sparsity'")
         if key not in known:
-            raise ValueError(f'config key {key!r} is unknown; {nearest(key, known)}')
+            hint = f'it may mean {_MEANT[key]}' if key in _MEANT else nearest(key, known)
+            raise ValueError(f'config key {key!r} is unknown; {hint}')
 
 
 def _algorithm(config: dict[str, Any]) -> type[BaseUpdater]:
@@ -302,7 +316,7 @@ def _distribution_settings(config: dict[str, Any], algorithm: type[BaseUpdater])
     name = config.get('dist_type', 'uniform')
     if name == 'erk':
         settings |= _chosen(config, 'count_excluded')
-    partial = functools.partial if has_target else sparsity_distributions.NotGiven
+    partial = functools.partial if 'sparsity' in config else sparsity_distributions.NotGiven
     return {'sparsity_distribution_fn': partial(_DISTRIBUTIONS[name], **settings)}
 
 
@@ -337,12 +351,33 @@ def _schedule(config: dict[str, Any]) -> sparsity_schedules.BaseSchedule:
     if end is None:  # without a step at which sparsity could reach its target, it is there at once
         return sparsity_schedules.PeriodicSchedule(freq, start)
     # Methods that are at their target from the start read the update steps alone.
-    return sparsity_schedules.PolynomialSchedule(freq, start, end, **_chosen(config, 'power'))
+    shape = _chosen(config, 'power', 'initial_sparsity')
+    return sparsity_schedules.PolynomialSchedule(freq, start, end, **shape)
 
 
 def _drop_fraction_fn(config: dict[str, Any]) -> optax.Schedule:
     drop_fraction = config.get('drop_fraction', 0.1)
     end = config.get('update_end_step')
+    # Partials, so that pruners of equal configurations are equal.
     if not end:
-        return optax.constant_schedule(drop_fraction)
-    return optax.cosine_decay_schedule(drop_fraction, end)
+        return functools.partial(_constant_fraction, drop_fraction=drop_fraction)
+    return functools.partial(_cosine_decay, drop_fraction=drop_fraction, last_step=end)
+
+
+def _constant_fraction(step: Any, drop_fraction: Any) -> Any:
+    """Returns the drop fraction of a configuration without a last step.
+
+    >>> _constant_fraction(3, 0.1)
+    0.1
+    """
+    del step
+    return drop_fraction
+
+
+def _cosine_decay(step: Any, drop_fraction: Any, last_step: int) -> Any:
+    """Returns the drop fraction of a configuration at a step: 0 from the last one on.
+
+    >>> float(_cosine_decay(0, 0.1, 100)).__round__(3), float(_cosine_decay(100, 0.1, 100))
+    (0.1, 0.0)
+    """
+    return optax.cosine_decay_schedule(drop_fraction, last_step)(step)

@@ -269,27 +269,35 @@ class PeriodicSchedule:
 
 @dataclasses.dataclass(frozen=True)
 class PolynomialSchedule(PeriodicSchedule):
-    r"""Sparsity grows from 0 to the target along a polynomial.
+    r"""Sparsity grows from an initial value to the target along a polynomial.
 
     With $t = \mathrm{clip}(step + 1 - start, 0, end - start) / (end - start)$ (1 where start = end) the sparsity is
-    $target (1 - (1 - t)^{power})$.
+    $initial + (target - initial) (1 - (1 - t)^{power})$.
 
     Attributes:
       update_freq: steps between updates.
-      update_start_step: the first step at which sparsity is above 0.
+      update_start_step: the first step at which sparsity is above its initial value.
       update_end_step: the step at which the target has been reached; required. Masks reach it if the last update, the
         last multiple of `update_freq`, comes at this step or the one before.
       power: exponent, 3 as in Zhu and Gupta, "To prune, or not to prune", 2017.
+      initial_sparsity: share in [0, 1] from which sparsity grows, as where a model that is already pruned is pruned on.
+        A leaf whose target is lower is at its target from the start: it is never sparser than that.
 
     Raises:
-      ValueError: as `PeriodicSchedule`; also no end, or a power that is not positive.
+      ValueError: as `PeriodicSchedule`; also no end, a power that is not positive, or an initial sparsity outside
+        [0, 1].
+      TypeError: the initial sparsity is no number.
 
     >>> schedule = PolynomialSchedule(update_freq=1, update_start_step=0, update_end_step=10)
     >>> [round(float(schedule.get_sparsity_at_step(0.8, step)), 3) for step in (0, 4, 9, 20)]
     [0.217, 0.7, 0.8, 0.8]
+    >>> schedule = PolynomialSchedule(1, 0, 10, initial_sparsity=0.5)
+    >>> [round(float(schedule.get_sparsity_at_step(0.9, step)), 3) for step in (0, 4, 9, 20)]
+    [0.608, 0.85, 0.9, 0.9]
     """
 
     power: float = 3
+    initial_sparsity: float = 0.0
 
     def __post_init__(self):
         super().__post_init__()
@@ -298,9 +306,16 @@ class PolynomialSchedule(PeriodicSchedule):
                 'PolynomialSchedule needs update_end_step: the step at which the target sparsity is reached'
             )
         check_power(self.power, 'power')
+        initial = self.initial_sparsity
+        if not tree_lib.is_number(initial):
+            raise TypeError(f'initial_sparsity must be a number between 0 and 1, got {initial!r}')
+        if not 0 <= initial <= 1:
+            raise ValueError(
+                f'initial_sparsity must lie in [0, 1] (the share of weights removed), got {initial}'
+            )
 
     def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
-        """The targets times `1 - (1 - progress) ** power`."""
+        """The way from the initial sparsity to each target, of which `1 - (1 - progress) ** power` is done."""
         assert self.update_end_step is not None
         length = self.update_end_step - self.update_start_step
         if length == 0:
@@ -310,4 +325,9 @@ class PolynomialSchedule(PeriodicSchedule):
             / length
         )
         share = 1 - (1 - progress) ** self.power
-        return jax.tree.map(lambda target: target * share, target_sparsities)
+
+        def at_share(target: Any) -> Any:
+            initial = jnp.minimum(self.initial_sparsity, target)
+            return initial + (target - initial) * share
+
+        return jax.tree.map(at_share, target_sparsities)

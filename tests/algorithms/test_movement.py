@@ -230,5 +230,19 @@ def test_movement_prunes_once_by_given_gradients():
     params = {'w': jnp.array([2.0, 1.0])}
     pruned, _ = updater.instant_sparsify(params, {'w': jnp.array([1.0, -1.0])})
     assert pruned['w'].tolist() == [0.0, 1.0]
-    with pytest.raises(ValueError, match=r'instant_sparsify\(params, grads\)'):
+    with pytest.raises(ValueError, match=r'wrap_optax.*instant_sparsify\(params, grads\)'):
         updater.instant_sparsify(params)
+
+
+def test_of_scores_that_need_a_state_pruning_once_says_so():
+    with pytest.raises(ValueError, match=r'^Counting .*\(algorithm_state\).*wrap_optax'):
+        counting().instant_sparsify(PARAMS)
+
+
+def test_another_mistake_in_scores_stays_what_it_is():
+    class Misspelt(jaxpruner.BaseUpdater):
+        def calculate_scores(self, params, sparse_state=None, grads=None):
+            return grads.kernel
+
+    with pytest.raises(AttributeError, match='kernel'):
+        Misspelt(sparsity=0.5).instant_sparsify(PARAMS)

@@ -263,9 +263,9 @@ def test_types_by_leaf():
 
 
 def test_without_a_distribution_everything_is_dense():
-    pruned, masks = jaxpruner.MagnitudePruning(sparsity_distribution_fn=None).instant_sparsify(
-        PARAMS
-    )
+    pruner = jaxpruner.MagnitudePruning(sparsity_distribution_fn=None)
+    with pytest.warns(UserWarning, match='prunes no leaf of 3.*sparsity_distribution_fn is None'):
+        pruned, masks = pruner.instant_sparsify(PARAMS)
     assert jax.tree.leaves(masks) == []
     assert pruned['a']['kernel'] is PARAMS['a']['kernel']
 

@@ -115,6 +115,7 @@ VALUES = {
     'update_start_step': STEP,
     'update_end_step': STEP,
     'power': ABOVE_ZERO,
+    'initial_sparsity': SHARE,
     'scheduler': Values(
         (sparsity_schedules.OneShotSchedule(3), sparsity_schedules.PeriodicSchedule(3)),
         (3, 'never', True, {}, sparsity_schedules.NoUpdateSchedule, half),

@@ -261,7 +261,8 @@ def test_n_by_m_of_a_configuration_without_a_sparsity_prunes_to_n_by_m():
 def test_sparsity_0_keeps_everything():
     updater = magnitude(0.0, '2:4')
     assert updater.plan(HALF_OF_FOUR)['w'].why_dense == 'its target is 0'
-    masks = updater.instant_sparsify(HALF_OF_FOUR)[1]
+    with pytest.warns(UserWarning, match='w: its target is 0'):
+        masks = updater.instant_sparsify(HALF_OF_FOUR)[1]
     assert int(masks['w'].sum()) == 32
 
 
@@ -297,3 +298,28 @@ def test_a_ranking_of_ones_own_decides_instead_of_the_type():
         0.9, '2:4', topk_fn=lambda scores, sparsity: jnp.ones_like(scores, jnp.uint8)
     )
     assert updater.get_target_sparsities(HALF_OF_FOUR) == {'w': 0.9}
+
+
+# What a plan says of the share that is replaced, in a class and in a configuration.
+WINDOW = {'update_freq': 4, 'update_start_step': 0, 'update_end_step': 8}
+DROPS = {
+    'a class': (
+        lambda: jaxpruner.RigL(jaxpruner.PeriodicSchedule(4), sparsity=0.5),
+        'replaces 0.3 of the kept weights\n',
+    ),
+    'a configuration': (
+        lambda: jaxpruner.create_updater_from_config(
+            {'algorithm': 'rigl', 'sparsity': 0.5} | WINDOW
+        ),
+        'replaces 0.1 of the kept weights at step 0, 0 at\nstep 8\n',
+    ),
+    'one that prunes nothing': (lambda: jaxpruner.RigL(sparsity=0.0), ''),
+    'another algorithm': (lambda: jaxpruner.MagnitudePruning(sparsity=0.5), ''),
+}
+
+
+@pytest.mark.parametrize(('make', 'words'), DROPS.values(), ids=list(DROPS))
+def test_a_plan_tells_the_drop_fraction(make, words):
+    text = str(make().plan(HALF_OF_FOUR))
+    assert words in text
+    assert ('drop_fraction_fn' in text) == bool(words)

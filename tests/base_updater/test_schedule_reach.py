@@ -34,12 +34,17 @@ def test_update_steps_are_those_at_which_the_schedule_says_so(schedule):
     assert sorted({step for step in told[:100] if step < 90}) == asked
 
 
-@hypothesis.given(st.integers(1, 15), STEPS, STEPS, STEPS, st.floats(0.5, 4))
+SHARES = st.floats(0, 1)
+
+
+@hypothesis.given(st.integers(1, 15), STEPS, STEPS, STEPS, st.floats(0.5, 4), SHARES, SHARES)
 @hypothesis.settings(deadline=None, max_examples=30)
-def test_the_share_is_what_the_schedule_computes(freq, start, more, step, power):
-    schedule = sparsity_schedules.PolynomialSchedule(freq, start, start + more, power=power)
-    expected = float(schedule.get_sparsity_at_step(1.0, step))
-    assert schedule_reach.share_at(schedule, step) == pytest.approx(expected, abs=1e-5)
+def test_the_sparsity_is_what_the_schedule_computes(
+    freq, start, more, step, power, initial, target
+):
+    schedule = sparsity_schedules.PolynomialSchedule(freq, start, start + more, power, initial)
+    expected = float(schedule.get_sparsity_at_step(target, step))
+    assert schedule_reach.sparsity_at(schedule, target, step) == pytest.approx(expected, abs=1e-5)
 
 
 class Own:
@@ -62,5 +67,5 @@ class Renamed(sparsity_schedules.PeriodicSchedule):
 def test_of_a_schedule_of_ones_own_nothing_is_said():
     for schedule in (Own(), NeverOnSundays(10), sparsity_schedules.HostSchedule()):
         assert schedule_reach.update_steps(schedule) is None
-        assert schedule_reach.share_at(schedule, 10) is None
+        assert schedule_reach.sparsity_at(schedule, 0.5, 10) is None
     assert schedule_reach.update_steps(Renamed(10, 5, 40)) == range(10, 41, 10)

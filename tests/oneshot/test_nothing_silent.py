@@ -645,3 +645,115 @@ def test_matrices_whose_inputs_never_occur_lose_their_smallest_weights(
     assert pruned['experts'][3, 0, 0] == np.float32(3.2)
     by_magnitude = references.mask_of(np.abs(EXPERTS['experts'][0]), 0.5, n_by_m, per)
     assert (masks['experts'][0] != by_magnitude).any()
+
+
+# Of leaves of 2:4 those that the map names have what it says, the others the type's own share.
+NAMED_BESIDE_N_BY_M = {
+    'dense': (None, 128),
+    'zero': (0.0, 128),
+    'the share': (0.5, 64),
+}
+
+
+@pytest.mark.parametrize(
+    ('value', 'kept'), NAMED_BESIDE_N_BY_M.values(), ids=list(NAMED_BESIDE_N_BY_M)
+)
+@pytest.mark.parametrize('dist_type', ['uniform', 'erk'])
+def test_n_by_m_has_its_own_share_in_leaves_that_a_custom_map_does_not_name(value, kept, dist_type):
+    settings = {'custom_sparsity_map': {'up*': value}, 'dist_type': dist_type}
+    n_by_m = NByM(2, 4, axis=0)
+    pruned, _ = jaxpruner.prune(PARAMS, sparsity_type=n_by_m, **settings)
+    config = {'algorithm': 'magnitude', 'sparsity_type': n_by_m} | settings
+    targets = jaxpruner.create_updater_from_config(config).get_target_sparsities(PARAMS)
+    assert int(jnp.count_nonzero(pruned['up'])) == kept
+    assert int(jnp.count_nonzero(pruned['down'])) == 64
+    assert targets['down'] == 0.5
+
+
+def test_a_sparsity_that_contradicts_n_by_m_is_named_in_a_custom_map_too():
+    with pytest.warns(UserWarning, match=r'^up: sparsity 0\.9 contradicts .* 2:4') as seen:
+        jaxpruner.prune(PARAMS, sparsity_type=NByM(2, 4), custom_sparsity_map={'up': 0.9})
+    assert len(seen) == 1
+
+
+def test_a_custom_map_alone_holds_where_all_leaves_are_ranked_together():
+    config = {'algorithm': 'snip', 'custom_sparsity_map': {'up': 0.5}}
+    targets = jaxpruner.create_updater_from_config(config).get_target_sparsities(PARAMS)
+    assert targets['up'] == 0.5
+
+
+def ones_of(scores, sparsity):
+    del sparsity
+    return jnp.ones(scores.shape, jnp.uint8)
+
+
+def sum_of_squares(params, x):
+    return jnp.sum(mlp(params, x) ** 2)
+
+
+VECTORS = {'scale': normal(8), 'shift': normal(8)}
+# A call that prunes nothing, and what its warning says of the reason.
+PRUNES_NOTHING = {
+    'sparsity 0': (lambda: jaxpruner.prune(PARAMS, 0.0), 'down, up: its target is 0'),
+    'vectors': (lambda: jaxpruner.prune(VECTORS, 0.5), 'the default filter leaves out 1-D leaves'),
+    'less than one weight': (lambda: jaxpruner.prune({'w': normal(1, 2)}, 0.1), 'less than one'),
+    'a mapping of dense leaves': (lambda: jaxpruner.prune(PARAMS, {'*': None}), 'down, up'),
+    'all dense by type': (
+        lambda: jaxpruner.prune(PARAMS, 0.5, sparsity_type={'*': None}),
+        'its sparsity type is None',
+    ),
+    'integers': (lambda: jaxpruner.prune({'table': jnp.ones((2, 2), int)}, 0.5), 'table: int'),
+    'N:M at 0': (lambda: jaxpruner.prune(PARAMS, 0.0, sparsity_type=NByM(2, 4)), 'target is 0'),
+    'no parameters': (lambda: jaxpruner.prune({}, 0.5), 'there are no parameters'),
+    'an own ranking': (
+        lambda: jaxpruner.prune(PARAMS, 0.5, topk_fn=ones_of),
+        'masks keep every weight, those of down, up',
+    ),
+    'all leaves together': (
+        lambda: jaxpruner.prune(PARAMS, 0.0, 'global_magnitude'),
+        'down, up: its target is 0',
+    ),
+    'along inputs': (
+        lambda: jaxpruner.prune(PARAMS, 0.0, apply_fn=mlp, batches=[X]),
+        'down, up: its target is 0',
+    ),
+    'calibrated': (
+        lambda: jaxpruner.prune(PARAMS, 0.0, 'wanda', apply_fn=mlp, batches=[X]),
+        'down, up: its target is 0',
+    ),
+    'at initialization': (
+        lambda: jaxpruner.prune(PARAMS, 0.0, 'snip', loss_fn=sum_of_squares, batches=[X]),
+        'down, up: its target is 0',
+    ),
+    'at initialization, no leaf': (
+        lambda: jaxpruner.prune(
+            PARAMS, 0.5, 'snip', loss_fn=sum_of_squares, batches=[X], sparsity_type={'*': None}
+        ),
+        'its sparsity type is None',
+    ),
+    'given masks': (
+        lambda: jaxpruner.FixedMask(jax.tree.map(jnp.ones_like, PARAMS)).instant_sparsify(PARAMS),
+        'bias, down, up: its target is 0',
+    ),
+    'a strategy': (
+        lambda: jaxpruner.jax_pruning.StrategyPruning(
+            {1: {'method': 'unstr_local', 'prune_rate_pattern': 1.0}}, steps_per_epoch=1
+        ).instant_sparsify({'layer': {'kernel': PARAMS['up']}}),
+        'layer/kernel: its target is 0',
+    ),
+    'traced': (lambda: jax.jit(lambda p: jaxpruner.prune(p, 0.0))(PARAMS), 'its target is 0'),
+}
+
+
+@pytest.mark.parametrize(('call', 'reason'), PRUNES_NOTHING.values(), ids=list(PRUNES_NOTHING))
+def test_what_prunes_nothing_says_so_once(call, reason):
+    with pytest.warns(UserWarning, match=f'prunes no.*{reason}') as seen:
+        call()
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+
+
+def test_no_pruning_is_no_news():
+    pruned, masks = jaxpruner.prune(PARAMS, 0.5, 'no_prune')  # warnings are errors
+    assert pruned is PARAMS
+    assert masks == dict.fromkeys(PARAMS)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxpruner import base_updater
 from jaxpruner.core import optimizer_state
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.dtypes import at_least_float32
 
 
 @dataclasses.dataclass
@@ -67,13 +68,20 @@ class AdamFisherPruning(base_updater.BaseUpdater):
         del grads
         if sparse_state is None or sparse_state.inner_state is None:
             raise ValueError(
-                "adam_fisher needs Adam's state; train with wrap_optax, or use SaliencyPruning for one-shot pruning"
+                "adam_fisher scores by Adam's state, and pruning once has none: train with wrap_optax, or use "
+                'SaliencyPruning, pruner.instant_sparsify(params, grads)'
             )
         moments = optimizer_state.second_moments(sparse_state.inner_state, params)
         leaves, treedef = jax.tree.flatten(params)
-        # The root ranks alike, and does not vanish where 16-bit products would.
+
+        def score(leaf: jax.Array, moment: jax.Array) -> jax.Array:
+            # Optax keeps the moment of a complex gradient as a complex number that is real.
+            moment = jnp.real(moment.astype(at_least_float32(moment.dtype)))
+            # The root ranks alike, and does not vanish where products would.
+            return jnp.abs(leaf).astype(moment.dtype) * jnp.sqrt(moment)
+
         scores = [
-            None if nu is None else jnp.abs(leaf) * jnp.sqrt(nu)
-            for leaf, nu in zip(leaves, moments, strict=True)
+            None if moment is None else score(leaf, moment)
+            for leaf, moment in zip(leaves, moments, strict=True)
         ]
         return tree_lib.unflatten(treedef, scores, leaves)

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import base_updater, sparsity_distributions
+from jaxpruner.base_updater import init_checks
 from jaxpruner.core import caller_warnings, packing
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.dtypes import holds_weights
 
 
 @dataclasses.dataclass(init=False)
@@ -87,6 +89,7 @@ class FixedMask(base_updater.BaseUpdater):
         """Applies the masks."""
         del grads
         masks = self.get_initial_masks(params, None)
+        init_checks.check_masks(self, params, masks)
         return self.apply_masks(params, masks), masks
 
 
@@ -98,7 +101,7 @@ def masks_from_zeros(
 
     Args:
       params: any pytree of concrete arrays.
-      filter_fn: `(path, leaf) -> bool`, selects the leaves that may have been pruned.
+      filter_fn: `(path, leaf) -> bool`, selects the leaves that may have been pruned, of those with floats.
 
     Returns:
       A tree of uint8 masks, `None` where a leaf is not selected or has no zeros. A leaf of zeros alone was
@@ -110,7 +113,8 @@ def masks_from_zeros(
     paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
     masks = []
     for path, leaf in zip(paths, leaves, strict=True):
-        mask = (leaf != 0).astype(jnp.uint8) if filter_fn(path, leaf) else None
+        is_selected = holds_weights(leaf) and filter_fn(path, leaf)
+        mask = (leaf != 0).astype(jnp.uint8) if is_selected else None
         kept = leaf.size if mask is None else int(packing.kept_weights(mask))
         if kept == 0 and leaf.size:
             caller_warnings.warn(

@@ -13,6 +13,7 @@ from jaxpruner.algorithms import mixins, pruners
 from jaxpruner.base_updater import sparsity_setting
 from jaxpruner.core import control
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.dtypes import holds_weights
 from jaxpruner.mask_calculator import calculators, lazy_scores, selection
 
 # A mixin calls the methods of the pruner that it is mixed into.
@@ -105,7 +106,9 @@ class GlobalPruningMixin(_Pruner):
         """Makes the state as the base does; where `sparsity` is the target of every leaf, the target is one number."""
         state = super().init_state(params)
         is_from_settings = isinstance(self.distribution(), sparsity_setting.FromSparsity)
-        if not is_from_settings or self.custom_sparsity_map:
+        # Scores do not tell integers from weights.
+        are_weights = all(map(holds_weights, jax.tree.leaves(tree_lib.as_arrays(params))))
+        if not is_from_settings or self.custom_sparsity_map or not are_weights:
             return state
         return state._replace(target_sparsities=jnp.asarray(self._sparsity_or_zero(), jnp.float32))
 
@@ -138,6 +141,7 @@ class GlobalPruningMixin(_Pruner):
         for i in by_path:
             if targets[i] is None:
                 continue
+            calculators.check_scores(leaves[i], tree_lib.path_string(paths[i]))
             if alone[i] is None:
                 together.append(i)
             else:

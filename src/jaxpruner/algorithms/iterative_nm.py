@@ -55,14 +55,18 @@ class IterativeNMPruning(base_updater.BaseUpdater):
         """Also warns where the last update leaves more than N of M."""
         super().check_plan(plan)
         steps = schedule_reach.update_steps(self.scheduler)
-        share = schedule_reach.share_at(self.scheduler, steps[-1]) if steps else None
-        if not steps or share is None:
+        if not steps:
             return
         for leaf in plan.pruned:
             sparsity_type = leaf.sparsity_type
             assert isinstance(sparsity_type, sparsity_types.NByM)
             n, m = sparsity_type.n, sparsity_type.m
-            kept = m - round((m - n) * share)
+            if not leaf.target:
+                return  # it is being traced
+            sparsity = schedule_reach.sparsity_at(self.scheduler, leaf.target, steps[-1])
+            if sparsity is None:
+                return
+            kept = m - round((m - n) * sparsity / leaf.target)
             if kept > n:
                 reached = f'{kept} of {m}, not {n}'
                 init_checks.warn_of_fewer_removed(leaf.name, self.scheduler, steps[-1], reached)
@@ -84,6 +88,7 @@ class IterativeNMPruning(base_updater.BaseUpdater):
         masks: list[Any] = [None] * len(paths)
         for i, leaf in enumerate(self._leaves(paths, score_of)):
             if target_of[i] is not None:
+                calculators.check_scores(score_of[i], leaf.name)
                 progress = sparsity_of[i] / jnp.where(target_of[i] > 0, target_of[i], 1)
                 mask = self._mask(leaf.layers_first(score_of[i]), leaf.groups, progress)
                 masks[i] = leaf.layers_back(mask)

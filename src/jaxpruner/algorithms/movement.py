@@ -1,6 +1,7 @@
 """Movement pruning: weights that training moves away from zero are kept."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from jaxpruner import base_updater
 from jaxpruner.algorithms import ste
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.dtypes import at_least_float32, holds_weights
 
 
 @dataclasses.dataclass
@@ -19,6 +21,9 @@ class MovementPruning(ste.SteMixin, base_updater.BaseUpdater):
     gradients pass to the pruned weights, too, so that these may be regrown. All scores begin at zero: let the sparsity
     grow from the first step on (`PolynomialSchedule`), or ties decide.
 
+    Of complex weights the product is that of their real parts plus that of their imaginary parts. Give gradients by
+    which an optimizer descends, `jnp.conj` of those of `jax.grad`.
+
     A mask update ranks the scores after the step's gradients. By default pruned weights keep their values and do not
     learn, as published. The masks of the last update say which these are. With `update_freq=1` every step decides anew.
 
@@ -29,6 +34,8 @@ class MovementPruning(ste.SteMixin, base_updater.BaseUpdater):
     >>> state.algorithm_state['w'].tolist(), pruner.pre_forward_update(params, state)['w'].tolist()
     ([-2.0, 1.0], [0.0, 1.0])
     """
+
+    needs_gradients: ClassVar[bool] = True
 
     is_sparse_gradients: bool = True
 
@@ -52,24 +59,27 @@ class MovementPruning(ste.SteMixin, base_updater.BaseUpdater):
             return sparse_state.algorithm_state
         if grads is None:
             raise ValueError(
-                'movement scores need gradients; pass them: instant_sparsify(params, grads)'
+                'movement scores are sums over training steps, and pruning once has no state that holds them: train '
+                'with wrap_optax, whose state has the masks, or give the gradients of one batch, '
+                'pruner.instant_sparsify(params, grads)'
             )
         return _add_movements(params, grads, jax.tree.map(_zero_scores, params))
 
 
 def _zero_scores(param):
-    """Makes scores of zero; `None` for a leaf that is no array of floats."""
-    if not jnp.issubdtype(param.dtype, jnp.floating):
+    """Makes scores of zero, which are real; `None` for a leaf without weights."""
+    if not holds_weights(param):
         return None
-    return jnp.zeros_like(param, dtype=jnp.promote_types(param.dtype, jnp.float32))
+    return jnp.zeros_like(param, dtype=jnp.finfo(at_least_float32(param.dtype)).dtype)
 
 
 def _add_movements(params, grads, scores):
-    """Subtracts weight times gradient from the scores."""
+    """Subtracts weight times gradient from the scores, part by part where they are complex."""
 
     def moved(param, grad, score):
         if score is None or grad is None:
             return score
-        return score - param.astype(score.dtype) * grad.astype(score.dtype)
+        dtype = at_least_float32(param.dtype)
+        return score - jnp.real(param.astype(dtype) * jnp.conj(grad.astype(dtype)))
 
     return tree_lib.map_with_missing(moved, params, grads, scores)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jaxpruner import base_updater
 from jaxpruner.base_updater import BaseUpdater as BaseUpdater
 from jaxpruner.core import control, seeds
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.dtypes import at_least_float32
 from jaxpruner.mask_calculator import lazy_scores
 
 
@@ -70,7 +71,8 @@ def saliencies(params: tree_lib.PyTree, grads: tree_lib.PyTree | None) -> tree_l
     """
     if grads is None:
         raise ValueError(
-            'saliency scores need gradients; pass them: instant_sparsify(params, grads)'
+            'saliency scores need gradients; pass them: pruner.instant_sparsify(params, grads), or let SNIP take them: '
+            "jaxpruner.prune(params, sparsity, 'snip', loss_fn=…, batches=…)"
         )
 
     def saliency(param: jax.Array, grad: jax.Array | None) -> jax.Array | None:
@@ -81,7 +83,8 @@ def saliencies(params: tree_lib.PyTree, grads: tree_lib.PyTree | None) -> tree_l
         ):
             return None
         # Products of 16-bit numbers would vanish.
-        return jnp.abs(param.astype(jnp.promote_types(param.dtype, jnp.float32)) * grad)
+        weights = param.astype(at_least_float32(param.dtype))
+        return jnp.abs(weights * grad.astype(at_least_float32(grad.dtype)))
 
     return tree_lib.map_with_missing(saliency, params, grads)
 
@@ -113,6 +116,8 @@ class SaliencyPruning(base_updater.BaseUpdater):
     >>> pruner.instant_sparsify({'w': jnp.array([-2.0, 1.0])}, {'w': jnp.array([0.5, 3.0])})[0]
     {'w': Array([0., 1.], dtype=float32)}
     """
+
+    needs_gradients: ClassVar[bool] = True
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """Scores weights by saliency."""

@@ -11,7 +11,7 @@ import optax
 
 from jaxpruner import base_updater, sparsity_types
 from jaxpruner.algorithms import overridden_names, pruners, regrown_channels
-from jaxpruner.base_updater import init_checks
+from jaxpruner.base_updater import init_checks, schedule_reach
 from jaxpruner.core import arguments, optimizer_state, seeds
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.optimizer_state import restart_inner_state as restart_inner_state
@@ -124,6 +124,21 @@ class SET(StaticRandomSparse):
         super().check_plan(plan)
         init_checks.check_replacement(self, plan, self.drop_fraction_fn)
 
+    def plan(self, params):
+        """Also tells the drop fraction at the first and the last mask update."""
+        steps = schedule_reach.update_steps(self.scheduler) or (0,)
+        with jax.ensure_compile_time_eval():
+            first, last = self.drop_fraction_fn(steps[0]), self.drop_fraction_fn(steps[-1])
+        plan = super().plan(params)
+        if not plan.pruned or tree_lib.has_traced((first, last)):
+            return plan
+        words = f'{float(first):.4g} of the kept weights'
+        if float(first) != float(last):
+            words += f' at step {steps[0]}, {float(last):.4g} at step {steps[-1]}'
+        return dataclasses.replace(
+            plan, updates=f'drop_fraction_fn: a mask update replaces {words}'
+        )
+
     def get_drop_scores(self, sparse_state, params, grads):
         """Scores weights: the smallest kept ones are dropped.
 
@@ -189,8 +204,10 @@ class SET(StaticRandomSparse):
         leaves = self._leaves(paths, arrays)
         for i, leaf in enumerate(leaves):
             if masks[i] is not None:
-                moved = map(leaf.layers_first, (masks[i], drop[i], grow[i]))
-                masked[i] = MaskedLeaf(*moved, leaf.groups)
+                calculators.check_scores(drop[i], leaf.name)
+                calculators.check_scores(grow[i], leaf.name)
+                mask, dropped, grown = map(leaf.layers_first, (masks[i], drop[i], grow[i]))
+                masked[i] = MaskedLeaf(mask, dropped, grown, leaf.groups)
         new_masks = self._replace_weights(list(masked.values()), fraction)
         for i, mask in zip(masked, new_masks, strict=True):
             masks[i] = leaves[i].layers_back(mask)
@@ -286,11 +303,14 @@ class RigL(SET):
     It grows by the gradients that `update` is given, of pruned weights, too; only the optimizer sees them masked. So
     take them at the masked parameters, with no mask inside the loss, which would make them zero.
 
-    Its attributes are those of `SET`: `drop_fraction_fn` is 0.3 at every step by default.
+    Its attributes are those of `SET`: `drop_fraction_fn` is 0.3 at every step by default (in a configuration 0.1, which
+    decays).
 
     >>> RigL(drop_fraction_fn=lambda step: 0.3).is_sparse_gradients
     True
     """
+
+    needs_gradients: ClassVar[bool] = True
 
     def get_grow_scores(self, sparse_state, params, grads):
         """Scores weights by gradient magnitudes; not called while `elementwise_grow_score` gives the same scores."""

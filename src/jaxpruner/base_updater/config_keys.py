@@ -74,6 +74,7 @@ CONFIG_KEYS: Mapping[str, Check] = {
     'update_start_step': _STEP,
     'update_end_step': _STEP,
     'power': _check_power,
+    'initial_sparsity': _check_sparsity,
     'scheduler': check_scheduler,
     # Which weights together.
     'sparsity_type': by_value(normalize_setting),
@@ -140,6 +141,7 @@ _SAID_BY_A_FIELD = {
     'update_start_step': _SCHEDULE,
     'update_end_step': _SCHEDULE,
     'power': 'scheduler=jaxpruner.PolynomialSchedule(…, power=…)',
+    'initial_sparsity': 'scheduler=jaxpruner.PolynomialSchedule(…, initial_sparsity=…)',
     'drop_fraction': 'drop_fraction_fn=optax.constant_schedule(0.3)',
 }
 

@@ -1,7 +1,7 @@
-"""What `init` of a wrapped optimizer warns of: a pruner that cannot do what it was asked for.
+"""What `init` of a wrapped optimizer, and pruning once, warn of: a pruner that cannot do what it was asked for.
 
-It runs to the end otherwise, and prunes nothing or too little. Each check reads the plan of the leaves and the schedule
-in Python, and warns once.
+It runs to the end otherwise, and prunes nothing or too little. Each check warns once. Those of `init` read the plan of
+the leaves and the schedule in Python.
 """
 
 import math
@@ -13,7 +13,7 @@ import jax
 from jaxpruner.base_updater import schedule_reach
 from jaxpruner.base_updater.leaf_plans import PruningPlan
 from jaxpruner.base_updater.pruner import PlannedPruner
-from jaxpruner.core import caller_warnings
+from jaxpruner.core import caller_warnings, masking
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators
 from jaxpruner.sparsity_types import NByM
@@ -58,6 +58,32 @@ def check_plan(pruner: PlannedPruner, plan: PruningPlan) -> None:
         )
     elif not pruner.overrides('update_state'):
         _warn_of_a_shortfall(pruner, plan, steps[-1])
+
+
+def check_masks(pruner: PlannedPruner, params: tree_lib.PyTree, masks: tree_lib.PyTree) -> None:
+    """Warns where masks that were made once remove nothing; of masks that are being traced the plan tells.
+
+    Args:
+      pruner: made the masks.
+      params: the parameters, or their shapes.
+      masks: uint8, unpacked, `None` where dense.
+
+    >>> import jaxpruner, jax.numpy as jnp
+    >>> check_masks(jaxpruner.MagnitudePruning(), {'w': jnp.ones(2)}, {'w': jnp.array([1, 0], jnp.uint8)})
+    """
+    leaves = jax.tree.leaves(masks)
+    is_traced = tree_lib.has_traced(leaves)
+    if not is_traced and not all(map(masking.keeps_all, leaves)):
+        return
+    plan = pruner.plan(params)
+    if not plan.pruned:
+        _warn_that_nothing_is_pruned(plan)
+    elif not is_traced:
+        names = [tree_lib.path_string(leaf.path) for leaf in plan.pruned]
+        caller_warnings.warn(
+            f'{plan.algorithm} prunes nothing: its masks keep every weight, those of {_some_of(names)}, too, which it '
+            'was to prune; look at its scores and its topk_fn'
+        )
 
 
 def check_replacement(
@@ -164,18 +190,22 @@ def _why_never(schedule: Any) -> str:
 
 
 def _warn_of_a_shortfall(pruner: PlannedPruner, plan: PruningPlan, last: int) -> None:
-    share = schedule_reach.share_at(pruner.scheduler, last)
-    leaves = [leaf for leaf in plan.pruned if leaf.target is not None]
-    if calculators.own_topk_fn(pruner.topk_fn) is None:  # any sparsity above 0 means N of M
-        leaves = [leaf for leaf in leaves if not isinstance(leaf.sparsity_type, NByM)]
-    if share is None or not leaves or 1 - share < _NEAR_ENOUGH:
+    is_ranked_by_type = calculators.own_topk_fn(pruner.topk_fn) is None
+    missing, largest, reached = 0.0, 0.0, 0.0
+    for leaf in plan.pruned:
+        # Of N:M any sparsity above 0 means N of M.
+        if leaf.target is None or (is_ranked_by_type and isinstance(leaf.sparsity_type, NByM)):
+            continue
+        sparsity = schedule_reach.sparsity_at(pruner.scheduler, leaf.target, last)
+        if sparsity is None:
+            return
+        missing += (leaf.target - sparsity) * leaf.size
+        if leaf.target > largest:
+            largest, reached = leaf.target, sparsity
+    if missing < 1 or reached > largest * (1 - _NEAR_ENOUGH):
         return
-    missing = sum((leaf.target or 0) * (1 - share) * leaf.size for leaf in leaves)
-    if missing < 1:
-        return
-    largest = max(leaf.target or 0 for leaf in leaves)
-    reached = f'sparsity {largest * share:.4g}, not {largest:.4g}'
-    warn_of_fewer_removed(plan.algorithm, pruner.scheduler, last, reached)
+    words = f'sparsity {reached:.4g}, not {largest:.4g}'
+    warn_of_fewer_removed(plan.algorithm, pruner.scheduler, last, words)
 
 
 def _fractions(drop_fraction_fn: Callable[[Any], Any], steps: Sequence[int]) -> list[float]:

@@ -66,6 +66,7 @@ class PruningPlan:
       leaves: the plan of each leaf, in the tree's order.
       kept: how many weights of all leaves are kept; `None` where that depends on more than shapes.
       note: what the plan does not know, so that fewer leaves may be pruned; empty where it knows all.
+      updates: what mask updates do besides; empty where sparsity says all.
 
     >>> import jaxpruner
     >>> params = {'bias': jnp.ones(4), 'kernel': jnp.ones((8, 4))}
@@ -84,6 +85,7 @@ class PruningPlan:
     leaves: tuple[LeafPlan, ...]
     kept: int | None
     note: str = ''
+    updates: str = ''
 
     @property
     def size(self) -> int:
@@ -126,8 +128,11 @@ class PruningPlan:
         table = text_tables.to_text(columns, [_row(leaf) for leaf in self.leaves], total)
         up_to = 'up to ' if self.note else ''
         title = f'{self.algorithm} prunes {up_to}{len(self.pruned)} of {len(self.leaves)} leaves'
-        note = textwrap.wrap(self.note, text_tables.WIDTH)
-        return '\n'.join([title, *note, table])
+        notes = [
+            *textwrap.wrap(self.note, text_tables.WIDTH),
+            *textwrap.wrap(self.updates, text_tables.WIDTH),
+        ]
+        return '\n'.join([title, *notes, table])
 
 
 def plan_leaves(pruner: PlannedPruner, params: tree_lib.PyTree) -> PruningPlan:

@@ -29,6 +29,11 @@ class NoPruning(BaseUpdater):
     def check_plan(self, plan):
         """Warns of nothing: dense is what was asked for."""
 
+    def instant_sparsify(self, params, grads=None):
+        """Returns the parameters as they are, and no masks."""
+        del grads
+        return params, tree_lib.map_with_missing(lambda _: None, params)
+
     def update_state(self, sparse_state, params, grads):
         """Changes nothing."""
         del params, grads

@@ -33,6 +33,10 @@ class PlannedPruner(Protocol):
         """Returns the target of each leaf, `None` where dense."""
         ...
 
+    def plan(self, params: tree_lib.PyTree) -> Any:
+        """Tells what will happen to each leaf."""
+        ...
+
     def overrides(self, method: str) -> bool:
         """Whether the algorithm, or this object, defines a method of `BaseUpdater` itself."""
         ...

@@ -31,18 +31,20 @@ def update_steps(schedule: Any) -> Sequence[int] | None:
     return None
 
 
-def share_at(schedule: Any, step: int) -> float | None:
-    """Computes the share of its target, in [0, 1], that a schedule reaches by a step; `None` if it cannot be read.
+def sparsity_at(schedule: Any, target: float, step: int) -> float | None:
+    """Computes the sparsity of a leaf at a step; `None` if the schedule cannot be read, or is always at its target.
 
     >>> from jaxpruner.sparsity_schedules import PolynomialSchedule
-    >>> round(share_at(PolynomialSchedule(update_freq=100, update_start_step=0, update_end_step=150), 100), 3)
-    0.965
+    >>> schedule = PolynomialSchedule(update_freq=100, update_start_step=0, update_end_step=150)
+    >>> round(sparsity_at(schedule, 0.8, 100), 3)
+    0.772
     """
     if not _has_method_of(schedule, sparsity_schedules.PolynomialSchedule, 'get_sparsity_at_step'):
         return None
     length = schedule.update_end_step - schedule.update_start_step
     progress = min(max(step + 1 - schedule.update_start_step, 0), length) / length if length else 1
-    return 1 - (1 - progress) ** float(schedule.power)
+    initial = min(float(schedule.initial_sparsity), target)
+    return initial + (target - initial) * (1 - (1 - progress) ** float(schedule.power))
 
 
 def _has_method_of(schedule: Any, cls: type, method: str) -> bool:

@@ -21,7 +21,9 @@ class FromSparsity(functools.partial):
 def is_given(pruner: PlannedPruner) -> bool:
     """Whether a user gave the pruner a distribution."""
     distribution = pruner.sparsity_distribution_fn
-    is_made_here = isinstance(distribution, FromSparsity | sparsity_distributions.NotGiven)
+    if isinstance(distribution, sparsity_distributions.NotGiven):
+        return 'custom_sparsity_map' in distribution.keywords
+    is_made_here = isinstance(distribution, FromSparsity)
     return not (distribution is None or distribution is _default(pruner) or is_made_here)
 
 

@@ -69,7 +69,7 @@ def of_leaves(
       types_decide: the type N:M decides the target of its leaves, by what the user gave them:
         a sparsity other than 0 -> the share that N:M removes, with a warning if the two differ;
         a sparsity of 0 -> dense, with a mask of ones;
-        no sparsity at all -> the share that N:M removes.
+        no sparsity at all, also where others are named in a custom map -> the share that N:M removes.
 
     Raises:
       TypeError: a leaf is no array.
@@ -99,8 +99,7 @@ def of_leaves(
             pruned.append(leaf)
     check(pruned)
     if types_decide:
-        is_given = not isinstance(distribution, sparsity_distributions.NotGiven)
-        targets = _with_shares_of_n_by_m(targets, leaves, is_given)
+        targets = _with_shares_of_n_by_m(targets, leaves, _are_given(distribution, paths))
     return tree_lib.unflatten(treedef, targets, arrays)
 
 
@@ -174,10 +173,21 @@ def _can_be_ranked(leaf: Leaf, array: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.number)
 
 
+def _are_given(distribution: Any, paths: Sequence[tree_lib.Path]) -> list[bool]:
+    """Tells for each leaf whether a user gave its target."""
+    if not isinstance(distribution, sparsity_distributions.NotGiven):
+        return [True] * len(paths)
+    named = sparsity_distributions.check_custom_map(
+        distribution.keywords.get('custom_sparsity_map')
+    )
+    rules = tree_lib.first_matches(named, paths, 'custom_sparsity_map')
+    return [rule is not None for rule in rules]
+
+
 def _with_shares_of_n_by_m(
-    targets: Sequence[Any], leaves: Sequence[Leaf], is_given: bool
+    targets: Sequence[Any], leaves: Sequence[Leaf], are_given: Sequence[bool]
 ) -> list[Any]:
-    """Sets the target of each leaf of N:M to its share; a target of 0 keeps it dense if a user gave it (`is_given`)."""
+    """Sets the target of each leaf of N:M to its share; a target of 0 keeps it dense if a user gave it."""
     reached, contradictions = list(targets), []
     for i, leaf in enumerate(leaves):
         target, sparsity_type = targets[i], leaf.sparsity_type
@@ -186,9 +196,9 @@ def _with_shares_of_n_by_m(
         share = _removed_share(sparsity_type)
         if tree_lib.is_traced(target):
             reached[i] = jnp.where(target == 0, 0.0, share)
-        elif float(target) != 0 or not is_given:
+        elif float(target) != 0 or not are_given[i]:
             reached[i] = share
-            if is_given and abs(float(target) - share) > _ROUNDING:
+            if are_given[i] and abs(float(target) - share) > _ROUNDING:
                 contradictions.append(Contradiction(leaf, float(target)))
     collected = _COLLECTED.get()
     if collected is None:

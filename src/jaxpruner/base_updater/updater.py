@@ -30,6 +30,8 @@ from jaxpruner.base_updater import (
 from jaxpruner.base_updater.optional_hooks import OptionalHooks
 from jaxpruner.core import arguments, masking, seeds
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.dtypes import holds_weights
+from jaxpruner.core.equal_settings import EqualSettings
 from jaxpruner.core.masking import apply_mask as apply_mask
 from jaxpruner.core.short_repr import ShortRepr
 from jaxpruner.core.sparse_state import SparseState as SparseState
@@ -49,11 +51,14 @@ _SEED = seeds.SeedField()
 
 
 @dataclasses.dataclass
-class BaseUpdater(OptionalHooks, ShortRepr):
+class BaseUpdater(OptionalHooks, EqualSettings, ShortRepr):
     """Base of all algorithms; an algorithm overrides `calculate_scores`, or the methods around it.
 
     The wrapped optimizer emits updates that land pruned weights on exactly zero. That is exact as long as nothing
     rescales its updates afterwards: put clipping and scaling inside (`wrap_optax(optax.chain(clip, adam))`) or before.
+
+    Pruners of one class and equal settings are equal, and have a hash, so that a pruner may be a static argument of
+    `jax.jit`. Settings that are functions are equal if they are the same function, or partials of the same one.
 
     Attributes:
       scheduler: when masks are updated, and at which sparsity.
@@ -90,6 +95,8 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     # Whether the number of kept weights is the same at every step. A subclass that overrides what makes masks sets it
     # again.
     keeps_count: ClassVar[bool] = False
+    # Whether scores are made of gradients, which integers have none of.
+    needs_gradients: ClassVar[bool] = False
     # What one ranking holds: a 'leaf' (or a layer), the 'model', or 'other' sets, whose counts a plan cannot tell.
     ranked_together: ClassVar[str] = 'leaf'
 
@@ -203,8 +210,8 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         scored: list[calculators.ScoredLeaf | None] = [None] * len(paths)
         leaves = self._leaves(paths, score_of)
         for i, leaf in enumerate(leaves):
-            is_dense = leaf.sparsity_type is None or sparsity_of[i] is None
-            if score_of[i] is not None and not is_dense:
+            if leaf.sparsity_type is not None and sparsity_of[i] is not None:
+                calculators.check_scores(score_of[i], leaf.name)
                 scored[i] = calculators.ScoredLeaf(
                     leaf.layers_first(score_of[i]), sparsity_of[i], leaf.groups, start_of[i]
                 )
@@ -259,6 +266,11 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         def check(pruned: Sequence[Leaf]) -> None:
             for leaf in pruned:
                 assert leaf.sparsity_type is not None
+                if self.needs_gradients and not holds_weights(leaf):
+                    raise ValueError(
+                        f'{leaf.name}: {type(self).__name__} scores weights by their gradients, and {leaf.dtype} has '
+                        f"none; leave it dense: sparsity_type={{'{leaf.name}': None, '*': …}}"
+                    )
                 self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
             if is_ranked_by_type:
                 checks = {leaf.path: leaf.check_shape for leaf in pruned}
@@ -377,17 +389,27 @@ class BaseUpdater(OptionalHooks, ShortRepr):
           The pruned parameters, and the (unpacked) masks.
 
         Raises:
-          TypeError: `calculate_scores` does not take an extra argument.
-          ValueError: sparsities or shapes do not fit.
+          TypeError: `calculate_scores` does not take an extra argument, or its scores are complex.
+          ValueError: sparsities or shapes do not fit, or scores need a state.
         """
         arguments.check_taken(
             self.calculate_scores, extra_args, f'{type(self).__name__}.calculate_scores'
         )
         arrays, grads = tree_lib.as_arrays(params), tree_lib.as_arrays(grads)
         sparsities = self.get_target_sparsities(arrays)
-        scores = self._scores_to_rank(arrays, None, grads, extra_args)
+        try:
+            scores = self._scores_to_rank(arrays, None, grads, extra_args)
+        except AttributeError as error:
+            if error.obj is not None or error.name not in SparseState._fields:
+                raise
+            raise ValueError(
+                f'{type(self).__name__} scores by what its state holds ({error.name}), and instant_sparsify has no '
+                'state: train with wrap_optax, whose state has the masks, or let calculate_scores do without where '
+                'sparse_state is None'
+            ) from error
         masks = self.create_masks(scores, sparsities)
         masking.warn_of_emptied(masks, arrays, grads)
+        init_checks.check_masks(self, arrays, masks)
         return self.apply_masks(params, masks), masks
 
     def apply_masks(

@@ -67,8 +67,8 @@ def prune(
       part_size: weights held at a time; a leaf of a sparsity type of your own is held whole.
 
     Returns:
-      What was kept of each pruned leaf. A warning names the leaves that hold NaN, and another the moments of an
-      optimizer that are not zero where weights were removed.
+      What was kept of each pruned leaf. Warnings say that nothing was removed, and name the leaves that hold NaN, and
+      the moments of an optimizer that are not zero where weights were removed.
 
     Raises:
       ValueError: the scores are unknown, or `masks_out` is `out`.
@@ -105,6 +105,7 @@ def prune(
             part_size=part_size,
         )
         kept = pruning.run(out)
+    _warn_if_nothing_is_removed(kept)
     _warn_of_nans(kept)
     _warn_of_stale_moments(kept)
     return kept
@@ -214,6 +215,15 @@ class _RemovedWeights:
             if (checkpoint.read(name, part)[is_removed] != 0).any():
                 return True
         return False
+
+
+def _warn_if_nothing_is_removed(kept: list[Kept]) -> None:
+    if all(leaf.kept == leaf.size for leaf in kept):
+        names = _first_few([leaf.name for leaf in kept]) or 'any tensor'
+        warn(
+            f'no weight of {names} was removed; give a sparsity above 0, of which a tensor is large enough to lose a '
+            'weight, such as 0.9'
+        )
 
 
 def _warn_of_nans(kept: list[Kept]) -> None:

@@ -288,3 +288,9 @@ def warn_of_emptied(
 def keeps_any(mask: jax.Array) -> jax.Array:
     """Whether a mask keeps anything, in one program."""
     return jnp.any(mask != 0)
+
+
+@jax.jit
+def keeps_all(mask: jax.Array) -> jax.Array:
+    """Whether a mask keeps everything, in one program."""
+    return jnp.all(mask != 0)

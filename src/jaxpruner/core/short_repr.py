@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 import reprlib
 from typing import Any
 
@@ -48,15 +47,16 @@ def _nearest_repr(cls: type) -> Any:
     """Finds the `__repr__` that somebody wrote, and not the decorator, in the first base that has one."""
     for base in cls.__mro__:
         method = vars(base).get('__repr__')
-        if method is not None and not _is_generated(method):
+        if method is not None and not is_generated(method):
             return method
     raise AssertionError(cls)  # `object` has one
 
 
-def _is_generated(method: Any) -> bool:
-    """Whether `dataclasses.dataclass` made a method: it compiles a string, and wraps what it gets."""
-    inner = getattr(method, '__wrapped__', None)
-    return inspect.isfunction(inner) and inner.__code__.co_filename == '<string>'
+def is_generated(method: Any) -> bool:
+    """Whether `dataclasses.dataclass` made a method; it wraps some of those that it makes."""
+    inner = getattr(method, '__wrapped__', method)
+    code = getattr(inner, '__code__', None)
+    return code is not None and code.co_qualname.startswith('__create_fn__.')
 
 
 def _changed_settings(instance: Any) -> list[str]:
@@ -72,13 +72,13 @@ def _changed_settings(instance: Any) -> list[str]:
         if name not in fields or name not in values:
             continue
         value = values[name]
-        if not _is_default(value, fields[name]) and not _is_derived(value):
+        if not _is_default(value, fields[name]) and not is_derived(value):
             text = text_tables.shorten(describe(value), _LONGEST_SETTING)
             settings.append(f'{name}={text}')
     return settings
 
 
-def _is_derived(value: Any) -> bool:
+def is_derived(value: Any) -> bool:
     """Whether a pruner made a value of its other settings, which are shown instead; its class says so."""
     return getattr(type(value), 'is_derived_setting', False)
 
@@ -154,7 +154,7 @@ def _has_generated_repr(value: Any) -> bool:
     return (
         dataclasses.is_dataclass(value)
         and not isinstance(value, type)
-        and _is_generated(type(value).__repr__)
+        and is_generated(type(value).__repr__)
     )
 
 

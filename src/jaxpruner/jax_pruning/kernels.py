@@ -4,9 +4,8 @@ import fnmatch
 import re
 from typing import Any
 
-import jax.numpy as jnp
-
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.dtypes import holds_weights
 
 SEPARATOR = '-'
 # `kernel` in Flax and Keras, `weight` in Equinox, `w` in Haiku; also w1, w_in, weight_hh, depthwise_kernel.
@@ -29,7 +28,7 @@ def is_kernel(path: tree_lib.Path, leaf: Any) -> bool:
     >>> [is_kernel((layer, name), np.ones((2, 2))) for layer, name in [('a', 'kernel'), ('a', 'bias'), ('norm', 'w')]]
     [True, False, False]
     """
-    if leaf.ndim < 2 or not is_prunable(leaf):
+    if leaf.ndim < 2 or not holds_weights(leaf):
         return False
     names = [name.lower() for name in path if not name.isdecimal()]
     if not names:
@@ -44,11 +43,6 @@ def is_kernel(path: tree_lib.Path, leaf: Any) -> bool:
         return True
     is_table = _TABLE_LAYER.fullmatch(layer) and name.startswith('weight') and leaf.ndim == 2
     return not (_NORM_LAYER.fullmatch(layer) or is_table)
-
-
-def is_prunable(leaf: Any) -> bool:
-    """Whether a leaf (or its shape and dtype) holds floats, rather than counters or random keys."""
-    return bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
 def names_leaf(name: str | tree_lib.Path, path: tree_lib.Path) -> bool:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import base_updater, sparsity_schedules
-from jaxpruner.base_updater import leaf_plans
+from jaxpruner.base_updater import init_checks, leaf_plans
 from jaxpruner.core import caller_warnings
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.jax_pruning.plan import EntryPlan, ResolvedEntry, resolve_entries
@@ -127,6 +127,8 @@ class StrategyPruning(base_updater.BaseUpdater):
             masks = entry.plan.new_masks(params, masks, entry.sparsities)
         if masks is None:
             masks = tree_lib.map_with_missing(lambda _: None, params)
+        if self.prune_strategy.epochs:
+            init_checks.check_masks(self, params, masks)
         return self.apply_masks(params, masks), masks
 
     def _resolve_entries(self, params: tree_lib.PyTree) -> list[ResolvedEntry]:

@@ -69,9 +69,27 @@ def topk_group_mask_calculator(
     >>> topk_group_mask_calculator(jnp.array([4.0, 1.0, 3.0]), 0.4, sparsity_types.Unstructured())
     Array([1, 0, 1], dtype=uint8)
     """
-    leaf = ScoredLeaf(jnp.asarray(scores), sparsity, Groups(sparsity_type))
+    scores = jnp.asarray(scores)
+    check_scores(scores, 'scores')
+    leaf = ScoredLeaf(scores, sparsity, Groups(sparsity_type))
     (selected,) = _mask_by_groups([leaf])
     return selected.mask
+
+
+def check_scores(scores: Any, where: str) -> None:
+    """Refuses a leaf that is to be ranked and has no scores, or scores without an order; `where` is its path.
+
+    >>> check_scores(jnp.ones(2), 'kernel')
+    """
+    if scores is None:
+        raise ValueError(
+            f'{where}: it is to be pruned, and its scores are None; score it, or leave it dense: '
+            f"sparsity_type={{'{where}': None, '*': …}}"
+        )
+    if jnp.issubdtype(scores.dtype, jnp.complexfloating):
+        raise TypeError(
+            f'{where}: its scores are {scores.dtype}, which have no order; score by jnp.abs(…), or by jnp.real(…)'
+        )
 
 
 @functools.partial(
@@ -161,7 +179,9 @@ def topk_n_by_m_mask_calculator(
     >>> topk_n_by_m_mask_calculator(jnp.array([1.0, 2.0, 4.0, 3.0]), 0.5, sparsity_types.NByM(1, 2))
     Array([0, 1, 1, 0], dtype=uint8)
     """
-    return _n_by_m_mask(jnp.asarray(scores), sparsity, sparsity_type=sparsity_type)
+    scores = jnp.asarray(scores)
+    check_scores(scores, 'scores')
+    return _n_by_m_mask(scores, sparsity, sparsity_type=sparsity_type)
 
 
 @functools.partial(jax.jit, static_argnames='sparsity_type')

@@ -9,6 +9,7 @@ import jax
 import optax
 
 from jaxpruner import base_updater, sparsity_types
+from jaxpruner.base_updater import init_checks
 from jaxpruner.base_updater import targets as targets_lib
 from jaxpruner.base_updater.leaf_plans import PruningPlan
 from jaxpruner.core import tree as tree_lib
@@ -229,7 +230,9 @@ class CalibratedPruning(base_updater.BaseUpdater):
             self._calibrate_and_prune(run, apply_fn, batches, progress, weights)
         if masks_by_path:
             return given_masks.apply_masks(leaves.params, masks_by_path)
-        return leaves.params, leaves.masks
+        made = leaves.masks
+        init_checks.check_masks(self, params, made)
+        return leaves.params, made
 
     def plan(
         self,

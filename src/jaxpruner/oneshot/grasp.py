@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot.pruning_at_initialization import LossFn, PruningAtInitialization, gradients
@@ -20,7 +21,8 @@ def hessian_product(
     """
 
     def cast(vector: jax.Array, weight: jax.Array) -> jax.Array:
-        return vector.astype(weight.dtype)
+        # JAX's gradient of a complex weight is the conjugate of the direction of steepest ascent.
+        return jnp.conj(vector).astype(weight.dtype)
 
     tangents = jax.tree.map(cast, direction, weights)
     _, product = jax.jvp(jax.grad(loss), (weights,), (tangents,))
@@ -51,6 +53,6 @@ class GraSP(PruningAtInitialization):
         del sparse_state
 
         def score(weight: jax.Array, product: jax.Array) -> jax.Array:
-            return weight.astype(product.dtype) * product
+            return jnp.real(weight.astype(product.dtype) * product)
 
         return jax.tree.map(score, params, grads)

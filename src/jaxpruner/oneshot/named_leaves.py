@@ -9,6 +9,7 @@ import jax
 from jaxpruner import sparsity_distributions
 from jaxpruner.base_updater import BaseUpdater
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.dtypes import holds_weights
 
 _ALL = '*'  # names nothing in particular
 
@@ -22,7 +23,7 @@ def sparsities_by_name(
     """Makes a distribution that gives each leaf the sparsity of the first name that matches it, `None` for dense.
 
     Leaves that no name matches stay dense. Of those that a glob matches `filter_fn` selects some (it sees one layer of
-    a stacked leaf); a leaf that is named in full is pruned whatever its shape.
+    a stacked leaf), of floats alone; a leaf that is named in full is pruned whatever its shape and dtype.
 
     Raises:
       ValueError: a sparsity outside [0, 1], or a name that matches no leaf.
@@ -43,7 +44,7 @@ def sparsities_by_name(
         axis = tree_lib.layer_axis(stacked, path, leaf.shape)
         layer = jax.ShapeDtypeStruct(tree_lib.layer_shape(leaf.shape, axis), leaf.dtype)
         is_full_name = path in sparsities or tree_lib.path_string(path) in sparsities
-        if is_full_name or filter_fn(path, layer):
+        if is_full_name or (holds_weights(layer) and filter_fn(path, layer)):
             for name, sparsity in sparsities.items():
                 if tree_lib.matches(name, path):
                     return sparsity

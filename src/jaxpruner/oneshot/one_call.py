@@ -71,8 +71,9 @@ def prune(
     Args:
       params: any pytree of arrays.
       sparsity: share of weights to remove, in [0, 1]; or a mapping from leaf names or globs to shares (`None` = dense),
-        of which the first that matches counts, and leaves without one stay dense. A glob selects leaves of more than
-        one dimension (or those of `filter_fn`), a full name any leaf. May be left out where `sparsity_type` is N:M.
+        of which the first that matches counts, and leaves without one stay dense. A glob selects leaves of floats with
+        more than one dimension (or those of `filter_fn`), a full name any leaf. May be left out where `sparsity_type`
+        is N:M, also beside `custom_sparsity_map`: leaves that this does not name then have the share of their type.
       algorithm: a name that `create_updater_from_config` knows.
       apply_fn: `(params, *inputs) -> results`, the model; wanda, ria, sparsegpt and synflow need it.
       loss_fn: `(params, *inputs) -> scalar`; for snip and grasp.
@@ -88,7 +89,7 @@ def prune(
       **settings: further keys of a configuration, such as `sparsity_type='2:4'`.
 
     Returns:
-      The pruned parameters, and the masks, `None` where dense.
+      The pruned parameters, and the masks, `None` where dense. Where nothing was pruned, a warning says why.
 
     Raises:
       TypeError: `sparsity` is no number and no mapping, or a batch holds another number of inputs than the model takes.

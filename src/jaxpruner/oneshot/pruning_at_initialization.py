@@ -15,8 +15,10 @@ import optax
 
 from jaxpruner import base_updater
 from jaxpruner.algorithms import global_pruners
+from jaxpruner.base_updater import init_checks
 from jaxpruner.core import masking
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.dtypes import at_least_float32
 from jaxpruner.core.progress import progress_bar
 from jaxpruner.oneshot.batches import (
     READ_AGAIN,
@@ -76,6 +78,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
     # What is summed over the batches, one pass after another: `(loss, weights, *sums of earlier passes) -> tree`.
     passes: ClassVar[tuple[Callable[..., tree_lib.PyTree], ...]] = (gradients,)
 
+    needs_gradients: ClassVar[bool] = True
     ranks_named_leaves_alone: ClassVar[bool] = False
 
     rounds: int = 1
@@ -103,7 +106,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         """Scores the weights and prunes them, round by round.
 
         Args:
-          params: any pytree of arrays. Leaves that hold no floats stay as they are.
+          params: any pytree of arrays.
           grads: not used.
           loss_fn: `(params, *inputs) -> scalar`; not for `SynFlow`.
           apply_fn: `(params, *inputs) -> results`, the model; for `SynFlow` alone.
@@ -126,14 +129,14 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         check_inputs(function, first, self.function, params)
         self._check_loss(loss, params, first)
         masks = self.get_initial_masks(params, sparsities)
-        if not jax.tree.leaves(masks):
-            return params, masks
-        total = _total(masks, sparsities)
-        masks = self._prune_in_rounds(
-            loss, params, masks, batches, total_sparsity=total, progress=progress
-        )
-        if total < 1:
-            self._warn_of_collapse(masks)
+        if jax.tree.leaves(masks):
+            total = _total(masks, sparsities)
+            masks = self._prune_in_rounds(
+                loss, params, masks, batches, total_sparsity=total, progress=progress
+            )
+            if total < 1:
+                self._warn_of_collapse(masks)
+        init_checks.check_masks(self, params, masks)
         return self.apply_masks(params, masks), masks
 
     def as_loss(
@@ -144,16 +147,6 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         `function` is the loss or the model that was given.
         """
         return function, batches
-
-    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
-        """Returns targets as the base does; leaves that hold no floats have no derivatives, and stay dense."""
-
-        def of_floats(leaf: Any, target: Any) -> Any:
-            has_derivative = target is not None and jnp.issubdtype(leaf.dtype, jnp.inexact)
-            return target if has_derivative else None
-
-        sparsities = super().get_target_sparsities(params)
-        return tree_lib.map_with_missing(of_floats, params, sparsities)
 
     def wrap_optax(self, inner: optax.GradientTransformation) -> NoReturn:
         """Refuses: masks are made once, before training."""
@@ -303,7 +296,7 @@ def _compile_adder(loss_fn: LossFn, derive: Callable[..., Any]) -> CompiledOnce:
 
 def _wide_zeros(leaf: Any) -> jax.Array:
     leaf = jnp.asarray(leaf)  # NumPy's float64 is only that where 64 bits are enabled
-    dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+    dtype = at_least_float32(leaf.dtype)
     return jnp.zeros_like(leaf, dtype=dtype)
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner.algorithms import pruners
+from jaxpruner.core.dtypes import at_least_float32
 from jaxpruner.oneshot.batches import as_inputs, first_batch
 from jaxpruner.oneshot.pruning_at_initialization import LossFn, PruningAtInitialization
 
@@ -44,7 +45,7 @@ class SynFlow(PruningAtInitialization):
             results = jax.tree.leaves(function(magnitudes, *inputs))
             total = 0
             for result in filter(_is_float, results):
-                dtype = jnp.promote_types(result.dtype, jnp.float32)
+                dtype = at_least_float32(result.dtype)
                 total += jnp.sum(result, dtype=dtype)
             return total
 

@@ -9,6 +9,7 @@ import jax
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core import vector_warnings
+from jaxpruner.core.dtypes import holds_weights
 from jaxpruner.sparsity_distributions import erdos_renyi
 from jaxpruner.sparsity_distributions.checks import SparsityMap, check_custom_map, check_sparsity
 from jaxpruner.sparsity_distributions.filters import NOT_DIM_ONE_FILTER, FilterFn
@@ -26,8 +27,9 @@ def uniform(
     Args:
       params: any pytree of arrays (or of shapes).
       sparsity: share of weights to remove, in [0, 1].
-      filter_fn: `(path, leaf) -> bool`, selects leaves; default: those with more than one dimension.
+      filter_fn: `(path, leaf) -> bool`, selects leaves of floats; default: those with more than one dimension.
       custom_sparsity_map: leaf name or glob -> sparsity (`None` = dense); overrides the filter, the first match wins.
+        Integers are pruned only where it names them.
       stacked: globs of leaves whose first axis counts layers, or a mapping from globs to that axis; they are filtered
         by the shape of one layer.
 
@@ -76,12 +78,13 @@ def erk(
     Args:
       param_tree: any pytree of arrays (or of shapes).
       sparsity: share of weights to remove, in [0, 1].
-      filter_fn: `(path, leaf) -> bool`, selects leaves; default: those with more than one dimension.
+      filter_fn: `(path, leaf) -> bool`, selects leaves of floats; default: those with more than one dimension.
       custom_sparsity_map: leaf name or glob -> sparsity (`None` = dense); overrides the filter, the first match wins.
-        These leaves are outside the budget.
+        These leaves are outside the budget. Integers are pruned only where it names them.
       stacked: globs of leaves whose first axis counts layers, or a mapping from globs to that axis; shape and filter
         are those of one layer.
-      count_excluded: `sparsity` is meant of *all* parameters: what leaves outside the budget keep is taken out of it.
+      count_excluded: `sparsity` is meant of *all* parameters of floats: what leaves outside the budget keep is taken
+        out of it.
       flops: leaf name or glob -> floating point operations (`UseGraph.leaf_flops`): `sparsity` is meant of these, not
         of weights.
 
@@ -109,7 +112,9 @@ def erk(
         raise ValueError(
             'count_excluded counts weights, and flops counts operations; give one of them'
         )
-    sizes: Sequence[float] = [math.prod(leaf.shape) for leaf in selection.leaves]
+    sizes: Sequence[float] = [
+        math.prod(leaf.shape) if holds_weights(leaf) else 0 for leaf in selection.leaves
+    ]
     if count_excluded:
         budget = _budget_of_all(selection, sizes, sparsity)
     elif flops is not None:
@@ -192,7 +197,7 @@ def _select(
             layer = jax.ShapeDtypeStruct(tree_lib.layer_shape(layer.shape, axis), layer.dtype)
         if rule is not None:
             custom[i] = named_sparsities[rule]
-        elif filter_fn(path, layer):
+        elif holds_weights(layer) and filter_fn(path, layer):
             layer_shapes[i] = tuple(layer.shape)
     if filter_fn is NOT_DIM_ONE_FILTER:
         vector_warnings.warn_about_vectors(paths, leaves, layer_shapes, stacked)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.dtypes import holds_weights
 from jaxpruner.sparsity_distributions.checks import check_custom_map
 from jaxpruner.sparsity_distributions.distributions import erk, uniform
 from jaxpruner.sparsity_distributions.filters import NOT_DIM_ONE_FILTER
@@ -40,6 +41,8 @@ def why_dense(
     for i, path in enumerate(paths):
         if rules[i] is not None:
             reasons.append('custom_sparsity_map says None')
+        elif not holds_weights(leaves[i]):
+            reasons.append(f'{leaves[i].dtype} is pruned only where custom_sparsity_map names it')
         elif filter_fn is NOT_DIM_ONE_FILTER:
             axis = tree_lib.layer_axis(stacked, path, leaves[i].shape)
             rank = len(tree_lib.layer_shape(leaves[i].shape, axis))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from jaxpruner.core.dtypes import at_least_float32
 from jaxpruner.core.named_fields import NamedFields
 from jaxpruner.sparsity_types.base import check_whole
 
@@ -55,9 +56,8 @@ class Block(NamedFields):
         >>> Block((1, 2)).group_scores(jnp.array([[1.0, 3.0, 5.0]]))
         Array([[2., 5.]], dtype=float32)
         """
-        # Sums of 16-bit scores would lose what tells blocks apart.
-        wide = jnp.promote_types(scores.dtype, jnp.float32)
-        dtype = wide if self.use_avg_pooling else scores.dtype
+        # Sums of 16-bit scores would lose what tells blocks apart, and some floats of 8 bits have no infinity.
+        dtype = at_least_float32(scores.dtype)
         padding_value = 0 if self.use_avg_pooling else -jnp.inf
         pooled, sizes = scores.astype(dtype), jnp.ones((), dtype)
         for axis, length in self._axes(scores.ndim):

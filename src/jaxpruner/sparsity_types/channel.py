@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from jaxpruner.core.dtypes import at_least_float32
 from jaxpruner.core.named_fields import NamedFields
 from jaxpruner.sparsity_types.base import axis_in, check_whole
 
@@ -48,7 +49,7 @@ class Channel(NamedFields):
         Array([4., 6.], dtype=float32)
         """
         # Sums of 16-bit scores would overflow.
-        dtype = jnp.promote_types(scores.dtype, jnp.float32)
+        dtype = at_least_float32(scores.dtype)
         return jnp.sum(scores.astype(dtype), axis=self._others(scores.ndim))
 
     def spread_groups(self, group_mask: jax.Array, shape: tuple[int, ...]) -> jax.Array:

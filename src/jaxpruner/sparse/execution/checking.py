@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxpruner.core import caller_warnings
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.dtypes import at_least_float32
 from jaxpruner.sparse.program.models import Products
 
 # Differences up to these shares of the largest result count as rounding. GPUs and TPUs round products of float32 to
@@ -115,7 +116,7 @@ def _is_compared(result: jax.Array, tolerance: float) -> bool:
 
 def _wide(result: jax.Array) -> jax.Array:
     """Casts a result to float32 or wider, so that differences can be taken."""
-    dtype = jnp.promote_types(result.dtype, jnp.float32)
+    dtype = at_least_float32(result.dtype)
     return result.astype(dtype)
 
 
