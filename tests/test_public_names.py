@@ -87,7 +87,7 @@ NAMES = """
     uses.param_uses uses.with_input_axes uses.run_with_taps split_masks join_masks
     shrink structure.ShrunkModel channel_groups ChannelGraph structure.channel_groups structure.Group structure.Member
     structure.OldNumbers structure.OldNumber structure.constructor_arguments structure.ConstructorArguments
-    structure.Folded structure.SourceComparison
+    structure.Folded structure.SourceComparison register_sparsity_type
 """.split()
 
 

@@ -1,10 +1,15 @@
 """Sparsity types: validated, hashable, read from text, chosen for each leaf."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import pytest
 
 import jaxpruner
+from jaxpruner import mask_calculator
 from jaxpruner import sparsity_types as types
+from jaxpruner.sparsity_types import parsing
 from jaxpruner.sparsity_types.leaves import normalize_setting, resolve_types
 
 STRINGS = {
@@ -23,6 +28,91 @@ STRINGS = {
 def test_config_strings(text, expected):
     assert types.parse_sparsity_type(text) == expected
     assert hash(types.parse_sparsity_type(text)) == hash(expected)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Bands of neighbouring rows, kept or removed whole."""
+
+    height: int = 1
+
+    def check_shape(self, shape, where):
+        if shape[0] % self.height:
+            raise ValueError(f'{where}: {self.height} does not divide {shape[0]}')
+
+    def group_scores(self, scores):
+        return scores.reshape(-1, self.height * scores.shape[1]).sum(axis=1)
+
+    def spread_groups(self, group_mask, shape):
+        return jnp.broadcast_to(jnp.repeat(group_mask, self.height)[:, None], shape)
+
+
+def rows(text):
+    return Rows(int(text.rpartition('_')[2])) if '_' in text else Rows()
+
+
+@pytest.fixture
+def register(monkeypatch):
+    monkeypatch.setattr(parsing, 'OWN_TYPES', {})
+    return jaxpruner.register_sparsity_type
+
+
+def test_a_registered_type_is_read_wherever_a_config_string_is(register):
+    register('rows', rows)
+    register('rows_of', lambda text: Rows(100))
+    assert types.parse_sparsity_type('rows') == Rows(1)
+    assert types.parse_sparsity_type('rows_2') == Rows(2)
+    assert types.parse_sparsity_type('rows_of_2') == Rows(100)  # the longest name
+    assert types.parse_sparsity_type('nm_2,4') == types.NByM(2, 4)
+    params = {'w': jnp.array([[1.0, 2], [3, 4], [5, 6], [0, 0]]), 'head': jnp.ones((2, 2))}
+    pruner = jaxpruner.create_updater_from_config(
+        {'algorithm': 'magnitude', 'sparsity': 0.5, 'sparsity_type': {'w': 'rows_2', '*': None}}
+    )
+    masks = pruner.instant_sparsify(params)[1]
+    assert masks['w'].tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    assert masks['head'] is None
+    topk_fn = mask_calculator.get_topk_fn('rows')
+    assert topk_fn(params['w'], 0.5).tolist() == [[0, 0], [1, 1], [1, 1], [0, 0]]
+    for unknown in ('row', 'rows2', 'xrows_2'):
+        with pytest.raises(ValueError, match=f"unknown sparsity type '{unknown}'.*'rows'"):
+            types.parse_sparsity_type(unknown)
+
+
+@pytest.mark.parametrize(
+    ('name', 'parse', 'error', 'message'),
+    [
+        (3, rows, TypeError, r'must be a string, such as .*, got 3'),
+        ('rows:2', rows, ValueError, r"'rows:2' .*letters, digits and _"),
+        ('', rows, ValueError, r"'' .*letters, digits and _"),
+        *[
+            (name, rows, ValueError, f"'{name}' is .* of the library")
+            for name in ('unstructured', 'nm', 'block', 'channel', 'dense')
+        ],
+        ('rows', Rows(), TypeError, r"'rows': .* a function of the text, .*got Rows\(height=1\)"),
+        ('taken', rows, ValueError, r"'taken' is .*read by .*<lambda>"),
+    ],
+)
+def test_what_cannot_be_registered(name, parse, error, message, register):
+    register('taken', lambda text: Rows())
+    with pytest.raises(error, match=message):
+        register(name, parse)
+
+
+def test_a_cell_of_a_notebook_registers_again(register):
+    def again(text):
+        return Rows(7)
+
+    again.__module__, again.__qualname__ = rows.__module__, rows.__qualname__
+    register('rows', rows)
+    register('rows', again)
+    assert types.parse_sparsity_type('rows_2') == Rows(7)
+
+
+@pytest.mark.parametrize('made', ['2:4', None, Rows])
+def test_a_function_that_makes_no_type_is_refused(made, register):
+    register('rows', lambda text: made)
+    with pytest.raises(TypeError, match=r"'rows_2': .* registered for 'rows' .*no sparsity type"):
+        types.parse_sparsity_type('rows_2')
 
 
 BAD = [

@@ -16,7 +16,7 @@ Pruners, which wrap an optax optimizer:
 Pruning a trained model once:
     prune, apply_mask, unpack_masks, save_safetensors
 When: PolynomialSchedule, PeriodicSchedule, OneShotSchedule, NoUpdateSchedule, HostSchedule
-Which weights together: Unstructured, NByM, Block, Channel, SparsityType
+Which weights together: Unstructured, NByM, Block, Channel, SparsityType, register_sparsity_type
 From a configuration: create_updater_from_config, all_algorithm_names, ALGORITHM_REGISTRY
 What a model holds: tabulate, sparsity_metrics, summarize_sparsity, summarize_intersection
 Masks from a loop, so that steps compile fast: HostDriven

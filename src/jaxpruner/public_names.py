@@ -56,6 +56,7 @@ from jaxpruner.sparsity_types import Channel as Channel
 from jaxpruner.sparsity_types import NByM as NByM
 from jaxpruner.sparsity_types import SparsityType as SparsityType
 from jaxpruner.sparsity_types import Unstructured as Unstructured
+from jaxpruner.sparsity_types import register_sparsity_type as register_sparsity_type
 from jaxpruner.structure import ChannelGraph as ChannelGraph
 from jaxpruner.structure import channel_groups as channel_groups
 from jaxpruner.structure import shrink as shrink

@@ -1,14 +1,18 @@
 """Recipes: to TOML and back, overrides, and what is refused."""
 
 import dataclasses
+import tomllib
 
 import jax
 import numpy as np
 import optax
 import pytest
 
+import jaxpruner
+from jaxpruner import api
 from jaxpruner.baselines import WORKLOADS
 from jaxpruner.baselines.optimizers import make_optimizer, make_schedule
+from jaxpruner.baselines.pruners import make_updater
 from jaxpruner.baselines.recipe import (
     Optimizer,
     Pruning,
@@ -95,6 +99,60 @@ def test_files_that_are_refused(content, message, tmp_path):
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
         read_recipe(path, BASE)
+
+
+@dataclasses.dataclass
+class Decaying(jaxpruner.MagnitudePruning):
+    """An algorithm with settings of its own."""
+
+    decay: float = 0.9
+    bands: tuple = (1, 2)
+    mode: str | None = None
+
+
+@pytest.fixture
+def decaying(monkeypatch):
+    monkeypatch.setattr(api, 'ALGORITHM_REGISTRY', dict(api.ALGORITHM_REGISTRY))
+    jaxpruner.register_algorithm('decaying', Decaying)
+
+
+def test_fields_of_an_algorithm_of_ones_own_are_keys(decaying, tmp_path):
+    recipe = BASE
+    for text in ('pruning.mode=fast', 'pruning.decay=1', 'pruning.bands=[3]', 'pruning.mode=slow'):
+        recipe = recipe.updated(parse_override(text))
+    assert recipe.digest() != BASE.digest()
+    recipe.write(tmp_path / 'recipe.toml')
+    toml = tomllib.loads((tmp_path / 'recipe.toml').read_text())
+    assert {key: toml['pruning'][key] for key in ('decay', 'bands', 'mode')} == {
+        'decay': 1.0,
+        'bands': [3],
+        'mode': 'slow',
+    }
+    assert read_recipe(tmp_path / 'recipe.toml', BASE) == recipe
+    pruner = make_updater('decaying', {'w': 0.5}, recipe)
+    assert (pruner.decay, pruner.bands, pruner.mode) == (1.0, (3,), 'slow')
+    assert make_updater('decaying', {'w': 0.5}, BASE).decay == 0.9
+    assert type(make_updater('magnitude', {'w': 0.5}, recipe)) is jaxpruner.MagnitudePruning
+
+
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('pruning.dekay=1', "no key 'pruning.dekay'; did you mean 'decay'"),
+        ('pruning.decay=fast', "pruning.decay must be a number, got 'fast'"),
+        ('pruning.mode.a=1', r"pruning.mode must be a plain value, got \{'a': 1\}"),
+        ('pruning.rng_seed=1', "no key 'pruning.rng_seed'"),
+        ('optimizer.decay=1', "no key 'optimizer.decay'"),
+    ],
+)
+def test_other_keys_are_refused(text, message, decaying):
+    with pytest.raises(ValueError, match=message):
+        BASE.updated(parse_override(text))
+
+
+def test_a_field_of_a_module_that_is_not_imported_is_refused_with_the_remedy():
+    with pytest.raises(ValueError, match=r"no key 'pruning.decay'; .*--modules"):
+        BASE.updated({'pruning': {'decay': 0.5}})
 
 
 @pytest.mark.parametrize('name', ['sgd', 'adam', 'adamw', 'adafactor'])

@@ -4,14 +4,17 @@ import sys
 import tomllib
 from typing import get_args
 
+import numpy as np
 import pytest
 
 from jaxpruner import api
 from jaxpruner.baselines import WORKLOADS, cell_mapping
+from jaxpruner.checkpoints import open_checkpoint, write_safetensors
 from jaxpruner.cli.main import main
 from jaxpruner.cli.options import Over
 from jaxpruner.cli.workload_names import find_workload
 from jaxpruner.report import read_cells
+from jaxpruner.sparsity_types import parsing
 
 TINY = ['--set', 'steps=4', 'eval_every=1.0', 'batch_size=8', 'model.hidden=[4]']
 
@@ -131,19 +134,56 @@ import dataclasses, jax, jax.numpy as jnp, jaxpruner
 
 @dataclasses.dataclass
 class Largest(jaxpruner.BaseUpdater):
+    strength: float = 1.0
+
     def calculate_scores(self, params, sparse_state=None, grads=None):
-        return jax.tree.map(lambda param: -jnp.abs(param), params)
+        return jax.tree.map(lambda param: -self.strength * jnp.abs(param), params)
 
 jaxpruner.register_algorithm('largest', Largest)
+jaxpruner.register_sparsity_type(
+    'columns', lambda text: jaxpruner.Channel(int(text.split('_')[1]))
+)
 """
 
 
-def test_algorithms_of_modules_that_are_imported_first_have_names(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def own_place(tmp_path, monkeypatch):
+    """A folder to be in, with a module that registers an algorithm and a type."""
     monkeypatch.setattr(api, 'ALGORITHM_REGISTRY', dict(api.ALGORITHM_REGISTRY))
+    monkeypatch.setattr(parsing, 'OWN_TYPES', {})
     monkeypatch.setattr(sys, 'path', list(sys.path))
+    monkeypatch.delitem(sys.modules, 'own_largest', raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'own_largest.py').write_text(MODULE)
-    (tmp_path / 'needy.py').write_text('import nothing_of_that_name')
+    return tmp_path
+
+
+def test_a_recipe_may_hold_fields_and_types_of_ones_own(own_place, capsys):
+    options = ['digits-lenet', *TINY, 'pruning.strength=2', 'pruning.sparsity_type=columns_-1']
+    options += ['--out', 'out', '--no-compilation-cache']
+    assert main(['run', *options]) == 2
+    assert "no key 'pruning.strength'" in capsys.readouterr().err
+
+    write_safetensors(own_place / 'w', {'w': np.array([[3.0, 1], [1, 1]])})
+    prune = ['prune', 'w', '--out', 'pruned', '--sparsity', '0.5', '--types', 'columns_-1']
+    assert main(prune) == 2
+    assert "unknown sparsity type 'columns_-1'" in capsys.readouterr().err
+    assert main([*prune, '--modules', 'own_largest']) == 0
+    assert open_checkpoint(own_place / 'pruned').read('w').tolist() == [[3, 0], [1, 0]]
+
+    options += ['--modules', 'own_largest', '--algorithm', 'largest']
+    assert main(['run', *options]) == 0
+    with (own_place / 'out' / 'recipe.toml').open('rb') as file:
+        pruning = tomllib.load(file)['pruning']
+    assert (pruning['strength'], pruning['sparsity_type']) == (2.0, 'columns_-1')
+    with np.load(own_place / 'out' / 'masks' / 'largest_0.8_0.npz') as masks:
+        last = masks['dense1/kernel'][-1]
+    assert last.sum(0).tolist().count(64) == 1  # of four columns
+    assert last.sum() == 64
+
+
+def test_algorithms_of_modules_that_are_imported_first_have_names(own_place, capsys):
+    (own_place / 'needy.py').write_text('import nothing_of_that_name')
     options = ['digits-lenet', *TINY, '--out', 'out', '--no-compilation-cache']
     assert main(['compare', *options, '--modules', 'needy']) == 2
     assert "'needy' cannot be imported: No module named 'nothing_of" in capsys.readouterr().err
@@ -154,7 +194,7 @@ def test_algorithms_of_modules_that_are_imported_first_have_names(tmp_path, monk
     assert main(['compare', *options, *chosen, '--modules', 'own_largest']) == 0
     assert '2 of 2 cells are in out' in capsys.readouterr().out
     assert main(['run', *options, '--modules', 'own_largest', '--algorithm', 'largest']) == 0
-    assert {cell.algorithm for cell in read_cells(tmp_path / 'out')} == {'magnitude', 'largest'}
+    assert {cell.algorithm for cell in read_cells(own_place / 'out')} == {'magnitude', 'largest'}
 
 
 def test_plots_are_refused_before_training_where_they_cannot_be_drawn(

@@ -7,6 +7,7 @@ import pathlib
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 
 import numpy as np
@@ -17,6 +18,7 @@ import safetensors.numpy
 from docs.extensions import blocks_of_code, plain_markdown
 from jaxpruner import api, jax_pruning
 from jaxpruner.cli import main as cli
+from jaxpruner.sparsity_types import parsing
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = blocks_of_code.documents()
@@ -27,8 +29,9 @@ def blocks(document, language):
 
 
 @pytest.fixture
-def registry():
-    """Algorithms that a page registers are taken out again, of the dictionary that everybody has."""
+def registry(monkeypatch):
+    """Algorithms and types that a page registers are taken out again; of the former everybody has the dictionary."""
+    monkeypatch.setattr(parsing, 'OWN_TYPES', {})
     before = dict(api.ALGORITHM_REGISTRY)
     yield
     api.ALGORITHM_REGISTRY.clear()
@@ -64,6 +67,7 @@ def is_older(package, version):
 CONSOLE = {
     'docs/baselines.md',
     'docs/command_line.md',
+    'docs/how_to/own_sparsity_type.md',
     'docs/installation.md',
     'docs/oneshot.md',
 }
@@ -168,6 +172,24 @@ def test_the_command_line_runs_in_order(tmp_path, monkeypatch, capsys):
         program, *arguments = shlex.split(line)
         assert program == 'jaxpruner'
         assert cli.main(arguments) == 0, capsys.readouterr().err
+
+
+def test_a_module_with_a_type_of_ones_own_is_taken(tmp_path, monkeypatch, capsys):
+    page = 'docs/how_to/own_sparsity_type.md'
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'path', list(sys.path))
+    monkeypatch.delitem(sys.modules, 'mine', raising=False)
+    monkeypatch.setattr(parsing, 'OWN_TYPES', {})
+    (tmp_path / 'mine.py').write_text(''.join(blocks(page, 'python')))
+    weights = np.arange(1, 65, dtype=np.float32).reshape(8, 8)
+    safetensors.numpy.save_file({'w': weights}, 'model.safetensors')
+    for line in ''.join(blocks(page, 'console')).splitlines():
+        program, *arguments = shlex.split(line)
+        assert program == 'jaxpruner'
+        assert cli.main(arguments) == 0, capsys.readouterr().err
+    (rows, columns) = safetensors.numpy.load_file('diagonal.safetensors')['w'].nonzero()
+    assert len(rows) == 16
+    assert len(set((columns - rows) % 8)) == 2
 
 
 def test_the_commands_of_the_baselines_are_understood(capsys):

@@ -66,6 +66,7 @@ def make_updater(
         end = max(start, end // frequency * frequency)
     return api.create_updater_from_config(
         {
+            **recipe.pruning.own,
             'algorithm': algorithm,
             'sparsity_distribution_fn': lambda params: targets,
             'update_freq': frequency,

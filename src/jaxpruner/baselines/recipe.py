@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxpruner import api
+from jaxpruner.base_updater import config_keys
 from jaxpruner.core import atomic_files, config_files
 from jaxpruner.core import tree as tree_lib
 
@@ -58,7 +60,9 @@ class Pruning:
     power: float = 3.0  # of the polynomial by which the sparsity grows
     drop_fraction: float = 0.3  # share of the kept weights that SET and RigL replace, at first
     distribution: str = 'uniform'  # uniform, erk
-    sparsity_type: str = 'unstructured'  # or 2:4, block_4,4, …
+    sparsity_type: str = 'unstructured'  # or 2:4, block_4,4, …, or one of your own
+    # Fields of algorithms of your own, which stand among the other keys of the section.
+    own: Mapping[str, Plain] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +126,8 @@ class Recipe:
                 lines.append(f'{key} = {_to_toml(value)}')
             elif value:
                 tables += ['', f'[{key}]']
-                for name, number in value.items():
+                numbers = {name: number for name, number in value.items() if name != 'own'}
+                for name, number in (numbers | value.get('own', {})).items():
                     tables.append(f'{name} = {_to_toml(number)}')
         return '\n'.join(lines + tables) + '\n'
 
@@ -179,15 +184,46 @@ def _merge(old: Any, changes: Any, path: str) -> Any:
         raise ValueError(f'{path} is a table of keys, got {changes!r}')
     is_record = dataclasses.is_dataclass(old)
     merged = dict(vars(old)) if is_record else dict(old)
+    own_fields = _own_fields() if isinstance(old, Pruning) else {}
     for key, value in changes.items():
         name = f'{path}.{key}' if path else key
-        if key not in merged:
-            raise ValueError(f'the recipe has no key {name!r}; {tree_lib.nearest(key, merged)}')
+        if key in own_fields:
+            settings = {**merged['own'], key: _own_value(value, own_fields[key], name)}
+            merged['own'] = dict(
+                sorted(settings.items())
+            )  # recipes of equal values are equal files
+            continue
+        if key not in merged or (key == 'own' and isinstance(old, Pruning)):
+            known = [known for known in (*merged, *own_fields) if known != 'own']
+            hint = '; fields of algorithms of your own need --modules' if path == 'pruning' else ''
+            raise ValueError(
+                f'the recipe has no key {name!r}; {tree_lib.nearest(key, known)}{hint}'
+            )
         if dataclasses.is_dataclass(merged[key]) or isinstance(merged[key], Mapping):
             merged[key] = _merge(merged[key], value, name)
         else:
             merged[key] = _convert(value, merged[key], name)
     return type(old)(**merged) if is_record else merged
+
+
+def _own_fields() -> dict[str, Any]:
+    """The default of each field that an algorithm from outside of this package has, by name."""
+    defaults = {}
+    for algorithm in api.ALGORITHM_REGISTRY.values():
+        for field in dataclasses.fields(algorithm):
+            if field.init and config_keys.is_users_own(algorithm, field.name):
+                defaults[field.name] = field.default
+    return defaults
+
+
+def _own_value(value: Any, default: Any, name: str) -> Any:
+    if isinstance(default, Plain):
+        return _convert(value, default, name)
+    if isinstance(value, list):
+        return tuple(value)
+    if not isinstance(value, Plain):
+        raise ValueError(f'{name} must be a plain value, got {value!r}')
+    return value
 
 
 _TYPE_NAMES = {

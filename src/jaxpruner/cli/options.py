@@ -25,7 +25,8 @@ class TrainingOptions:
     out: arguments.OptionalPath = None
     """Folder for the results; without it out/WORKLOAD."""
     modules: arguments.Modules = ()
-    """Your own modules, imported first, such as mine for mine.py here; they may register algorithms."""
+    """Your own modules, imported first, such as mine for mine.py here; they may register algorithms and
+    sparsity types."""
     print_recipe: bool = False
     """Print the recipe as TOML and train nothing."""
     over: Over | None = None

@@ -1,4 +1,4 @@
-"""Modules of the user's own that register algorithms, which `jaxpruner run` and `compare` import by name."""
+"""Modules of the user's own, with algorithms, sparsity types or a graph, which commands import by name."""
 
 import importlib
 import os

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from jaxpruner.cli import arguments
+from jaxpruner.cli import arguments, own_modules
 from jaxpruner.core import input_files
 
 
@@ -53,6 +53,8 @@ class Prune:
     """Also write the masks there, as uint8 safetensors, 1 where a weight is kept."""
     seed: int = 8
     """Of random scores."""
+    modules: arguments.Modules = ()
+    """Your own modules, imported first, such as mine for mine.py here; they may register sparsity types."""
     overwrite: bool = False
     """Replace a file that is there."""
     progress: bool = True
@@ -65,6 +67,7 @@ class Prune:
         from jaxpruner.cli import checkpoint_tables
         from jaxpruner.sparse.storage.checkpoint_sizes import open_packed_or_dense
 
+        own_modules.import_modules(self.modules)
         checkpoint = open_packed_or_dense(self.checkpoint)
         leaves = checkpoint.leaves
         types = [_parse_type(text) for text in self.types]

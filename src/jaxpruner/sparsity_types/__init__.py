@@ -2,7 +2,7 @@
 
 A type that pools scores over groups of weights and spreads the groups' verdicts back is all that is needed: counting
 and selecting is the same for all (`mask_calculator`). N:M ranks inside its groups instead. Strings are read once, by
-`parse_sparsity_type`; array code sees only the validated objects.
+`parse_sparsity_type`; array code sees only the validated objects. `register_sparsity_type` adds strings of one's own.
 """
 
 from jaxpruner.sparsity_types.base import GroupedType as GroupedType
@@ -16,3 +16,4 @@ from jaxpruner.sparsity_types.n_by_m import INPUT_AXIS as INPUT_AXIS
 from jaxpruner.sparsity_types.n_by_m import NByM as NByM
 from jaxpruner.sparsity_types.n_by_m import parse_n_by_m as parse_n_by_m
 from jaxpruner.sparsity_types.parsing import parse_sparsity_type as parse_sparsity_type
+from jaxpruner.sparsity_types.parsing import register_sparsity_type as register_sparsity_type

@@ -133,7 +133,7 @@ def _normalized(setting: Any) -> Any:
 
 def _read_type(entry: Any) -> SparsityType:
     if isinstance(entry, str):
-        return parse_sparsity_type(entry)
+        entry = parse_sparsity_type(entry)
     if entry is Unstructured:
         return Unstructured()
     usable = isinstance(entry, NByM | GroupedType) and not isinstance(entry, type)
