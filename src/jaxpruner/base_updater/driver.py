@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpruner.base_updater import compact_moments, optional_hooks
+from jaxpruner.base_updater import compact_moments, optional_hooks, targets
 from jaxpruner.base_updater.pruner import Pruner
 from jaxpruner.core import arguments, caller_warnings, control, masking, optimizer_state, packing
 from jaxpruner.core import tree as tree_lib
@@ -53,6 +53,7 @@ def wrap(
         )
     optimizer = optax.with_extra_args_support(inner)
     warned_of: set[str] = set()
+    seen: list[Any] = []  # the targets of the last state outside of jit
 
     def init_fn(params: tree_lib.PyTree) -> SparseState:
         params = tree_lib.as_arrays(params)
@@ -60,6 +61,7 @@ def wrap(
             pruner.check_optimizer(optimizer, params)
             state = pruner.init_state(params)
             pruner.check_plan(pruner.plan(params))
+        seen[:] = jax.tree.leaves(state.target_sparsities)
         return _complete_state(pruner, optimizer, state, params)
 
     def update_fn(
@@ -81,6 +83,12 @@ def wrap(
         is_compact = isinstance(state.inner_state, compact_moments.CompactMoments)
         if pruner.compact_moments != is_compact:
             compact_moments.refuse_state(pruner)
+        held = jax.tree.leaves(state.target_sparsities)
+        if not tree_lib.has_traced((held, params)):
+            if list(map(id, held)) != list(map(id, seen)):
+                with caller_warnings.each_once(warned_of):
+                    targets.warn_of_other_targets(pruner, state, params)
+            seen[:] = held
         step = Step(pruner, optimizer, extra_args)
         is_due = _is_due(pruner, state, update_masks)
         updates, new_state = step.run(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import sparsity_distributions
-from jaxpruner.core import arguments, caller_warnings, vector_warnings
+from jaxpruner.core import arguments, caller_warnings, sparse_state, vector_warnings
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import joint_leaves
 from jaxpruner.sparsity_types import NByM
@@ -19,6 +19,8 @@ from jaxpruner.sparsity_types.leaves import Leaf
 
 logger = logging.getLogger(__name__)
 
+# Targets are held in float32.
+_TARGET_ROUNDING = 1e-6
 # A sparsity that is a rounded share of N:M, such as 0.33 for 2:3, does not contradict it.
 _ROUNDING = 0.005
 
@@ -101,6 +103,73 @@ def of_leaves(
     if types_decide:
         targets = _with_shares_of_n_by_m(targets, leaves, _are_given(distribution, paths))
     return tree_lib.unflatten(treedef, targets, arrays)
+
+
+def retargeted(pruner: Any, opt_state: Any, params: tree_lib.PyTree) -> Any:
+    """Gives a state the targets of a pruner; see `BaseUpdater.retarget`."""
+    state = sparse_state.only_sparse_state(opt_state)
+    paths, _, treedef = tree_lib.flatten_with_paths(params)
+    wanted = tree_lib.leaves_like(treedef, pruner.get_target_sparsities(params))
+    masks = tree_lib.leaves_like(treedef, state.masks)
+    for path, target, mask in zip(paths, wanted, masks, strict=True):
+        if (target is None) != (mask is None):
+            raise ValueError(
+                f'{tree_lib.path_string(path)} has {"no" if mask is None else "a"} mask in the state, and '
+                f'{"a" if mask is None else "no"} target by this pruner: retarget changes numbers alone; make a new '
+                'state with the init of the wrapped optimizer'
+            )
+    if pruner.keeps_count and _differences(pruner, state, params):
+        raise ValueError(
+            f'{type(pruner).__name__} keeps as many weights as its first masks do, whatever the targets; make a new '
+            'state with the init of the wrapped optimizer'
+        )
+    new = [jnp.asarray(target, jnp.float32) for target in wanted if target is not None]
+    (raw,) = sparse_state.outermost_states(opt_state)
+    old, old_treedef = jax.tree.flatten(raw.target_sparsities)
+    if jnp.shape(getattr(old[0], 'value', old[0]) if old else 0.0) != ():
+        raise ValueError('the state holds several trainings: call jax.vmap(pruner.retarget)')
+    if len(old) == 1 and not any(tree_lib.is_traced(target) for target in new):
+        if len({float(target) for target in new}) > 1:  # one number for all leaves cannot say it
+            raise ValueError(
+                'the state has one target for all leaves, and this pruner several; make a new state with the init of '
+                'the wrapped optimizer'
+            )
+        new = new[:1]
+    boxed = []
+    for box, target in zip(old, new, strict=True):
+        # Older versions of Flax NNX keep arrays in variables that are leaves.
+        boxed.append(box.replace(target) if hasattr(box, 'value') else target)
+    return sparse_state.with_state(
+        opt_state, raw._replace(target_sparsities=old_treedef.unflatten(boxed))
+    )
+
+
+def warn_of_other_targets(pruner: Any, state: Any, params: tree_lib.PyTree) -> None:
+    """Warns where the targets of a state are not those of the pruner that goes on with it; silent on traced values."""
+    differences = _differences(pruner, state, params)
+    if differences:
+        name, held, wanted = differences[0]
+        more = f' (and those of {len(differences) - 1} more leaves)' if differences[1:] else ''
+        caller_warnings.warn(
+            f'{name}: the target in the state is {held:.4g}{more}, and that of {type(pruner).__name__} {wanted:.4g}. '
+            'The one in the state holds; state = pruner.retarget(state, params) replaces it'
+        )
+
+
+def _differences(
+    pruner: Any, state: sparse_state.SparseState, params: tree_lib.PyTree
+) -> list[tuple[str, float, float]]:
+    """Lists the leaves whose targets differ: name, target in the state, target of the pruner."""
+    paths, _, treedef = tree_lib.flatten_with_paths(params)
+    wanted = tree_lib.leaves_like(treedef, pruner.get_target_sparsities(params))
+    held = tree_lib.leaves_like(treedef, sparse_state.leaf_targets(state))
+    differences = []
+    for path, old, new in zip(paths, held, wanted, strict=True):
+        if old is None or new is None or tree_lib.has_traced((old, new)) or jnp.shape(old):
+            continue
+        if abs(float(old) - float(new)) > _TARGET_ROUNDING:
+            differences.append((tree_lib.path_string(path), float(old), float(new)))
+    return differences
 
 
 def log_targets(sparsities: tree_lib.PyTree) -> None:

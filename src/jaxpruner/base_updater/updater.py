@@ -362,18 +362,45 @@ class BaseUpdater(OptionalHooks, EqualSettings, ShortRepr):
         """
         return driver.wrap(self, inner)
 
-    def plan(self, params: tree_lib.PyTree) -> leaf_plans.PruningPlan:
+    def plan(self, params: tree_lib.PyTree, opt_state: Any = None) -> leaf_plans.PruningPlan:
         """Tells what will happen to each leaf: its type, its target, how many weights stay, or why it stays dense.
 
         Nothing is computed on a device. `print(pruner.plan(params))` shows a table.
 
         Args:
           params: the parameters, or their shapes.
+          opt_state: a state to go on with; a warning says where its targets, which win, are not those of the plan.
 
         Raises:
           ValueError: sparsities or shapes do not fit.
         """
+        if opt_state is not None:
+            targets.warn_of_other_targets(self, only_sparse_state(opt_state), params)
         return leaf_plans.plan_leaves(self, params)
+
+    def retarget(self, opt_state: Any, params: tree_lib.PyTree) -> Any:
+        """Gives a state the targets of this pruner.
+
+        The targets are in the state, and those win: a pruner with another sparsity goes on to the targets of the one
+        that made the state, until the state is retargeted. Masks follow at the next mask update.
+
+        Args:
+          opt_state: a `SparseState`, or any optimizer state that holds one.
+          params: the parameters, or their shapes.
+
+        Returns:
+          The same state with new targets.
+
+        Raises:
+          ValueError: other leaves are pruned, or the algorithm never changes how many weights are kept.
+
+        >>> import optax, jaxpruner
+        >>> params = {'w': jnp.ones((2, 2))}
+        >>> state = jaxpruner.MagnitudePruning(sparsity=0.5).wrap_optax(optax.sgd(0.1)).init(params)
+        >>> float(jaxpruner.MagnitudePruning(sparsity=0.75).retarget(state, params).target_sparsities['w'])
+        0.75
+        """
+        return targets.retargeted(self, opt_state, tree_lib.as_arrays(params))
 
     def instant_sparsify(
         self, params: tree_lib.PyTree, grads: tree_lib.PyTree | None = None, **extra_args: Any

@@ -183,8 +183,8 @@ def with_state(opt_state: Any, state: SparseState) -> Any:
     """
     if not any(map(_is_state, jax.tree.leaves(opt_state, is_leaf=_is_state))):
         raise ValueError(
-            'flax.nnx.split took the SparseState apart, and HostDriven says by its type what the next step does; merge '
-            'the optimizer first and give its `opt_state`, or decide in the loop with update_masks=…'
+            'flax.nnx.split took the SparseState apart, so that a new one has no place in it; merge the optimizer '
+            'first and give its `opt_state`'
         )
     return jax.tree.map(
         lambda node: state if _is_state(node) else node, opt_state, is_leaf=_is_state

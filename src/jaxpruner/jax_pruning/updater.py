@@ -87,8 +87,9 @@ class StrategyPruning(base_updater.BaseUpdater):
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
         return tree_lib.unflatten(treedef, map(targets.get, paths), leaves)
 
-    def plan(self, params: tree_lib.PyTree) -> leaf_plans.PruningPlan:
+    def plan(self, params: tree_lib.PyTree, opt_state: Any = None) -> leaf_plans.PruningPlan:
         """What happens to each leaf: what the last entry that means it leaves of it."""
+        del opt_state  # entries decide, not the targets in a state
         last_entries: dict[tree_lib.Path, ResolvedEntry] = {}
         for entry in self._resolve_entries(params):
             last_entries |= dict.fromkeys(entry.sparsities, entry)

@@ -237,6 +237,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
     def plan(
         self,
         params: tree_lib.PyTree,
+        opt_state: Any = None,
         *,
         apply_fn: Callable[..., Any] | None = None,
         batches: Iterable[Any] | None = None,
@@ -247,6 +248,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
 
         Args:
           params: the parameters, or their shapes.
+          opt_state: not read; pruning once leaves no state to go on with.
           apply_fn: `(params, *inputs) -> results`, the model.
           batches: an iterable of inputs, of which the first one's shapes are looked at; an iterator is then one
             further.
@@ -261,6 +263,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         >>> plan['kernel'].sparsity_type.axis, plan['bias'].why_dense
         (-2, 'no contraction reads it')
         """
+        del opt_state
         if apply_fn is None and batches is None:
             return without_model(self._plan_without_model(params))
         check_model_is_given(type(self).__name__, 'plan', apply_fn, batches)
