@@ -186,7 +186,7 @@ def without(program: Any, additions: Iterable[Addition]) -> Any:
         equations.append(equation.replace(invars=operands))
     results = replaced(jaxpr.outvars)
     jaxpr = jaxpr.replace(eqns=equations, outvars=results)
-    return jax.extend.core.ClosedJaxpr(jaxpr, program.consts)
+    return program.replace(jaxpr=jaxpr)
 
 
 def run(program: Any, inputs: Sequence[Any]) -> list[Any]:
