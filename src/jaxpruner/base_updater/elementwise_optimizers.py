@@ -111,9 +111,7 @@ def _shape_of(array: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
-def _program(
-    optimizer: optax.GradientTransformationExtraArgs, shapes: tree_lib.PyTree
-) -> jax.extend.core.ClosedJaxpr:
+def _program(optimizer: optax.GradientTransformationExtraArgs, shapes: tree_lib.PyTree) -> Any:
     def update(grads: Any, state: Any, params: Any) -> Any:
         return optimizer.update(grads, state, params)
 
@@ -266,10 +264,9 @@ def _bodies(equation: Any) -> Iterator[tuple[str, jax.extend.core.Jaxpr]]:
     """Yields the programs inside of an equation."""
     for name, parameter in equation.params.items():
         for entry in parameter if isinstance(parameter, tuple | list) else [parameter]:
-            if isinstance(entry, jax.extend.core.ClosedJaxpr):
-                yield name, entry.jaxpr
-            elif isinstance(entry, jax.extend.core.Jaxpr):
-                yield name, entry
+            program = getattr(entry, 'jaxpr', entry)
+            if isinstance(program, jax.extend.core.Jaxpr):
+                yield name, program
 
 
 def _outline(program: jax.extend.core.Jaxpr) -> list[Any]:

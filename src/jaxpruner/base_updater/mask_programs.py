@@ -170,7 +170,7 @@ def _refuse_path(
 
 
 def _compiled(
-    program: jax.extend.core.ClosedJaxpr, replaced: list[int], leaves: list, donate: bool
+    program: Any, replaced: list[int], leaves: list, donate: bool
 ) -> Callable[..., list[jax.Array]]:
     """Compiles the part of `_update` that makes the replaced leaves, each divided over devices as before."""
     compute = jax.extend.core.jaxpr_as_fun(program)

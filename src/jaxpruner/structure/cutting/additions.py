@@ -11,7 +11,6 @@ program reads `before` wherever it read `after`.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import jax.extend.core
 from jax.extend.core import Literal
 
 from jaxpruner.core.tree import Path
