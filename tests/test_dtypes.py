@@ -117,7 +117,7 @@ def test_integers_are_pruned_by_name(settings):
     ]
 
 
-@pytest.mark.parametrize('algorithm', ['saliency', 'global_saliency', 'movement', 'rigl', 'snip'])
+@pytest.mark.parametrize('algorithm', ['saliency', 'global_saliency', 'movement', 'rigl'])
 def test_integers_that_are_named_have_no_gradients(algorithm):
     distribution = functools.partial(
         sparsity_distributions.uniform, sparsity=0.5, custom_sparsity_map={'relative*': 0.5}

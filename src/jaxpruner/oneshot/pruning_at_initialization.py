@@ -18,7 +18,7 @@ from jaxpruner.algorithms import global_pruners
 from jaxpruner.base_updater import init_checks
 from jaxpruner.core import masking
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.dtypes import at_least_float32
+from jaxpruner.core.dtypes import at_least_float32, holds_weights
 from jaxpruner.core.progress import progress_bar
 from jaxpruner.oneshot.batches import (
     READ_AGAIN,
@@ -78,7 +78,6 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
     # What is summed over the batches, one pass after another: `(loss, weights, *sums of earlier passes) -> tree`.
     passes: ClassVar[tuple[Callable[..., tree_lib.PyTree], ...]] = (gradients,)
 
-    needs_gradients: ClassVar[bool] = True
     ranks_named_leaves_alone: ClassVar[bool] = False
 
     rounds: int = 1
@@ -106,7 +105,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         """Scores the weights and prunes them, round by round.
 
         Args:
-          params: any pytree of arrays.
+          params: any pytree of arrays. Leaves that hold no floats stay as they are.
           grads: not used.
           loss_fn: `(params, *inputs) -> scalar`; not for `SynFlow`.
           apply_fn: `(params, *inputs) -> results`, the model; for `SynFlow` alone.
@@ -147,6 +146,15 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         `function` is the loss or the model that was given.
         """
         return function, batches
+
+    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
+        """Returns targets as the base does; leaves that hold no floats have no derivatives, and stay dense."""
+
+        def of_floats(leaf: Any, target: Any) -> Any:
+            return target if holds_weights(leaf) else None
+
+        sparsities = super().get_target_sparsities(params)
+        return tree_lib.map_with_missing(of_floats, params, sparsities)
 
     def wrap_optax(self, inner: optax.GradientTransformation) -> NoReturn:
         """Refuses: masks are made once, before training."""
