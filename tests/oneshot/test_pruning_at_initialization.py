@@ -399,9 +399,9 @@ def test_leaves_of_which_nothing_is_left_are_warned_of():
 
 
 def test_where_nothing_is_selected_nothing_is_computed():
-    params, masks = SNIP(sparsity_distribution_fn=None).instant_sparsify(
-        PARAMS, loss_fn=loss_fn, batches=BATCHES
-    )
+    pruner = SNIP(sparsity_distribution_fn=None)
+    with pytest.warns(UserWarning, match='SNIP prunes no leaf of 4'):
+        params, masks = pruner.instant_sparsify(PARAMS, loss_fn=loss_fn, batches=BATCHES)
     assert params is PARAMS
     assert jax.tree.leaves(masks) == []
 

@@ -128,13 +128,15 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         check_inputs(function, first, self.function, params)
         self._check_loss(loss, params, first)
         masks = self.get_initial_masks(params, sparsities)
-        if jax.tree.leaves(masks):
-            total = _total(masks, sparsities)
-            masks = self._prune_in_rounds(
-                loss, params, masks, batches, total_sparsity=total, progress=progress
-            )
-            if total < 1:
-                self._warn_of_collapse(masks)
+        if not jax.tree.leaves(masks):
+            init_checks.check_masks(self, params, masks)
+            return params, masks
+        total = _total(masks, sparsities)
+        masks = self._prune_in_rounds(
+            loss, params, masks, batches, total_sparsity=total, progress=progress
+        )
+        if total < 1:
+            self._warn_of_collapse(masks)
         init_checks.check_masks(self, params, masks)
         return self.apply_masks(params, masks), masks
 
