@@ -183,6 +183,7 @@ VALUES = {
     ),
     'damping': FROM_ZERO,
     'block_size': COUNT,
+    'keep_zeros': FLAG,
     'rounds': COUNT,
 }
 BAD = [(key, value) for key, values in VALUES.items() for value in values.bad]

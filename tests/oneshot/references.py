@@ -66,10 +66,19 @@ def owl(blocks, sparsity, multiple=5.0, deviation=0.08):
 
 
 def sparsegpt(
-    weights, inputs, sparsity, n_by_m=None, per='layer', block=128, damping=0.01, given=None
+    weights,
+    inputs,
+    sparsity,
+    n_by_m=None,
+    per='layer',
+    block=128,
+    damping=0.01,
+    given=None,
+    keep_zeros=False,
 ):
     """One input after another, each error told to all later inputs at once; `given` is a mask that is known."""
     weights = weights.astype(np.float64).copy()
+    alive = (weights != 0) | (not keep_zeros)
     hessian = inputs.astype(np.float64).T @ inputs
     size = len(weights)
     dead = np.diag(hessian) == 0
@@ -86,15 +95,17 @@ def sparsegpt(
             unit = weights.shape[1] if per == 'layer' else 1
             count = number_kept(rows.stop * unit, sparsity) - kept
             kept += count
-            costs = weights[rows] ** 2 / diagonal[rows] ** 2
+            costs = np.where(alive[rows], weights[rows] ** 2 / diagonal[rows] ** 2, -1)
             if per == 'layer':
                 mask[rows] = keep_best(costs, count)
             else:
                 mask[rows] = np.stack([keep_best(column, count) for column in costs.T], 1)
+            mask[rows] &= alive[rows]
         for i in range(rows.start, rows.stop):
             if n_by_m and given is None and i % n_by_m[1] == 0:
                 group = slice(i, i + n_by_m[1])
-                mask[group] = keep_n_of_m(weights[group] ** 2 / diagonal[group] ** 2, *n_by_m)
+                costs = np.where(alive[group], weights[group] ** 2 / diagonal[group] ** 2, -1)
+                mask[group] = keep_n_of_m(costs, *n_by_m) & alive[group]
             error = np.where(mask[i], 0, weights[i]) / upper[i, i]
             weights[i:] -= np.outer(upper[i, i:], error)
             weights[i] = np.where(mask[i], weights[i], 0)

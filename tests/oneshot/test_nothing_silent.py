@@ -589,6 +589,57 @@ def test_weights_of_nan_are_named(algorithm):
     assert masks['up'][0, 0] == 0
 
 
+def with_zeros(share):
+    """Both matrices with their smallest weights set to zero; one has more zeros than asked for, and one has fewer."""
+    params = {name: np.asarray(PARAMS[name]).copy() for name in ('up', 'down')}
+    for name, part in (('up', share + 0.25), ('down', share - 0.25)):
+        sizes = np.abs(params[name])
+        params[name][sizes <= np.quantile(sizes, part)] = 0
+    return jax.tree.map(jnp.asarray, params) | {'bias': PARAMS['bias']}
+
+
+@pytest.mark.parametrize('settings', [{}, {'sequential': True}])
+@pytest.mark.parametrize('sparsity_type', ['unstructured', '2:4'])
+def test_sparsegpt_revives_no_weight_of_a_model_with_more_zeros_than_asked_for(
+    sparsity_type, settings
+):
+    given = {'algorithm': 'sparsegpt', 'apply_fn': mlp, 'batches': [X]} | settings
+    given['sparsity_type'] = sparsity_type
+
+    def revived(params, **keep_zeros):
+        pruned, masks = jaxpruner.prune(params, 0.5, **given, **keep_zeros)
+        number = 0
+        for name in ('up', 'down'):
+            values = np.asarray(pruned[name])
+            number += int((values[np.asarray(params[name] == 0)] != 0).sum())
+            if sparsity_type == '2:4':
+                assert (values.reshape(-1, 4, values.shape[1]) != 0).sum(1).max() == 2
+            if keep_zeros != {'keep_zeros': False}:
+                np.testing.assert_array_equal(masks[name] != 0, values != 0)
+        return number
+
+    sparse = with_zeros(0.6)
+    words = r'0\.59\d+ of the weights .* zero already, more than the 0\.5 .*keep_zeros=True.*keep_zeros=False'
+    with pytest.warns(UserWarning, match=words) as seen:
+        assert revived(sparse) == 0
+    assert len(seen) == 1
+    assert revived(sparse, keep_zeros=True) == 0
+    if sparsity_type == '2:4':  # of one block the zeros are removed first
+        assert revived(sparse, keep_zeros=False) > 0
+    with_few_zeros = with_zeros(0.4)
+    assert revived(with_few_zeros, keep_zeros=True) == 0
+    pruned, _ = jaxpruner.prune(with_few_zeros, 0.5, **given)
+    again, _ = jaxpruner.prune(with_few_zeros, 0.5, **given, keep_zeros=False)
+    jax.tree.map(np.testing.assert_array_equal, pruned, again)
+
+
+def test_masks_from_elsewhere_say_which_zeros_stay():
+    masks = {'up': jnp.ones((8, 16), jnp.uint8), 'down': None, 'bias': None}
+    given = {'algorithm': 'sparsegpt', 'apply_fn': mlp, 'batches': [X], 'masks': masks}
+    with pytest.raises(ValueError, match='masks say which weights go: leave keep_zeros out'):
+        jaxpruner.prune(PARAMS, keep_zeros=True, **given)
+
+
 EXPERTS = {'experts': normal(4, 8, 6).at[3, 0, 0].set(3.2)}
 SIZES = jnp.array([30, 20, 14, 0])
 

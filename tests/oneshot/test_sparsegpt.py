@@ -54,6 +54,23 @@ def test_masks_and_weights_equal_the_reference(inputs, outputs, sparsity, kind, 
         assert found.mask.sum() == references.number_kept(ranked[0], sparsity) * ranked[1]
 
 
+@pytest.mark.parametrize(('inputs', 'outputs', 'sparsity', 'kind', 'per'), CASES)
+def test_zeros_stay_zero_as_in_the_reference(inputs, outputs, sparsity, kind, per):
+    weights, samples = made_up(inputs, outputs)
+    samples[:, 2] = 0
+    is_zero = np.random.default_rng(1).uniform(size=weights.shape) < 0.7
+    weights[is_zero] = 0
+    found = pruned(weights, samples, sparsity, kind, per, keep_zeros=True)
+    n_by_m = (kind.n, kind.m) if isinstance(kind, NByM) else None
+    expected, mask = references.sparsegpt(weights, samples, sparsity, n_by_m, per, keep_zeros=True)
+    np.testing.assert_array_equal(found.mask, mask)
+    np.testing.assert_allclose(
+        found.weights, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max()
+    )
+    assert not np.asarray(found.mask)[is_zero].any()
+    assert not np.asarray(found.weights)[is_zero].any()
+
+
 def test_stacked_matrices_are_pruned_each_by_itself():
     pairs = [made_up(20, 6, seed=seed) for seed in range(3)]
     weights = jnp.stack([weights for weights, _ in pairs]).astype(jnp.bfloat16)

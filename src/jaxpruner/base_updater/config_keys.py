@@ -121,6 +121,7 @@ CONFIG_KEYS: Mapping[str, Check] = {
     'blocks': Setting('a list with a glob or a list of globs for each block', are_blocks),
     'damping': _NOT_NEGATIVE,
     'block_size': _COUNT,
+    'keep_zeros': _FLAG,
     'rounds': _COUNT,
 }
 

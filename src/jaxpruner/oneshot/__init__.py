@@ -35,6 +35,7 @@ What a subclass of `CalibratedPruning` overrides:
 - `score_matrices` of `Wanda` and `RIA`: the scores by which weights are ranked, and channels in `structure`.
 - `kind`: which statistics are taken, `'second_moment'` or `'gram'`.
 - `per`: what is ranked together, unless the user says so.
+- `begin`: looks at the model before any of it is pruned.
 - `prepare`: computes something of the statistics once for all leaves that share them, such as a decomposition.
 - `reconstruct_matrices`: changes the weights that masks from elsewhere keep.
 - `doubt`, `warn_of_doubts`: what to warn of in one leaf, and the one warning for all leaves.

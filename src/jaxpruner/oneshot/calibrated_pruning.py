@@ -118,6 +118,15 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 f'{where}calibrated pruning is unstructured or N:M, got {sparsity_type!r}'
             )
 
+    def begin(self, params: tree_lib.PyTree, targets: LeafTargets) -> None:
+        """Looks at a model before any of it is pruned; most algorithms need not.
+
+        Args:
+          params: the parameters.
+          targets: what the leaves that are to be pruned are to reach, by path.
+        """
+        del params, targets
+
     def prepare(self, statistics: InputStatistics, donate: bool) -> Any:
         """Makes of statistics what the other hooks get: any pytree of arrays, made once for leaves that share them.
 
@@ -226,6 +235,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
             first, batches = first_batch(batches)
             # Keep only the targets: the graph holds the traced program, and is freed here.
             chosen = self._follow(apply_fn, first, params, targets).targets
+            self.begin(params, chosen)
             run = PruningRun(self, leaves, chosen)
             self._calibrate_and_prune(run, apply_fn, batches, progress, weights)
         if masks_by_path:
@@ -335,6 +345,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         targets = choose_calibrated(calibration, targets, names_of(self), type(self).__name__)
         matrices = {path: [entry.matrices for entry in calibration[path]] for path in targets}
         self._check_groups(matrices, targets, leaves.params)
+        self.begin(leaves.params, targets)
         run = PruningRun(self, leaves, targets)
         prune_at_once(run, calibration, self._owl_settings(), owns_statistics=False)
 

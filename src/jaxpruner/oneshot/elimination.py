@@ -21,12 +21,14 @@ class Rule(NamedTuple):
       per: what is ranked together, as in `CalibratedPruning`.
       sparsity: the share of weights to remove.
       lengths: what `part_lengths` returned.
+      keep_zeros: whether weights that are zero stay zero.
     """
 
     sparsity_type: sparsity_types.SparsityType
     per: str
     sparsity: jax.Array
     lengths: tuple[int, ...]
+    keep_zeros: bool
 
 
 class Rows(NamedTuple):
@@ -36,8 +38,8 @@ class Rows(NamedTuple):
       weights: `[inputs, outputs]`.
       mask: `[inputs, outputs]`, of the weights that stay.
       inverse: `[inputs, inputs]`, their diagonal block of the upper factor of the inverse Gram matrix.
-      limits: `[inputs, 1]`, the highest cost of an input's weights: -inf for padding, 0 for an input that never occurs,
-        else inf. So padding is removed first, then inputs that never occur.
+      limits: the highest cost of each weight, `[inputs, outputs]` or `[inputs, 1]`: -inf for padding, -1 for zeros that
+        stay zero, 0 for inputs that never occur, else inf. They are removed in this order, those below 0 always.
     """
 
     weights: jax.Array
@@ -89,7 +91,7 @@ def eliminate(rows: Rows, rule: Rule, lengths: Sequence[int]) -> Eliminated:
         if len(rows.weights) == m:  # a group
             kept = n_by_m.keep_n_of_m(rows.costs(), n, m, 0) != 0
             keeps_all = rule.sparsity == 0
-            rows = rows._replace(mask=kept | keeps_all)
+            rows = rows._replace(mask=(kept | keeps_all) & (rows.limits >= 0))
     if not lengths:
         new = jnp.where(rows.mask, rows.weights, 0)
         errors = (rows.weights - new) / rows.inverse

@@ -6,7 +6,9 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import utils
 from jaxpruner.core import caller_warnings
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
 from jaxpruner.oneshot.cholesky import flipped_cholesky
 from jaxpruner.oneshot.input_statistics import first_names
@@ -24,6 +26,9 @@ class SparseGPT(CalibratedPruning):
         enough, with a warning.
       block_size: inputs among which unstructured weights are ranked together, 128 as published; a smaller one spreads
         what is pruned more evenly, a larger one leaves more choice.
+      keep_zeros: weights that are zero stay zero, and count as pruned, however many there are. By default they do, with
+        a warning, where more of the weights that are to be pruned are zero already than are asked for. With fewer
+        zeros, or with `keep_zeros=False`, a zero may get a value to make up for what goes.
 
     With `masks` from elsewhere (`instant_sparsify(params, masks=masks, apply_fn=…, batches=…)`) the weights that they
     keep are changed in the same way.
@@ -44,6 +49,32 @@ class SparseGPT(CalibratedPruning):
     per: str = 'layer'
     damping: float = 0.01
     block_size: int = BLOCK_SIZE
+    keep_zeros: bool | None = None
+
+    # What is decided where `keep_zeros` is `None`, for the model that is pruned now.
+    _has_many_zeros = False
+
+    def begin(self, params, targets):
+        """Compares the zeros of the model with what is asked for."""
+        if any(target.mask is not None for target in targets.values()):
+            if self.keep_zeros is not None:
+                raise ValueError('masks say which weights go: leave keep_zeros out')
+            return
+        if self.keep_zeros is not None:
+            return
+        zeros, asked, size = 0, 0.0, 0
+        for path, leaf in zip(*tree_lib.flatten_with_paths(params)[:2], strict=True):
+            if path in targets:
+                zeros += leaf.size - utils.count_nonzero(leaf)
+                asked += float(targets[path].sparsity) * leaf.size
+                size += leaf.size
+        self._has_many_zeros = zeros > asked
+        if self._has_many_zeros:
+            caller_warnings.warn(
+                f'{zeros / size:.4g} of the weights that are to be pruned are zero already, more than the '
+                f'{asked / size:.4g} that are asked for; they stay zero. keep_zeros=True avoids this warning, and '
+                'keep_zeros=False lets SparseGPT give them values to make up for others'
+            )
 
     def prepare(self, statistics, donate):
         """Factors the Gram matrices, in their own memory if they are donated."""
@@ -53,8 +84,15 @@ class SparseGPT(CalibratedPruning):
     def prune_matrices(self, weights, prepared, sparsity, sparsity_type, where):
         """Makes new weights and the mask; `prepared` are the factors that `prepare` made."""
         del where
+        keep_zeros = self._has_many_zeros if self.keep_zeros is None else self.keep_zeros
         pruned = prune_by_factors(
-            weights, prepared, sparsity, sparsity_type, self.per, block_size=self.block_size
+            weights,
+            prepared,
+            sparsity,
+            sparsity_type,
+            self.per,
+            block_size=self.block_size,
+            keep_zeros=keep_zeros,
         )
         return pruned.weights, pruned.mask
 

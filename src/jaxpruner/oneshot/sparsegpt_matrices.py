@@ -24,7 +24,7 @@ class PrunedMatrices(NamedTuple):
     damping: jax.Array  # [...], that was used
 
 
-@functools.partial(jax.jit, static_argnames=('sparsity_type', 'per', 'block_size'))
+@functools.partial(jax.jit, static_argnames=('sparsity_type', 'per', 'block_size', 'keep_zeros'))
 def prune_by_sparsegpt(
     weights: jax.Array,
     gram: jax.Array,
@@ -35,6 +35,7 @@ def prune_by_sparsegpt(
     *,
     block_size: int = BLOCK_SIZE,
     mask: jax.Array | None = None,
+    keep_zeros: bool = False,
 ) -> PrunedMatrices:
     r"""Prunes weight matrices so that their outputs change little.
 
@@ -57,6 +58,7 @@ def prune_by_sparsegpt(
         decompose it, ten times as much is tried, again and again.
       block_size: how many inputs make a block; the paper has 128.
       mask: 0/1 in the weights' shape (1 = kept), from any source; sparsity and type are ignored then.
+      keep_zeros: weights that are zero stay zero, and count as pruned, however many there are.
 
     Returns:
       New weights, the mask, and the damping that was used. Weights are not finite where the Gram matrix is not.
@@ -72,11 +74,18 @@ def prune_by_sparsegpt(
     """
     factors = cholesky.flipped_cholesky(gram, damping)
     return prune_by_factors(
-        weights, factors, sparsity, sparsity_type, per, block_size=block_size, mask=mask
+        weights,
+        factors,
+        sparsity,
+        sparsity_type,
+        per,
+        block_size=block_size,
+        mask=mask,
+        keep_zeros=keep_zeros,
     )
 
 
-@functools.partial(jax.jit, static_argnames=('sparsity_type', 'per', 'block_size'))
+@functools.partial(jax.jit, static_argnames=('sparsity_type', 'per', 'block_size', 'keep_zeros'))
 def prune_by_factors(
     weights: jax.Array,
     factors: cholesky.Factors,
@@ -86,6 +95,7 @@ def prune_by_factors(
     *,
     block_size: int = BLOCK_SIZE,
     mask: jax.Array | None = None,
+    keep_zeros: bool = False,
 ) -> PrunedMatrices:
     """Prunes as `prune_by_sparsegpt`, by Gram matrices that are decomposed already: some leaves share their inputs."""
     matrix_masks.check_comparison(per)
@@ -102,7 +112,7 @@ def prune_by_factors(
     lengths = part_lengths(sparsity_type, inputs, block_size)
 
     def prune(matrix: _Matrix) -> PrunedMatrices:
-        rule = Rule(sparsity_type, per, matrix.sparsity, lengths)
+        rule = Rule(sparsity_type, per, matrix.sparsity, lengths, keep_zeros)
         return _prune(matrix, rule)
 
     count = math.prod(leading)
@@ -149,6 +159,8 @@ def _prune(matrix: _Matrix, rule: Rule) -> PrunedMatrices:
     limits = jnp.where(matrix.factors.occurs, jnp.inf, 0)
     limits = limits.astype(factor.dtype)
     limits = jnp.pad(limits, (0, padding), constant_values=-jnp.inf)[:, None]
+    if rule.keep_zeros:
+        limits = jnp.where(old_weights == 0, jnp.minimum(limits, -1), limits)
     given = matrix.mask
     if given is not None:
         given = jnp.pad(given != 0, below, constant_values=True)
@@ -171,7 +183,7 @@ def _prune(matrix: _Matrix, rule: Rule) -> PrunedMatrices:
             rows = rows._replace(mask=own_mask)
         elif sparsity_types.is_unstructured(rule.sparsity_type):
             own_mask = _keep(rows.costs(), count, rule.per)
-            rows = rows._replace(mask=own_mask)
+            rows = rows._replace(mask=own_mask & (limit >= 0))
         new, mask, _ = eliminate(rows, rule, parts)
         changes = lax.dynamic_update_slice_in_dim(changes, old - new, start, 0)
         return changes, (new, mask)
