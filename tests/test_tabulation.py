@@ -142,7 +142,7 @@ LONG = {
     f'transformer/encoder/layers/{i}/attention/{name}': jax.ShapeDtypeStruct(
         (50257, 1600), jnp.bfloat16
     )
-    for i in range(3)
+    for i in range(2)
     for name in ('query', 'key')
 }
 
@@ -157,6 +157,28 @@ def test_text_fits_eighty_columns_and_names_stay_apart(graph):
     names = ''.join(line[:start].strip() for line in body)
     for name in LONG:
         assert name in names
+
+
+def deep(layers):
+    """Layers with masks of which layer 2 keeps less, and a last one of another shape."""
+    params = {f'layers/{i}/mlp/up': jnp.ones((4, 8)) for i in range(layers)}
+    masks = {name: (jnp.arange(32) % 4 == 0).reshape(4, 8) for name in params}
+    masks['layers/2/mlp/up'] = (jnp.arange(32) % 8 == 0).reshape(4, 8)
+    return {**params, 'layers/9/mlp/up': jnp.ones((2, 8))}, {**masks, 'layers/9/mlp/up': None}
+
+
+def test_equal_layers_are_one_row():
+    params, masks = deep(4)
+    table = jaxpruner.tabulate(params, masks, dict.fromkeys(params, 100))
+    assert [row.kept for row in table] == [8, 8, 4, 8, 16]
+    rows = [line.split() for line in str(table).split('\n')[2:]]
+    kept, stored = 8 + 8 + 4 + 8, 3 * (4 + 8 * 4) + 4 + 4 * 4
+    assert rows[0] == (
+        f'layers/{{0-3}}/mlp/up 4×8 float32 75.00%-87.50% {kept} 512 B {stored} B 400'.split()
+    )
+    assert rows[1] == 'layers/9/mlp/up 2×8 float32 0.00% 16 64 B 64 B 100'.split()
+    assert rows[3] == f'total 144 69.44% 44 576 B {stored + 64} B 500'.split()
+    assert '{0-3}' in rendered(table, 120)
 
 
 def rendered(table, width=80):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,7 +20,7 @@ _MISSING = '-'
 _PREFIXES = ('', 'k', 'M', 'G', 'T', 'P')
 _DECIMAL_STEP = 1000
 _COLUMNS = (
-    Column('leaf', overflow='middle'),
+    Column('leaf', overflow='fold'),
     Column('shape', overflow='fold'),
     Column('dtype', overflow='fold'),
     Column('sparsity', align='right'),
@@ -28,6 +28,7 @@ _COLUMNS = (
     Column('dense', align='right'),
     Column('packed', align='right'),
 )
+_SPARSITY = 3  # its column
 _FLOPS_COLUMN = Column('FLOPs', align='right')
 
 
@@ -58,6 +59,9 @@ class TableRow:
 class SparsityTable:
     """The table that `tabulate` makes: `str` gives plain text of 80 columns, rich renders it in colour.
 
+    As text, three or more layers of equal shapes whose names differ in one number stand in one row,
+    `'layers/{0-23}/kernel'`: with the range of their sparsities, and with sums of all else. `rows` has each leaf.
+
     >>> len(tabulate({'w': jnp.ones(2)}).rows)
     1
     """
@@ -68,29 +72,12 @@ class SparsityTable:
     @property
     def total(self) -> TableRow:
         """A row whose entries are the sums of their columns; its sparsity is that of all weights together."""
-        weights = kept = dense_bytes = packed_bytes = flops = 0
-        for row in self.rows:
-            weights += row.weights
-            kept += row.kept
-            dense_bytes += row.dense_bytes
-            packed_bytes += row.packed_bytes
-            flops += row.flops or 0
-        return TableRow(
-            name='total',
-            shape=None,
-            dtype='',
-            weights=weights,
-            kept=kept,
-            dense_bytes=dense_bytes,
-            packed_bytes=packed_bytes,
-            flops=flops if self.has_flops else None,
-        )
+        return _sum(self.rows, 'total', None, '', self.has_flops)
 
     def to_text(self, width: int = text_tables.WIDTH) -> str:
         """Lays the table out as plain text with lines of at most `width` characters."""
-        rows = [self._texts(row) for row in self.rows]
         total = self._texts(self.total)
-        return text_tables.to_text(self._columns(), rows, total=total, width=width)
+        return text_tables.to_text(self._columns(), self._text_rows(), total=total, width=width)
 
     def __iter__(self) -> Iterator[TableRow]:
         return iter(self.rows)
@@ -108,14 +95,27 @@ class SparsityTable:
         table = rich.table.Table()
         for column in self._columns():
             table.add_column(column.heading, justify=column.align, overflow='fold')
-        for row in self.rows:
-            table.add_row(*map(rich.text.Text, self._texts(row)))
+        for texts in self._text_rows():
+            table.add_row(*map(rich.text.Text, texts))
         table.add_section()
         table.add_row(*map(rich.text.Text, self._texts(self.total)), style='bold')
         return table
 
     def _columns(self) -> tuple[Column, ...]:
         return (*_COLUMNS, _FLOPS_COLUMN) if self.has_flops else _COLUMNS
+
+    def _text_rows(self) -> list[list[str]]:
+        """Writes a row for each leaf, or for equal layers."""
+        text_rows = []
+        names = [row.name for row in self.rows]
+        alike = [(row.shape, row.dtype, row.flops is None) for row in self.rows]
+        for name, indices in text_tables.group_layers(names, alike):
+            rows = [self.rows[i] for i in indices]
+            first = rows[0]
+            texts = self._texts(_sum(rows, name, first.shape, first.dtype, first.flops is not None))
+            texts[_SPARSITY] = text_tables.span([row.sparsity for row in rows], '{:.2%}'.format)
+            text_rows.append(texts)
+        return text_rows
 
     def _texts(self, row: TableRow) -> list[str]:
         shape = f'{row.weights:,}'  # in the row of totals
@@ -126,6 +126,26 @@ class SparsityTable:
         if self.has_flops:
             texts.append(_MISSING if row.flops is None else _with_prefix(row.flops, ''))
         return texts
+
+
+def _sum(
+    rows: Sequence[TableRow],
+    name: str,
+    shape: tuple[int, ...] | None,
+    dtype: str,
+    has_flops: bool,
+) -> TableRow:
+    """Adds some rows up."""
+    return TableRow(
+        name=name,
+        shape=shape,
+        dtype=dtype,
+        weights=sum(row.weights for row in rows),
+        kept=sum(row.kept for row in rows),
+        dense_bytes=sum(row.dense_bytes for row in rows),
+        packed_bytes=sum(row.packed_bytes for row in rows),
+        flops=sum(row.flops or 0 for row in rows) if has_flops else None,
+    )
 
 
 def tabulate(params: tree_lib.PyTree, masks: Any = None, graph: Any = None) -> SparsityTable:
@@ -141,7 +161,7 @@ def tabulate(params: tree_lib.PyTree, masks: Any = None, graph: Any = None) -> S
 
     Returns:
       A table that prints as plain text of 80 columns, and that rich renders. Its `rows` and its `total` hold the
-      numbers.
+      numbers. What is printed has one row for three or more equal layers, `'layers/{0-23}/kernel'`, with sums.
 
     Raises:
       ValueError: masks do not fit the parameters, or a name in `graph` matches no leaf.

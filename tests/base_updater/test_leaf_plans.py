@@ -323,3 +323,15 @@ def test_a_plan_tells_the_drop_fraction(make, words):
     text = str(make().plan(HALF_OF_FOUR))
     assert words in text
     assert ('drop_fraction_fn' in text) == bool(words)
+
+
+def test_equal_layers_are_one_row_of_the_printed_plan():
+    shapes = {f'h.{i}.up': jax.ShapeDtypeStruct((8, 4), 'float32') for i in range(12)}
+    shapes['h.3.up'] = jax.ShapeDtypeStruct((8, 2), 'float32')
+    plan = jaxpruner.MagnitudePruning(sparsity=0.5).plan(shapes)
+    rows = [line.split() for line in str(plan).splitlines()[3:-2]]
+    assert rows == [
+        'h.{0-2,4-11}.up 8×4 float32 unstructured 0.5 176 352'.split(),
+        'h.3.up 8×2 float32 unstructured 0.5 8 16'.split(),
+    ]
+    assert len(plan) == 12

@@ -83,6 +83,24 @@ def test_inspect_keeps_words_whole_at_80(tmp_path, capsys, monkeypatch):
     assert '\x1b' not in shown
 
 
+def test_equal_layers_are_one_row_of_each_table(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv('COLUMNS', '80')
+    path = tmp_path / 'a.safetensors'
+    weights = {f'model.layers.{i}.self_attn.q_proj.weight': np.ones((8, 8)) for i in range(12)}
+    for i, weight in enumerate(weights.values()):
+        weight[:, : 2 if i else 4] = 0
+    write_safetensors(path, weights)
+    assert main(['inspect', str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert '25.00%-50.00%' in shown
+    assert shown.count('{0-11}') == 1
+    assert shown.count('{1-11}') == 2  # layer 0 has more dead channels, and another smallest format
+    assert '12 leaves' in shown
+    assert main(['inspect', str(path), '--json']) == 0
+    assert len(json.loads(capsys.readouterr().out)['leaves']) == 12
+
+
 def test_packed_bytes_add_up(tmp_path, capsys):
     path = tmp_path / 'a.safetensors'
     write_safetensors(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from jaxpruner.core import text_tables
 from jaxpruner.core.text_tables import Column
 
-NAME = Column('leaf', overflow='middle')
+NAME = Column('leaf', overflow='fold')
 COUNT = Column('kept', align='right')
 REASON = Column('why', overflow='wrap')
 
@@ -30,20 +30,79 @@ def test_no_rows_and_no_total():
     assert text_tables.to_text([NAME, COUNT], []) == 'leaf  kept\n----------'
 
 
-def test_names_that_look_alike_without_their_middles_stay_whole():
-    names = [
-        'encoder/layers/0/attention/kernel',
-        'encoder/layers/1/attention/kernel',
-        'head/norm/layers/weight/scale',
-    ]
+def test_names_break_behind_separators():
+    names = ['encoder/layers/0/attention/kernel', 'model.layers.{0-23}.mlp.up_proj.weight']
     lines = text_tables.to_text([NAME, COUNT], [[name, '1'] for name in names], width=24).split(
         '\n'
     )
     body = [line.split('  ')[0] for line in lines[2:]]
-    assert ''.join(body[:2]) == names[0]
-    assert ''.join(body[2:4]) == names[1]
-    assert body[4] == 'head/norm…ht/scale'
+    assert body == [
+        'encoder/layers/0/',
+        'attention/kernel',
+        'model.layers.',
+        '{0-23}.mlp.',
+        'up_proj.weight',
+    ]
     assert max(map(len, lines)) <= 24
+
+
+GROUPED = {
+    'three that are alike': (['h.0.up', 'h.1.up', 'h.2.up'], 'aaa', {'h.{0-2}.up': [0, 1, 2]}),
+    'two': (['h.0.up', 'h.1.up'], 'aa', {'h.0.up': [0], 'h.1.up': [1]}),
+    'two that are alike': (
+        ['h.0.up', 'h.1.up', 'h.2.up'],
+        'aba',
+        {'h.0.up': [0], 'h.1.up': [1], 'h.2.up': [2]},
+    ),
+    'in the order of numbers': (
+        [f'Dense_{i}' for i in (0, 1, 10, 11, 2, 3, 4)],
+        'aaaaaaa',
+        {'Dense_{0-4,10-11}': [0, 1, 4, 5, 6, 2, 3]},
+    ),
+    'by layer, then by leaf': (
+        ['0/a', '0/b', '1/a', '1/b', '2/a', '2/b', 'head'],
+        'ababab?',
+        {'{0-2}/a': [0, 2, 4], '{0-2}/b': [1, 3, 5], 'head': [6]},
+    ),
+    'in one number alone': (
+        ['0/w0', '1/w1', '2/w2'],
+        'aaa',
+        {'0/w0': [0], '1/w1': [1], '2/w2': [2]},
+    ),
+    'the larger of two groups': (
+        [f'{i}/w{j}' for i in range(4) for j in range(3)],
+        'a' * 12,
+        {f'{{0-3}}/w{j}': [j, 3 + j, 6 + j, 9 + j] for j in range(3)},
+    ),
+    'a larger group leaves too few': (
+        ['0/w0', '1/w0', '0/w1', '0/w2', '0/w3'],
+        'aaaaa',
+        {'0/w{0-3}': [0, 2, 3, 4], '1/w0': [1]},
+    ),
+    'nothing': ([], '', {}),
+}
+
+
+@pytest.mark.parametrize('name', GROUPED)
+def test_equal_layers_are_put_together(name):
+    names, alike, expected = GROUPED[name]
+    assert text_tables.group_layers(names, alike) == list(expected.items())
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(['a0', 'a1', 'a2', 'b/0/1', 'b/1/1', 'b/2/1', 'c']), st.booleans()
+        )
+    )
+)
+def test_every_row_stands_in_the_table_once(rows):
+    names = [name for name, _ in rows]
+    grouped = text_tables.group_layers(names, [alike for _, alike in rows])
+    assert sorted(i for _, indices in grouped for i in indices) == list(range(len(rows)))
+    for name, indices in grouped:
+        assert len({rows[i][1] for i in indices}) == 1
+        assert (len(indices) >= 3) == ('{' in name)
 
 
 def test_sentences_wrap():

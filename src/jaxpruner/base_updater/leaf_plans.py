@@ -59,7 +59,8 @@ class LeafPlan(Leaf):
 class PruningPlan:
     """What will happen to each leaf of a model, as `pruner.plan(params)` tells it.
 
-    It is iterated leaf by leaf, indexed by a path (`('a', 'b')` or `'a/b'`), and printed as a table of 80 columns.
+    It is iterated leaf by leaf, indexed by a path (`('a', 'b')` or `'a/b'`), and printed as a table of 80 columns, in
+    which three or more equal layers have one row: `'layers/{0-23}/kernel'`, with the sums of `kept` and `of`.
 
     Attributes:
       algorithm: the name of the pruner's class.
@@ -115,8 +116,8 @@ class PruningPlan:
 
     def __str__(self) -> str:
         columns = [
-            text_tables.Column('leaf', overflow='middle'),
-            text_tables.Column('shape', overflow='middle'),
+            text_tables.Column('leaf', overflow='fold'),
+            text_tables.Column('shape', overflow='fold'),
             text_tables.Column('dtype'),
             text_tables.Column('type, or why it stays dense', overflow='wrap'),
             text_tables.Column('target', align='right'),
@@ -125,7 +126,15 @@ class PruningPlan:
         ]
         share = _UNKNOWN if self.kept is None else f'{1 - self.kept / max(self.size, 1):.4g}'
         total = ['total', '', '', '', share, _count(self.kept), _count(self.size)]
-        table = text_tables.to_text(columns, [_row(leaf) for leaf in self.leaves], total)
+        names = [leaf.name for leaf in self.leaves]
+        alike = [(*_texts(leaf), leaf.kept is None) for leaf in self.leaves]
+        rows = []
+        for name, indices in text_tables.group_layers(names, alike):
+            *texts, is_unknown = alike[indices[0]]
+            kept = None if is_unknown else sum(self.leaves[i].kept or 0 for i in indices)
+            size = sum(self.leaves[i].size for i in indices)
+            rows.append([name, *texts, _count(kept), _count(size)])
+        table = text_tables.to_text(columns, rows, total)
         up_to = 'up to ' if self.note else ''
         title = f'{self.algorithm} prunes {up_to}{len(self.pruned)} of {len(self.leaves)} leaves'
         notes = [
@@ -293,7 +302,8 @@ def _kept_in_all(leaves: Sequence[LeafPlan], is_in_model_ranking: Sequence[bool]
     return total - counted + selection.number_to_keep_on_host(size, removed / size)
 
 
-def _row(leaf: LeafPlan) -> list[str]:
+def _texts(leaf: LeafPlan) -> list[str]:
+    """Writes what equal layers have in common."""
     layers = 'each layer, ' if leaf.is_stacked else ''
     if leaf.layer_axis:
         layers = f'each layer of axis {leaf.layer_axis}, '
@@ -306,7 +316,7 @@ def _row(leaf: LeafPlan) -> list[str]:
     if leaf.target is not None:
         target = f'{leaf.target:.4g}'
     shape = '×'.join(map(str, leaf.shape)) or 'scalar'
-    return [leaf.name, shape, str(leaf.dtype), words, target, _count(leaf.kept), _count(leaf.size)]
+    return [shape, str(leaf.dtype), words, target]
 
 
 def type_words(sparsity_type: SparsityType | None) -> str:

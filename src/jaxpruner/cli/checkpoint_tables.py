@@ -41,8 +41,6 @@ _PRUNING_COLUMNS = (
     Column('first of them', overflow='fold'),
 )
 
-_MOST_RANGES = 8  # that a table names
-
 
 @contextlib.contextmanager
 def leaf_progress(
@@ -65,19 +63,25 @@ def leaf_progress(
 
 
 def inspection_table(reports: Sequence[LeafReport]) -> str:
-    """Lays out a row for each leaf, and below it the structures that were found."""
+    """Lays out a row for each leaf or for equal layers, and below it the structures that were found."""
+    names = [output.printable(report.name) for report in reports]
     rows: list[list[str]] = []
-    structures: list[list[str]] = []
-    for report in reports:
-        leaf = report.leaf
-        name = output.printable(report.name)
+    for name, indices in text_tables.group_layers(names, [report.leaf for report in reports]):
+        leaf = reports[indices[0]].leaf
         shape = '×'.join(map(str, leaf.shape)) or 'scalar'
-        sparsity = f'{report.structure.sparsity:.2%}'
-        sizes = [size_words(leaf.bytes), size_words(report.packed_bytes)]
+        sparsities = [reports[i].structure.sparsity for i in indices]
+        sizes = [
+            size_words(sum(reports[i].leaf.bytes for i in indices)),
+            size_words(sum(reports[i].packed_bytes for i in indices)),
+        ]
+        sparsity = text_tables.span(sparsities, '{:.2%}'.format)
         rows.append([name, shape, leaf.dtype.name, sparsity, *sizes])
-        words = _structure_words(report)
-        if words:
-            structures.append([name, words])
+    words = [_structure_words(report) for report in reports]
+    structures = [
+        [name, words[indices[0]]]
+        for name, indices in text_tables.group_layers(names, words)
+        if words[indices[0]]
+    ]
     total = totals(reports)
     last_row = [
         f'{total["leaves"]} leaves',
@@ -101,22 +105,8 @@ def zero_groups_table(sizes: Mapping[str, int], zeros: Mapping[str, np.ndarray])
     rows = []
     for name, channels in zeros.items():
         counts = [str(sizes[name]), str(len(channels))]
-        rows.append([output.printable(name), *counts, index_ranges(channels)])
+        rows.append([output.printable(name), *counts, text_tables.ranges(channels.tolist())])
     return text_tables.to_text(_GROUP_COLUMNS, rows, width=output.width())
-
-
-def index_ranges(indices: Sequence[int] | np.ndarray) -> str:
-    """Writes ascending indices, neighbours as ranges; of many ranges the first.
-
-    >>> index_ranges([0, 1, 2, 5, 7, 8])
-    '0-2, 5, 7-8'
-    """
-    ends = np.flatnonzero(np.diff(indices) != 1) + 1
-    ranges = []
-    for part in np.split(np.asarray(indices), ends)[:_MOST_RANGES]:
-        ranges.append(f'{part[0]}-{part[-1]}' if len(part) > 1 else str(part[0]))
-    left = len(ends) + 1 - _MOST_RANGES
-    return ', '.join(ranges) + (', …' if left > 0 else '')
 
 
 def pruning_table(
@@ -170,7 +160,7 @@ def _structure_words(report: LeafReport) -> str:
         words.append(f'blocks {height}×{width}')
     for axis, dead in enumerate(structure.dead):
         if dead:
-            indices = index_ranges(report.dead_indices[axis])
+            indices = text_tables.ranges(report.dead_indices[axis])
             words.append(f'{dead} of {report.leaf.shape[axis]} dead along axis {axis}: {indices}')
     return ', '.join(words)
 

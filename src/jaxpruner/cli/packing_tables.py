@@ -65,12 +65,18 @@ def sizes_table(
     sizes: Sequence[Mapping[str, int | None]],
     smallest: Sequence[str],
 ) -> str:
-    """Lays out what each leaf takes in each format, the smallest format in words."""
-    rows = []
+    """Lays out what each leaf takes in each format, or equal layers together, the smallest format in words."""
+    names = [output.printable(report.name) for report in reports]
+    alike = []
     for report, leaf_sizes, best in zip(reports, sizes, smallest, strict=True):
+        possible = [name for name in HEADINGS if leaf_sizes[name] is not None]
+        alike.append((report.leaf, best, *possible))
+    rows = []
+    for name, indices in text_tables.group_layers(names, alike):
+        _, best, *possible = alike[indices[0]]
         cells = []
         for format_name in HEADINGS:
-            count = leaf_sizes[format_name]
-            cells.append(_NOTHING if count is None else size_words(count))
-        rows.append([output.printable(report.name), *cells, HEADINGS[best]])
+            count = sum(sizes[i][format_name] or 0 for i in indices)
+            cells.append(size_words(count) if format_name in possible else _NOTHING)
+        rows.append([name, *cells, HEADINGS[best]])
     return text_tables.to_text(_SIZE_COLUMNS, rows, width=output.width())

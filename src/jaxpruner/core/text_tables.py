@@ -1,11 +1,11 @@
 """Plain text tables that fit a width, for what is printed without rich."""
 
-import collections
 import dataclasses
 import itertools
+import re
 import textwrap
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal
 
 # What tables fit by default: the width that terminals, log files and documents share.
 WIDTH = 80
@@ -16,6 +16,8 @@ _WRAPPED_WIDTH = 16
 _GAP = '  '
 _ELLIPSIS = '…'
 _SEPARATORS = '/.×'
+_LEAST_LAYERS = 3  # that are put into one row
+_MOST_RANGES = 8  # that a table names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +26,9 @@ class Column:
 
     heading: str
     align: Literal['left', 'right'] = 'left'
-    # What happens where the table is too wide: the column keeps its texts whole, takes the middle out of them (names of
-    # leaves), folds them behind a `/`, `.` or `×`, or wraps them between words.
-    overflow: Literal['keep', 'middle', 'fold', 'wrap'] = 'keep'
+    # What happens where the table is too wide: the column keeps its texts whole, folds them behind a `/`, `.` or `×`
+    # (names and shapes of leaves), or wraps them between words.
+    overflow: Literal['keep', 'fold', 'wrap'] = 'keep'
 
 
 def to_text(
@@ -39,14 +41,16 @@ def to_text(
 
     A line is longer only where the columns that keep their texts leave less than 8 characters for each of the others.
 
-    >>> columns = [Column('leaf', overflow='middle'), Column('kept', align='right')]
+    >>> columns = [Column('leaf', overflow='fold'), Column('kept', align='right')]
     >>> print(to_text(columns, [['encoder/attention/kernel', '12'], ['bias', '4']], ['total', '16'], width=20))
-    leaf            kept
-    --------------------
-    encoder…kernel    12
-    bias               4
-    --------------------
-    total             16
+    leaf        kept
+    ----------------
+    encoder/      12
+    attention/
+    kernel
+    bias           4
+    ----------------
+    total         16
     """
     body = [*rows] if total is None else [*rows, total]
     headings = [column.heading for column in columns]
@@ -65,6 +69,65 @@ def to_text(
         for texts in itertools.zip_longest(*row_cells, fillvalue=''):
             lines.append(_line(columns, texts, widths))
     return '\n'.join(lines)
+
+
+def group_layers(names: Sequence[str], alike: Sequence[Hashable]) -> list[tuple[str, list[int]]]:
+    """Puts rows of equal layers together, so that a table of a deep model has a row for each kind of leaf.
+
+    Args:
+      names: of all rows.
+      alike: what else must be equal in rows that are put together, such as shape and dtype.
+
+    Returns:
+      For each row of the table its name and the indices of what it stands for. Three or more rows that are alike, and
+      whose names differ in one number, are one: `'h.{0-2}.up'`. It stands where the first of them stood.
+
+    >>> group_layers(['h.0.up', 'h.1.up', 'h.2.up', 'head'], ['8×8', '8×8', '8×8', '8×9'])
+    [('h.{0-2}.up', [0, 1, 2]), ('head', [3])]
+    """
+    numbered: dict[Any, list[tuple[int, int]]] = {}
+    for i, name in enumerate(names):
+        for number in re.finditer('[0-9]+', name):
+            key = name[: number.start()], name[number.end() :], alike[i]
+            numbered.setdefault(key, []).append((int(number[0]), i))
+    groups: dict[int, tuple[str, list[int]]] = {}  # by the index of the first row
+    left = set(range(len(names)))
+    # A name with two numbers may be of two groups: the larger one, or the one of the first number.
+    for (before, after, _), members in sorted(numbered.items(), key=lambda item: -len(item[1])):
+        members = sorted(member for member in members if member[1] in left)
+        if len(members) >= _LEAST_LAYERS:
+            numbers, indices = zip(*members, strict=True)
+            layers = ranges(numbers).replace(' ', '')
+            groups[min(indices)] = (f'{before}{{{layers}}}{after}', list(indices))
+            left.difference_update(indices)
+    for i in left:
+        groups[i] = (names[i], [i])
+    return [groups[i] for i in sorted(groups)]
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Writes ascending numbers, neighbours as ranges; of many ranges the first.
+
+    >>> ranges([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7-8'
+    """
+    bounds: list[list[int]] = []
+    for number in numbers:
+        if bounds and number == bounds[-1][1] + 1:
+            bounds[-1][1] = number
+        else:
+            bounds.append([number, number])
+    texts = [str(low) if low == high else f'{low}-{high}' for low, high in bounds[:_MOST_RANGES]]
+    return ', '.join(texts) + (', …' if len(bounds) > _MOST_RANGES else '')
+
+
+def span(numbers: Sequence[float], write: Callable[[float], str]) -> str:
+    """Writes the least and the largest of some numbers, or one of them if they look alike.
+
+    >>> span([0.5, 0.75, 0.6], '{:.0%}'.format), span([0.5, 0.5], '{:.0%}'.format)
+    ('50%-75%', '50%')
+    """
+    return '-'.join(dict.fromkeys([write(min(numbers)), write(max(numbers))]))
 
 
 def shorten(text: str, width: int) -> str:
@@ -106,21 +169,10 @@ def _fitting_widths(
 
 def _cells(column: Column, texts: Sequence[str], width: int) -> list[list[str]]:
     """Breaks each text of a column into lines."""
-    counts = collections.Counter(shorten(text, width) for text in set(texts))
-    cells = []
-    for text in texts:
-        short = shorten(text, width)
-        match column.overflow:
-            case 'keep':
-                lines = [text]
-            case 'wrap':
-                lines = _wrapped(text, width)
-            case 'middle' if counts[short] == 1:
-                lines = [short]
-            case _:  # also of two names that look alike without their middles
-                lines = _folded(text, width)
-        cells.append(lines)
-    return cells
+    if column.overflow == 'keep':
+        return [[text] for text in texts]
+    broken = _wrapped if column.overflow == 'wrap' else _folded
+    return [broken(text, width) for text in texts]
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -169,7 +169,7 @@ class ExecutionReport:
 
 
 _COLUMNS = (
-    text_tables.Column('leaf', overflow='middle'),
+    text_tables.Column('leaf', overflow='fold'),
     text_tables.Column('matrix', overflow='fold'),
     text_tables.Column('kept', align='right'),
     text_tables.Column('format'),
@@ -181,26 +181,30 @@ _COLUMNS = (
 
 
 def _table(report: ExecutionReport) -> str:
+    layers = list(report.layers.values())
+    alike = [(layer.shape, layer.format, *layer.milliseconds) for layer in layers]
     rows = []
-    for name, layer in report.layers.items():
-        times = layer.milliseconds
-        others = []
-        for format, milliseconds in times.items():
-            if format not in (DENSE, layer.format):
-                others.append(f'{format}: {milliseconds:.3g}')
+    for name, indices in text_tables.group_layers(list(report.layers), alike):
+        shape, format, *measured = alike[indices[0]]
+        group = [layers[i] for i in indices]
+        times = {
+            other: _number(sum(layer.milliseconds[other] for layer in group)) for other in measured
+        }
+        others = [f'{other}: {times[other]}' for other in measured if other not in (DENSE, format)]
+        is_known = all(format in layer.bytes for layer in group)
         rows.append(
             [
                 name,
-                '×'.join(map(str, layer.shape)),
-                f'{layer.density:.1%}',
-                layer.format,
-                _number(times.get(layer.format)),
-                _number(times.get(DENSE)),
+                '×'.join(map(str, shape)),
+                text_tables.span([layer.density for layer in group], '{:.1%}'.format),
+                format,
+                times.get(format, ''),
+                times.get(DENSE, ''),
                 ', '.join(others),
-                f'{layer.bytes[layer.format]:,}' if layer.format in layer.bytes else '',
+                f'{sum(layer.bytes[format] for layer in group):,}' if is_known else '',
             ]
         )
-    lines = [text_tables.to_text(_COLUMNS, rows, width=110)] if rows else []
+    lines = [text_tables.to_text(_COLUMNS, rows)] if rows else []
     if report.channels:
         removed = ', '.join(f'{count} of {name}' for name, count in report.channels.items())
         lines.append(f'channels that are zero were removed: {removed}')

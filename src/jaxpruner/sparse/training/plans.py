@@ -10,7 +10,7 @@ from jaxpruner.sparse.training.layouts import Layout
 from jaxpruner.sparse.training.unstructured_positions import KeptWeights
 
 _COLUMNS = (
-    Column('leaf', overflow='middle'),
+    Column('leaf', overflow='fold'),
     Column('shape', overflow='fold'),
     Column('blocks, or why it stays dense', overflow='wrap'),
     Column('kept', align='right'),
@@ -76,10 +76,14 @@ class BlockPlan:
         return sum(leaf.size for leaf in self.leaves.values())
 
     def __str__(self) -> str:
+        leaves = list(self.leaves.values())
+        alike = [(leaf.shape, _words(leaf)) for leaf in leaves]
         rows = []
-        for leaf in self.leaves.values():
-            shape = '×'.join(map(str, leaf.shape))
-            rows.append([leaf.name, shape, _words(leaf), f'{leaf.kept:,}', f'{leaf.size:,}'])
+        for name, indices in text_tables.group_layers([leaf.name for leaf in leaves], alike):
+            shape, words = alike[indices[0]]
+            kept = sum(leaves[i].kept for i in indices)
+            size = sum(leaves[i].size for i in indices)
+            rows.append([name, '×'.join(map(str, shape)), words, f'{kept:,}', f'{size:,}'])
         sparsity = 1 - self.kept / max(self.size, 1)
         total = ['total', '', f'sparsity {sparsity:.4g}', f'{self.kept:,}', f'{self.size:,}']
         columns = list(_COLUMNS)
