@@ -44,7 +44,7 @@ def meanings() -> dict[str, str]:
 
 
 # Field -> keys of which a configuration makes it.
-_MADE_OF = api._EITHER | {'scheduler': (*api._STEP_KEYS, 'power')}
+_MADE_OF = api._EITHER | {'scheduler': (*api._STEP_KEYS, 'power', 'initial_sparsity')}
 
 
 def pruning() -> list[str]:

@@ -157,6 +157,7 @@ EFFECTS = {
     'update_start_step': 3,
     'update_end_step': 33,
     'power': 2.0,
+    'initial_sparsity': 0.25,
     'drop_fraction': 0.2,
 }
 
