@@ -416,6 +416,25 @@ BAD = [
     ),
     ({'algorithm': 'magnitude', 'final_sparsity': 1}, ValueError, 'may mean sparsity$'),
     ({'algorithm': 'magnitude', 'initial_sparsity': 1.5}, ValueError, 'initial_sparsity must lie'),
+    (
+        {
+            'algorithm': 'magnitude',
+            'initial_sparsity': 0.5,
+            'update_start_step': 0,
+            'update_freq': 1,
+        },
+        ValueError,
+        r'initial_sparsity=0\.5 has no effect.*update_end_step=None',
+    ),
+    (
+        {
+            'algorithm': 'magnitude',
+            'initial_sparsity': 0.5,
+            'scheduler': sparsity_schedules.OneShotSchedule(3),
+        },
+        ValueError,
+        'initial_sparsity',
+    ),
     ({'algorithm': 'magnitude', 'sparsity': 1.5}, ValueError, r'sparsity must lie in \[0, 1\]'),
     ({'algorithm': 'magnitude', 'sparsity_type': 'nm_4,2'}, ValueError, r'n must not exceed m'),
     ({'algorithm': 'magnitude', 'dist_type': 'erk'}, ValueError, r'has dist_type but no sparsity'),

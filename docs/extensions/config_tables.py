@@ -59,9 +59,8 @@ def users(key: str) -> list[str]:
         algorithm = algorithms()[name]
         fields = _fields(algorithm)
         made_of = [field for field in fields if key in _MADE_OF.get(field, ())]
-        if getattr(
-            algorithm, 'ranks_named_leaves_alone', False
-        ):  # it shares no budget among leaves
+        # It shares no budget among leaves.
+        if getattr(algorithm, 'ranks_named_leaves_alone', False):
             made_of = [field for field in made_of if field != 'sparsity_distribution_fn']
         if key in fields or made_of:
             names.append(name)

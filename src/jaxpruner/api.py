@@ -71,7 +71,7 @@ _MEANT = dict.fromkeys(
 # Key -> keys that say the same in other words.
 _EITHER = {
     'sparsity_distribution_fn': _DISTRIBUTION_KEYS,
-    'scheduler': _STEP_KEYS,
+    'scheduler': (*_STEP_KEYS, 'initial_sparsity'),
     'drop_fraction_fn': ('drop_fraction',),
 }
 
@@ -196,7 +196,8 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
       update_freq: masks change at the multiples of this number.
       power: of the polynomial by which sparsity grows until the last update, 3 by default; with `ria`, of the norm of
         the inputs, 0.5 by default.
-      initial_sparsity: from which sparsity grows, 0 by default. Leaves whose target is lower are at it from the start.
+      initial_sparsity: from which sparsity grows, 0 by default. A leaf with a lower target is at its target from the
+        first step.
       drop_fraction: SET and RigL: share of the kept weights to replace, 0.1 by default; it decays by a cosine until the
         last update. (`drop_fraction_fn` of the classes is 0.3 at every step by default.)
 
@@ -338,6 +339,12 @@ def _has_schedule(config: dict[str, Any], algorithm: type[BaseUpdater]) -> bool:
 
 def _schedule(config: dict[str, Any]) -> sparsity_schedules.BaseSchedule:
     start, end = config.get('update_start_step'), config.get('update_end_step')
+    initial = config.get('initial_sparsity', 0)
+    if initial and (None in (start, end) or start == end):
+        raise ValueError(
+            f'initial_sparsity={initial} has no effect: sparsity grows from it only between update_start_step={start} '
+            f'and update_end_step={end}; give both, the end after the start, or leave initial_sparsity out'
+        )
     if start is None:
         return sparsity_schedules.NoUpdateSchedule()
     if start == end:

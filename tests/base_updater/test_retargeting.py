@@ -54,6 +54,32 @@ def test_one_warning_says_where_targets_differ():
         jaxpruner.sparsity_metrics(retargeted, PARAMS, later)
 
 
+@pytest.mark.parametrize('cls', [jaxpruner.StaticRandomSparse, jaxpruner.SET, jaxpruner.RigL])
+def test_an_algorithm_that_keeps_its_count_says_that_a_new_state_is_needed(cls):
+    state, later = pruner(0.5, cls).wrap_optax(optax.sgd(0.1)).init(PARAMS), pruner(0.75, cls)
+    with pytest.warns(UserWarning, match=GIVEN + '.*make a new state') as caught:
+        later.plan(PARAMS, state)
+        jaxpruner.sparsity_metrics(state, PARAMS, later)
+    assert len(caught) == 2
+
+
+def test_a_traced_target_for_all_leaves_together():
+    params = {'a': jnp.ones((4, 4)), 'b': jnp.ones((4, 4))}
+    state = pruner(0.5, jaxpruner.GlobalMagnitudePruning).wrap_optax(optax.sgd(0.1)).init(params)
+
+    @jax.jit
+    def retarget(sparsity):
+        return pruner(sparsity, jaxpruner.GlobalMagnitudePruning).retarget(state, params)
+
+    assert float(retarget(0.75).target_sparsities) == 0.75
+
+
+def test_init_keeps_no_traced_value():
+    tx = pruner(0.5).wrap_optax(optax.sgd(0.1))
+    with jax.checking_leaks():
+        jax.jit(tx.init)(PARAMS)
+
+
 def test_states_of_nnx_optimizers():
     model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, pruner(0.5).wrap_optax(optax.sgd(0.1)), wrt=nnx.Param)

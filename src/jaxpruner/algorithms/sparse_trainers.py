@@ -124,12 +124,12 @@ class SET(StaticRandomSparse):
         super().check_plan(plan)
         init_checks.check_replacement(self, plan, self.drop_fraction_fn)
 
-    def plan(self, params):
+    def plan(self, params, opt_state=None):
         """Also tells the drop fraction at the first and the last mask update."""
         steps = schedule_reach.update_steps(self.scheduler) or (0,)
         with jax.ensure_compile_time_eval():
             first, last = self.drop_fraction_fn(steps[0]), self.drop_fraction_fn(steps[-1])
-        plan = super().plan(params)
+        plan = super().plan(params, opt_state)
         if not plan.pruned or tree_lib.has_traced((first, last)):
             return plan
         words = f'{float(first):.4g} of the kept weights'

@@ -61,7 +61,8 @@ def wrap(
             pruner.check_optimizer(optimizer, params)
             state = pruner.init_state(params)
             pruner.check_plan(pruner.plan(params))
-        seen[:] = jax.tree.leaves(state.target_sparsities)
+        if not tree_lib.has_traced(state.target_sparsities):
+            seen[:] = jax.tree.leaves(state.target_sparsities)
         return _complete_state(pruner, optimizer, state, params)
 
     def update_fn(

@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -128,8 +129,8 @@ def retargeted(pruner: Any, opt_state: Any, params: tree_lib.PyTree) -> Any:
     old, old_treedef = jax.tree.flatten(raw.target_sparsities)
     if jnp.shape(getattr(old[0], 'value', old[0]) if old else 0.0) != ():
         raise ValueError('the state holds several trainings: call jax.vmap(pruner.retarget)')
-    if len(old) == 1 and not any(tree_lib.is_traced(target) for target in new):
-        if len({float(target) for target in new}) > 1:  # one number for all leaves cannot say it
+    if len(old) == 1:  # of one leaf, or of all leaves ranked together
+        if not tree_lib.has_traced(new) and len(set(map(float, new))) > 1:
             raise ValueError(
                 'the state has one target for all leaves, and this pruner several; make a new state with the init of '
                 'the wrapped optimizer'
@@ -149,10 +150,13 @@ def warn_of_other_targets(pruner: Any, state: Any, params: tree_lib.PyTree) -> N
     differences = _differences(pruner, state, params)
     if differences:
         name, held, wanted = differences[0]
+        remedy = 'state = pruner.retarget(state, params) replaces it'
+        if pruner.keeps_count:  # as many weights as its first masks do
+            remedy = 'make a new state with the init of the wrapped optimizer'
         more = f' (and those of {len(differences) - 1} more leaves)' if differences[1:] else ''
         caller_warnings.warn(
             f'{name}: the target in the state is {held:.4g}{more}, and that of {type(pruner).__name__} {wanted:.4g}. '
-            'The one in the state holds; state = pruner.retarget(state, params) replaces it'
+            f'The one in the state holds; {remedy}'
         )
 
 
@@ -161,7 +165,10 @@ def _differences(
 ) -> list[tuple[str, float, float]]:
     """Lists the leaves whose targets differ: name, target in the state, target of the pruner."""
     paths, _, treedef = tree_lib.flatten_with_paths(params)
-    wanted = tree_lib.leaves_like(treedef, pruner.get_target_sparsities(params))
+    with warnings.catch_warnings(
+        action='ignore'
+    ):  # which stood when the state or the plan was made
+        wanted = tree_lib.leaves_like(treedef, pruner.get_target_sparsities(params))
     held = tree_lib.leaves_like(treedef, sparse_state.leaf_targets(state))
     differences = []
     for path, old, new in zip(paths, held, wanted, strict=True):

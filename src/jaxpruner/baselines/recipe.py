@@ -189,9 +189,8 @@ def _merge(old: Any, changes: Any, path: str) -> Any:
         name = f'{path}.{key}' if path else key
         if key in own_fields:
             settings = {**merged['own'], key: _own_value(value, own_fields[key], name)}
-            merged['own'] = dict(
-                sorted(settings.items())
-            )  # recipes of equal values are equal files
+            # Recipes of equal values are equal files.
+            merged['own'] = dict(sorted(settings.items()))
             continue
         if key not in merged or (key == 'own' and isinstance(old, Pruning)):
             known = [known for known in (*merged, *own_fields) if known != 'own']

@@ -31,9 +31,9 @@ _DISTRIBUTIONS = {'uniform': sparsity_distributions.uniform, 'erk': sparsity_dis
 _EMBEDDING = re.compile(
     r'(?!.*proj).*embed.*|(.*_)?(emb|wte|wpe)(_(?!proj).*)?|shared|relative_.*bias|(cls|class|mask)_token'
 )
-_HEAD = re.compile(r'lm_head|output_(head|layer|projection)|(un|de)embed.*|embed_out|logits.*')
+_HEAD = re.compile(r'lm_head|output_head|(un|de)embed.*|embed_out|logits.*')
 # That mean a head only as the whole name.
-_HEAD_PATHS = ('output', 'cls/predictions/decoder')
+_HEAD_PATHS = ('output', 'output_layer', 'output_projection', 'cls/predictions/decoder')
 _PARAMETERS = ('weight', 'kernel', 'w')
 LOOKS_LIKE_EMBEDDING = 'looks like an embedding'
 LOOKS_LIKE_HEAD = 'looks like an output head'

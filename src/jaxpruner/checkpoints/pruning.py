@@ -220,10 +220,7 @@ class _RemovedWeights:
 def _warn_if_nothing_is_removed(kept: list[Kept]) -> None:
     if all(leaf.kept == leaf.size for leaf in kept):
         names = _first_few([leaf.name for leaf in kept]) or 'any tensor'
-        warn(
-            f'no weight of {names} was removed; give a sparsity above 0, of which a tensor is large enough to lose a '
-            'weight, such as 0.9'
-        )
+        warn(f'no weight of {names} was removed; give a larger sparsity, such as 0.9')
 
 
 def _warn_of_nans(kept: list[Kept]) -> None:

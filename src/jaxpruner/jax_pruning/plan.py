@@ -21,9 +21,8 @@ class EntryPlan:
 
     is_global: bool  # one ranking over all leaves that the entry means
     types: tuple[tuple[tree_lib.Path, SparsityType], ...]  # of the leaves that the entry means
-    stacked: tuple[
-        tuple[tree_lib.Path, int], ...
-    ]  # the axis that counts layers, which are ranked one by one
+    # The axis that counts layers, which are ranked one by one.
+    stacked: tuple[tuple[tree_lib.Path, int], ...]
 
     def new_masks(
         self,

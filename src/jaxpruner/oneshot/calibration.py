@@ -105,8 +105,9 @@ def calibrate(
       kind: `'second_moment'` (sums of squares), or `'gram'` (also of the products of each two inputs).
       only: names, globs or paths of leaves; by default all that are contracted with data.
       progress: show a progress bar, if stderr is a terminal and rich is installed.
-      weights: `batch -> array`, how much each sample counts: of padding 0, of all others 1. The array has the shape of
-        the leading axes of the inputs, such as `(batch, length)`. By default all samples count.
+      weights: `batch -> array`, how much each position counts: of padding 0, of all others 1. The array has the shape
+        of the leading axes of the inputs, such as `(batch, length)`. A model that puts other axes first inside, such
+        as length before batch, needs weights in that order: shapes alone are compared. By default all count.
 
     Returns:
       Statistics by leaf path.

@@ -155,9 +155,8 @@ def _name_group(trace: Trace, spot: _Spot) -> str:
 
 def _count_parameters(trace: Trace, spots: Spots) -> int:
     """Counts the parameters along an atom, each once."""
-    has_none: dict[
-        int, list[np.ndarray]
-    ] = {}  # leaf -> for each axis, flags of positions without a channel
+    # Leaf -> for each axis, flags of positions without a channel.
+    has_none: dict[int, list[np.ndarray]] = {}
     for spot in spots:
         sizes = sizes_of(trace.leaves[spot.leaf])
         flags = has_none.setdefault(spot.leaf, [np.ones(size, bool) for size in sizes])

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxpruner.core.tree import PyTree
+from jaxpruner.oneshot.batches import as_inputs
 from jaxpruner.structure import held_numbers, modules
 from jaxpruner.structure.choosing.choices import Choice
 from jaxpruner.structure.graph import ChannelGraph
@@ -130,7 +131,7 @@ def shrink(
     >>> type(small.model).__name__, small.model.up.kernel.shape, small.model(x).shape
     ('Network', (4, 8), (5, 2))
     """
-    inputs = _as_tuple(inputs)
+    inputs = as_inputs(inputs)
     if not all(map(is_array, jax.tree.leaves(inputs))):
         raise TypeError('inputs have to be arrays: the smaller model is checked on them')
     is_pair = type(model) is tuple and len(model) == 2 and callable(model[0])
@@ -144,7 +145,7 @@ def shrink(
         raise TypeError('call is for modules; a pair has its apply_fn')
     graph = channel_groups(arrays.apply, arrays.params, *arrays.inputs, state=arrays.state)
     if batches is not None:
-        settings['batches'] = (arrays.arguments(_as_tuple(batch)) for batch in batches)
+        settings['batches'] = (arrays.arguments(as_inputs(batch)) for batch in batches)
     plan = graph.choose(arrays.params, budget, **settings)
     allow_inexact = settings.get('allow_inexact', False)
     if not is_pair:
@@ -173,11 +174,6 @@ def shrink(
         return small_apply(params, *arrays.arguments(inputs, state))
 
     return ShrunkModel((small_fn, small_variables), plan, graph)
-
-
-def _as_tuple(inputs: Any) -> tuple[Any, ...]:
-    """Only a plain tuple holds several inputs; a NamedTuple is one."""
-    return inputs if type(inputs) is tuple else (inputs,)
 
 
 def _arrays_of_pair(pair: tuple[Any, PyTree], inputs: tuple[Any, ...]) -> ModelArrays:

@@ -54,9 +54,8 @@ class Axis:
     __slots__ = ('_form', '_parent', '_parts', '_pin', 'size')
 
     def __init__(self, size: int, form: Form = 'atom', parts: Sequence['Axis'] = ()):
-        self.size = int(
-            size
-        )  # `split` has NumPy's numbers among its parameters, which JSON does not take
+        # `split` has NumPy's numbers among its parameters, which JSON does not take.
+        self.size = int(size)
         self._form: Form = form
         self._parts = tuple(parts)
         self._pin: Pin | None = None
