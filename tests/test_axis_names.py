@@ -246,7 +246,7 @@ def test_old_states_go_on_and_old_checkpoints_are_refused_by_name(tmp_path):
         checkpointer.save(tmp_path / 'old', old)
         checkpointer.wait_until_finished()
         # Older versions of Orbax name nothing.
-        with pytest.raises(ValueError, match='target_sparsities|Expected dict'):
+        with pytest.raises(ValueError, match=r'target_sparsities|Expected dict'):
             checkpointer.restore(tmp_path / 'old', jax.eval_shape(tx.init, params))
         target = jax.eval_shape(lambda state: state, old)
         restored = checkpointer.restore(tmp_path / 'old', target)

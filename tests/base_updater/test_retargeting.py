@@ -57,10 +57,10 @@ def test_one_warning_says_where_targets_differ():
 @pytest.mark.parametrize('cls', [jaxpruner.StaticRandomSparse, jaxpruner.SET, jaxpruner.RigL])
 def test_an_algorithm_that_keeps_its_count_says_that_a_new_state_is_needed(cls):
     state, later = pruner(0.5, cls).wrap_optax(optax.sgd(0.1)).init(PARAMS), pruner(0.75, cls)
-    with pytest.warns(UserWarning, match=GIVEN + '.*make a new state') as caught:
+    with pytest.warns(UserWarning, match=GIVEN + '.*make a new state'):
         later.plan(PARAMS, state)
+    with pytest.warns(UserWarning, match=GIVEN + '.*make a new state'):
         jaxpruner.sparsity_metrics(state, PARAMS, later)
-    assert len(caught) == 2
 
 
 def test_a_traced_target_for_all_leaves_together():

@@ -17,8 +17,8 @@ def n_by_m_axes(tree: Any, n: int = 2, m: int = 4) -> dict[str, tuple[int | tupl
       m: weights in a group, which divides the axis.
 
     Returns:
-      `{'a/b/kernel': axes}` for each leaf; `()` if it is not N:M. Zeros fit every axis. If no single axis is, neighbouring axes are taken as
-      one, as `NByM(n, m, axis=(0, 1))` takes them.
+      `{'a/b/kernel': axes}` for each leaf; `()` if it is not N:M. Zeros fit every axis. If no single axis is N:M,
+      neighbouring axes are taken as one, as `NByM(n, m, axis=(0, 1))` takes them.
 
     Raises:
       ValueError: n > m, one of them is not positive, or masks are packed.

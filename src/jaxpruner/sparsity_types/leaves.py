@@ -58,9 +58,9 @@ class Leaf:
 
     def layers_first(self, array: Any) -> Any:
         """Moves the axis of layers to the front, as `groups` expects it, of an array or of lazy scores."""
-        if not self.layer_axis:
+        if not (axis := self.layer_axis):
             return array
-        return jax.tree.map(lambda part: jnp.moveaxis(part, self.layer_axis, 0), array)
+        return jax.tree.map(lambda part: jnp.moveaxis(part, axis, 0), array)
 
     def layers_back(self, array: jax.Array) -> jax.Array:
         """Moves the axis of layers back."""

@@ -104,7 +104,7 @@ class RemovalOrder:
         losses = np.bincount(losers, minlength=len(self._bundles))
         counts = {}
         for bundle, removed in zip(self._bundles, losses, strict=True):
-            count = bundle.limits.count(bundle.size, removed)
+            count = bundle.limits.count(bundle.size, int(removed))
             counts.update(dict.fromkeys(bundle.names, count))
         return counts
 

@@ -221,6 +221,6 @@ def _part(number: Any, length: int) -> Any:
 def _shared(shape: tuple[int, ...], dtype: Any) -> Any:
     """Shared memory in the layout that tensor cores read."""
     columns = _SWIZZLE // jnp.dtype(dtype).itemsize
-    tiling = plgpu.TilingTransform((8, columns))
-    swizzle = plgpu.SwizzleTransform(_SWIZZLE)
+    tiling = plgpu.TilingTransform((8, columns))  # pyright: ignore[reportAbstractUsage]
+    swizzle = plgpu.SwizzleTransform(_SWIZZLE)  # pyright: ignore[reportAbstractUsage]
     return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
