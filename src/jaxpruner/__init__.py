@@ -14,7 +14,7 @@ Pruners, which wrap an optax optimizer:
     none: NoPruning
     of one's own: BaseUpdater, GlobalPruningMixin, SteMixin, register_algorithm
 Pruning a trained model once:
-    prune, apply_mask, unpack_masks, save_safetensors
+    prune, plan, apply_mask, unpack_masks, save_safetensors
 When: PolynomialSchedule, PeriodicSchedule, OneShotSchedule, NoUpdateSchedule, HostSchedule
 Which weights together: Unstructured, NByM, Block, Channel, SparsityType, register_sparsity_type
 From a configuration: create_updater_from_config, all_algorithm_names, ALGORITHM_REGISTRY

@@ -41,6 +41,7 @@ from jaxpruner.jax_pruning import gradual_strategy as gradual_strategy
 from jaxpruner.jax_pruning import pruning as pruning
 from jaxpruner.jax_pruning import pruning_apply as pruning_apply
 from jaxpruner.mask_metrics import sparsity_metrics as sparsity_metrics
+from jaxpruner.oneshot import plan as plan
 from jaxpruner.oneshot import prune as prune
 from jaxpruner.saving import save_safetensors as save_safetensors
 from jaxpruner.small_models import SmallModel as SmallModel

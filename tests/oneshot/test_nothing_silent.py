@@ -1,7 +1,6 @@
 """Calls that once pruned nothing, or something else, and said nothing."""
 
 import ast
-import logging
 import warnings
 from typing import NamedTuple
 
@@ -219,15 +218,11 @@ def tied(params, tokens):
 
 
 @pytest.mark.parametrize(('algorithm', 'settings'), EACH_WAY)
-def test_tied_lookups_are_left_alone_unless_they_are_named(algorithm, settings, caplog):
+def test_tied_lookups_are_left_alone_unless_they_are_named(algorithm, settings):
     given = {'algorithm': algorithm, 'apply_fn': tied, 'batches': [TOKENS]} | settings
-    with caplog.at_level(logging.INFO, 'jaxpruner'):
-        _, masks = jaxpruner.prune(TIED, 0.5, **given)
+    _, masks = jaxpruner.prune(TIED, 0.5, **given)
     assert (masks['wte'], masks['wpe']) == (None, None)
     assert masks['w'].sum() == 32
-    (line,) = [message for message in caplog.messages if 'stay dense' in message]
-    assert line.startswith('these leaves stay dense; data look up its rows (an embedding): wte')
-    assert ('no contraction reads it: wpe' in line, "{'wte': 0.5}" in line) == (True, True)
     for named in (
         {'custom_sparsity_map': {'wte': 0.5}},
         {'sparsity_type': {'wt*': 'unstructured', '*': None}},
@@ -427,20 +422,46 @@ def test_of_contradictions_leaves_without_statistics_are_not_named():
         assert str(warning.message).startswith(start)
 
 
-def test_the_log_tells_of_all_dense_leaves_in_one_line(caplog):
-    params = {'w': normal(8, 8)} | {f'b_{i}': normal(1, 8) for i in range(5)}
+@pytest.mark.parametrize('algorithm', ['magnitude', *CALIBRATED])
+def test_a_plan_tells_which_leaves_prune_leaves_dense_and_why(algorithm):
+    params = TIED | {'old': normal(4, 4), 'scale': jnp.ones(8), 'normed': normal(8, 8)}
 
-    def apply(params, x):
-        return x @ params['w'] + sum(params[f'b_{i}'] for i in range(5))
+    def apply(params, tokens):
+        x = tied(params, tokens)[..., :8] * params['scale']
+        return x @ (params['normed'] / jnp.linalg.norm(params['normed']))
 
-    for algorithm in ('magnitude', 'wanda'):
-        caplog.clear()
-        with caplog.at_level(logging.DEBUG, 'jaxpruner'):
-            jaxpruner.prune(params, 0.5, algorithm, apply_fn=apply, batches=[X])
-        records = [record for record in caplog.records if 'dense' in record.getMessage()]
-        (line,) = [record.getMessage() for record in records if record.levelno == logging.INFO]
-        assert 'no contraction reads it: b_0, b_1, b_2 and 2 more. ' in line
-        assert len([record for record in records if record.levelno == logging.DEBUG]) == 5
+    given = {'algorithm': algorithm, 'apply_fn': apply, 'batches': [TOKENS]}
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', 'old: this leaf|these leaves stay dense')
+        plan = jaxpruner.plan(params, 0.5, **given)
+        _, masks = jaxpruner.prune(params, 0.5, **given)
+        named = jaxpruner.plan(params, 0.5, **given, custom_sparsity_map={'wte': 0.25})
+    reasons = {leaf.name: leaf.why_dense for leaf in plan if leaf.why_dense}
+    assert reasons.keys() == {name for name, mask in masks.items() if mask is None}
+    words = {
+        'wte': 'data look up its rows (an embedding)',
+        'wpe': 'no contraction reads it',
+        'old': 'it has no part in what apply_fn returns',
+        'scale': 'the default filter leaves out 1-D leaves',
+        'normed': 'what is contracted at',
+    }
+    if algorithm == 'magnitude':  # which needs no input of each weight
+        del words['normed']
+    assert reasons.keys() == words.keys()
+    for name, start in words.items():
+        assert reasons[name].startswith(start)
+        assert f'dense: {start[:20]}' in str(plan)
+    assert named['wte'].target == 0.25
+
+
+def test_a_plan_of_an_algorithm_that_ranks_all_leaves_needs_no_model():
+    plan = jaxpruner.plan(PARAMS, 0.5, 'snip')
+    assert [leaf.name for leaf in plan.pruned] == ['down', 'up']
+    shapes = jax.eval_shape(lambda: PARAMS)
+    plan = jaxpruner.plan(
+        shapes, sparsity_type='2:4', apply_fn=mlp, batches=[jax.ShapeDtypeStruct(X.shape, X.dtype)]
+    )
+    assert (plan['up'].sparsity_type.axis, plan['up'].kept) == (-2, 64)
 
 
 # A stem, a depthwise convolution, squeeze and excitation of 6 channels, and a layer of 18.
@@ -536,6 +557,11 @@ BAD = [
         lambda: jaxpruner.oneshot.Wanda(sparsity=0.5).plan(PARAMS, batches=[X]),
         ValueError,
         'Wanda looks .* plan lacks apply_fn=…: ',
+    ),
+    (
+        lambda: jaxpruner.plan(PARAMS, 0.5, apply_fn=mlp),
+        ValueError,
+        r"'magnitude' .* plan lacks batches=…: .* or neither",
     ),
     (
         lambda: jaxpruner.prune(PARAMS, 0.5, apply_fn=mlp, batches=3),

@@ -6,7 +6,7 @@ together when blocks are pruned in turn. `PrunedLeaves` are the parameters while
 
 A trained model goes through these files, in this order:
 
-1. `one_call`: `prune` makes the pruner of that name.
+1. `one_call`: `prune` makes the pruner of that name. `plan` makes it, too, and asks it what it would do.
 2. `calibrated_pruning`: `instant_sparsify`, which calls all that follows.
 3. `leaf_targets`: what each leaf is to reach (`given_masks`: masks from elsewhere; `named_leaves`: what settings name).
 4. `followed_leaves`: which leaves the model contracts with data, and why the others stay dense.
@@ -64,6 +64,7 @@ from jaxpruner.oneshot.input_statistics import InputStatistics as InputStatistic
 from jaxpruner.oneshot.matrix_layout import MatrixLayout as MatrixLayout
 from jaxpruner.oneshot.matrix_scores import ria_scores as ria_scores
 from jaxpruner.oneshot.matrix_scores import wanda_scores as wanda_scores
+from jaxpruner.oneshot.one_call import plan as plan
 from jaxpruner.oneshot.one_call import prune as prune
 from jaxpruner.oneshot.owl import outlier_shares as outlier_shares
 from jaxpruner.oneshot.owl import owl_sparsities as owl_sparsities

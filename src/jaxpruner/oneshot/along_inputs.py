@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxpruner import sparsity_types
 from jaxpruner.base_updater import BaseUpdater, targets
+from jaxpruner.base_updater.leaf_plans import PruningPlan
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators
 from jaxpruner.oneshot.followed_leaves import (
@@ -14,6 +15,7 @@ from jaxpruner.oneshot.followed_leaves import (
     ignore_vectors,
     leave_alone,
     warn_of_unclear,
+    why_left_dense,
 )
 from jaxpruner.oneshot.named_leaves import names_of
 from jaxpruner.sparsity_types.leaves import (
@@ -27,10 +29,8 @@ from jaxpruner.uses import UnsupportedPrimitive, UseGraph, with_input_axes
 _DEFAULT_AXIS = -1  # of `NByM`; whether a user has written it does not show
 
 
-def prune_along_inputs(
-    pruner: BaseUpdater, graph: UseGraph, params: tree_lib.PyTree
-) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
-    """Prunes the weight matrices of a model, and returns them with the masks.
+def along_inputs(pruner: BaseUpdater, graph: UseGraph, params: tree_lib.PyTree) -> BaseUpdater:
+    """Makes a pruner that looks at weights alone prune the weight matrices of a model; its plan tells why others stay.
 
     N:M groups lie along the axis that the model sums over. An axis that was named stays: `NByM(2, 4, axis=1)`. But
     `NByM(2, 4, axis=-1)` equals `NByM(2, 4)`, so that the last axis can only be named by its positive number. Of the
@@ -46,17 +46,19 @@ def prune_along_inputs(
     selected = _selected(pruner, params, list(types.values()))
     followed = follow_leaves(graph, selected)
     check_used(followed, type(pruner).__name__)
-    dense = leave_alone(followed, names_of(pruner)).union(followed.unused)
+    dense = leave_alone(followed, names_of(pruner))
+    why_dense = {path: why_left_dense(path, followed) for path in (*dense, *followed.unused)}
     unclear = {}
     for path, leaf in zip(paths, leaves, strict=True):
-        if path in followed.paths and path not in dense:
+        if path in followed.paths and path not in why_dense:
             try:
                 types[path] = _along_inputs(types[path], path, leaf, graph)
             except (UnsupportedPrimitive, ValueError) as error:
                 name = tree_lib.path_string(path)
                 unclear[path] = str(error).removeprefix(f'{name}: ')
     warn_of_unclear(unclear)
-    types.update(dict.fromkeys((*dense, *unclear)))
+    why_dense |= unclear
+    types.update(dict.fromkeys(why_dense))
     if calculators.own_topk_fn(pruner.topk_fn) is None:
         # Below the pruner has another setting than the one that its user wrote, which an error should name.
         of_leaves = resolve_leaves(paths, leaves, list(types.values()), pruner.stacked)
@@ -64,8 +66,18 @@ def prune_along_inputs(
         check_groups(checks, normalize_setting(pruner.sparsity_type), paths)
     pruner = copy.copy(pruner)
     pruner.sparsity_type = lambda path, leaf: types[path]
-    with ignore_vectors():
-        return pruner.instant_sparsify(params)
+    plan_of_types = pruner.plan
+
+    def plan(params: tree_lib.PyTree) -> PruningPlan:
+        planned = plan_of_types(params)
+        leaves = []
+        for leaf in planned:
+            reason = why_dense.get(leaf.path, leaf.why_dense)
+            leaves.append(dataclasses.replace(leaf, why_dense=reason))
+        return dataclasses.replace(planned, leaves=tuple(leaves))
+
+    vars(pruner)['plan'] = plan
+    return pruner
 
 
 def _selected(

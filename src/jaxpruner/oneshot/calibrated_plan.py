@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from jaxpruner import sparsity_types
 from jaxpruner.base_updater.leaf_plans import LeafPlan, PruningPlan
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.oneshot.followed_leaves import FollowedLeaves, why_left_alone
+from jaxpruner.oneshot.followed_leaves import FollowedLeaves, why_left_dense
 from jaxpruner.oneshot.leaf_targets import LeafTargets
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.uses import UseGraph, with_input_axes
@@ -57,7 +56,7 @@ def with_model(plan: PruningPlan, model: FollowedModel, arrays: Sequence[Any]) -
         if leaf.path in model.targets and leaf.is_pruned:
             leaves.append(_with_axis(leaf, array, model))
         elif leaf.is_pruned:
-            why_dense = _why_dense(leaf.path, model.followed)
+            why_dense = why_left_dense(leaf.path, model.followed)
             leaf = dataclasses.replace(leaf, target=None, kept=leaf.size, why_dense=why_dense)
             leaves.append(leaf)
         else:
@@ -65,12 +64,6 @@ def with_model(plan: PruningPlan, model: FollowedModel, arrays: Sequence[Any]) -
     counts = [leaf.kept for leaf in leaves]
     kept = None if None in counts else sum(counts)
     return dataclasses.replace(plan, leaves=tuple(leaves), kept=kept)
-
-
-def _why_dense(path: tree_lib.Path, followed: FollowedLeaves) -> str:
-    if path in followed.unused:
-        return 'it has no part in what apply_fn returns'
-    return followed.unclear.get(path) or why_left_alone(followed, path)
 
 
 def _along_inputs(leaf: LeafPlan) -> LeafPlan:

@@ -1,7 +1,6 @@
 """Which leaves of a model can be pruned by what the model does with them, and why the others stay dense."""
 
 import contextlib
-import logging
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,12 +9,6 @@ from jaxpruner.core import caller_warnings
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot.weight_matrices import UnknownWeightsError, WeightMatrices, find_matrices
 from jaxpruner.uses import UseGraph
-
-logger = logging.getLogger(__name__)
-
-_MOST_NAMED = 3
-_LOOKED_UP = 'data look up its rows (an embedding)'
-_NOT_CONTRACTED = 'no contraction reads it'
 
 IsNamed = Callable[[tree_lib.Path], bool]
 
@@ -151,7 +144,7 @@ def warn_of_unclear(unclear: Mapping[tree_lib.Path, str], consequence: str = 'st
 def choose_leaves(
     followed: FollowedLeaves, is_named: IsNamed, algorithm: str
 ) -> list[tree_lib.Path]:
-    """Chooses the leaves to prune; says of the others why they stay dense.
+    """Chooses the leaves to prune; warns of those that cannot be followed, or have no part in the results.
 
     A tied embedding is pruned only if a setting names it.
 
@@ -182,44 +175,25 @@ def choose_leaves(
 
 
 def leave_alone(followed: FollowedLeaves, is_named: IsNamed) -> set[tree_lib.Path]:
-    """Finds leaves that stay dense unless a setting names them: lookups, tied ones, too, and what no contraction reads.
-
-    One line of the log tells of all of them, and with level DEBUG a line for each.
-    """
-    left_alone: dict[tree_lib.Path, str] = {}
+    """Finds leaves that only a setting that names them prunes: lookups, tied or not, and what no contraction reads."""
+    left_alone = set()
     for path in (*followed.matrices, *followed.not_contracted):
         is_looked_up = path in followed.looked_up
         is_mere_matrix = path in followed.matrices and not is_looked_up
-        if is_mere_matrix or is_named(path):
-            continue
-        left_alone[path] = why_left_alone(followed, path)
-    _log_left_alone(left_alone)
-    return set(left_alone)
+        if not is_mere_matrix and not is_named(path):
+            left_alone.add(path)
+    return left_alone
 
 
-def why_left_alone(followed: FollowedLeaves, path: tree_lib.Path) -> str:
+def why_left_dense(path: tree_lib.Path, followed: FollowedLeaves) -> str:
     """Tells why a leaf stays dense that no setting names."""
-    return _LOOKED_UP if path in followed.looked_up else _NOT_CONTRACTED
-
-
-def _log_left_alone(reasons: Mapping[tree_lib.Path, str]) -> None:
-    if not reasons:
-        return
-    names_by_reason: dict[str, list[str]] = {}
-    for path, reason in reasons.items():
-        name = tree_lib.path_string(path)
-        logger.debug('%s stays dense: %s', name, reason)
-        names_by_reason.setdefault(reason, []).append(name)
-    parts = [f'{reason}: {_some_of(names)}' for reason, names in names_by_reason.items()]
-    # Embeddings are what may be meant, rather than biases.
-    names = names_by_reason.get(_LOOKED_UP) or names_by_reason[_NOT_CONTRACTED]
-    message = "these leaves stay dense; %s. To prune one, name it: custom_sparsity_map={'%s': 0.5}"
-    logger.info(message, '; '.join(parts), names[0])
-
-
-def _some_of(names: Sequence[str]) -> str:
-    more = f' and {len(names) - _MOST_NAMED} more' if len(names) > _MOST_NAMED else ''
-    return ', '.join(names[:_MOST_NAMED]) + more
+    if path in followed.unused:
+        return 'it has no part in what apply_fn returns'
+    if path in followed.unclear:
+        return followed.unclear[path]
+    if path in followed.looked_up:
+        return 'data look up its rows (an embedding); a setting that names it prunes it'
+    return 'no contraction reads it'
 
 
 def check_used(followed: FollowedLeaves, algorithm: str) -> None:

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jaxpruner import api, sparsity_types
+from jaxpruner.base_updater.leaf_plans import PruningPlan
 from jaxpruner.core import caller_warnings
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.oneshot.along_inputs import prune_along_inputs
+from jaxpruner.oneshot.along_inputs import along_inputs
 from jaxpruner.oneshot.batches import (
     as_inputs,
     check_inputs,
@@ -15,6 +16,7 @@ from jaxpruner.oneshot.batches import (
     first_batch,
 )
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
+from jaxpruner.oneshot.followed_leaves import ignore_vectors
 from jaxpruner.oneshot.grasp import GraSP
 from jaxpruner.oneshot.named_leaves import sparsities_by_name
 from jaxpruner.oneshot.pruning_at_initialization import PruningAtInitialization
@@ -26,7 +28,7 @@ from jaxpruner.oneshot.synflow import SynFlow
 from jaxpruner.oneshot.wanda import Wanda
 from jaxpruner.sparsity_types.leaves import normalize_setting
 from jaxpruner.sparsity_types.parsing import is_n_by_m_without_axis
-from jaxpruner.uses import param_uses
+from jaxpruner.uses import UseGraph, param_uses
 
 _ALGORITHMS = {
     'wanda': Wanda,
@@ -63,10 +65,10 @@ def prune(
     With `apply_fn` and `batches` any algorithm sees what the model does with each leaf. Groups of N:M then lie along
     the inputs, the axis that the model sums over. An axis that is named stays; but -1 is the default, and counts as not
     named, so that the last axis of a kernel of two has to be named as `NByM(2, 4, axis=1)`. Leaves that no contraction
-    reads (biases, norms, positions) and lookups (embeddings, tied ones, too) stay dense, which is logged; one that
-    `custom_sparsity_map`, `sparsity_type` or `sparsity` names itself is pruned. Without a model groups lie along the
-    last axis, with a warning where `'2:4'` names none. SNIP, GraSP and SynFlow rank all leaves that are selected
-    together and leave none alone.
+    reads (biases, norms, positions) and lookups (embeddings, tied ones, too) stay dense, unless `custom_sparsity_map`,
+    `sparsity_type` or `sparsity` names them. `print(jaxpruner.plan(…))` shows beforehand which leaves stay dense, and
+    why. Without a model groups lie along the last axis, with a warning where `'2:4'` names none. SNIP, GraSP and
+    SynFlow rank all leaves that are selected together and leave none alone.
 
     Args:
       params: any pytree of arrays.
@@ -143,10 +145,69 @@ def prune(
             f'{algorithm!r} reads from a model which axes are its inputs, and takes both apply_fn=… and batches=… for '
             'that, or neither'
         )
+    pruner = along_inputs(pruner, _graph_of(apply_fn, params, batches), params)
+    with ignore_vectors():
+        return pruner.instant_sparsify(params)
+
+
+def plan(
+    params: tree_lib.PyTree,
+    sparsity: float | Mapping[Any, float | None] | None = None,
+    algorithm: str = 'magnitude',
+    *,
+    apply_fn: Callable[..., Any] | None = None,
+    batches: Iterable[Any] | None = None,
+    **settings: Any,
+) -> PruningPlan:
+    """Tells what `prune` would do with each leaf: its type, its target, or why it stays dense.
+
+    Nothing is computed on a device. `print(plan(…))` shows a table.
+
+    Args:
+      params: the parameters, or their shapes.
+      sparsity: as for `prune`.
+      algorithm: as for `prune`.
+      apply_fn: the model, as for `prune`, also for algorithms that look at weights alone.
+      batches: an iterable of inputs, of which the first one's shapes are looked at.
+      **settings: further keys of a configuration.
+
+    Raises:
+      TypeError, ValueError: as `prune`.
+
+    >>> import jax.numpy as jnp
+    >>> params = {'tokens': jnp.ones((12, 8)), 'kernel': jnp.ones((8, 4)), 'scale': jnp.ones((1, 4))}
+    >>> apply_fn = lambda params, ids: params['tokens'][ids] @ params['kernel'] * params['scale']
+    >>> print(plan(params, 0.5, apply_fn=apply_fn, batches=[jnp.arange(3)]))
+    MagnitudePruning prunes 1 of 3 leaves
+    leaf    shape  dtype    type, or why it stays dense          target  kept   of
+    ------------------------------------------------------------------------------
+    kernel  8×4    float32  unstructured                            0.5    16   32
+    scale   1×4    float32  dense: no contraction reads it            -     4    4
+    tokens  12×8   float32  dense: data look up its rows (an          -    96   96
+                            embedding); a setting that names it
+                            prunes it
+    ------------------------------------------------------------------------------
+    total                                                        0.1212   116  132
+    """
+    settings |= _sparsity_settings(sparsity, settings)
+    pruner = api.create_updater_from_config({'algorithm': algorithm, **settings})
+    if isinstance(pruner, CalibratedPruning):
+        return pruner.plan(params, apply_fn=apply_fn, batches=batches)
+    if isinstance(pruner, PruningAtInitialization) or (apply_fn is None and batches is None):
+        return pruner.plan(params)
+    check_model_is_given(repr(algorithm), 'plan', apply_fn, batches, ', or neither')
+    assert apply_fn is not None
+    assert batches is not None
+    pruner = along_inputs(pruner, _graph_of(apply_fn, params, batches), params)
+    with ignore_vectors():
+        return pruner.plan(params)
+
+
+def _graph_of(apply_fn: Callable[..., Any], params: tree_lib.PyTree, batches: Any) -> UseGraph:
+    """Traces the model with the first batch."""
     first, _ = first_batch(batches)
     check_inputs(apply_fn, first, params=params)
-    graph = param_uses(apply_fn, params, *as_inputs(first))
-    return prune_along_inputs(pruner, graph, params)
+    return param_uses(apply_fn, params, *as_inputs(first))
 
 
 def _warn_of_groups_along_the_last_axis(setting: Any) -> None:
