@@ -65,8 +65,8 @@ def flipped_cholesky(gram: jax.Array, damping: Any) -> Factors:
     if count == 1:
         upper, occurs, damping = _factor(stack[0], start)
     else:
-        # `zeros_like` keeps the mesh of the stack, whose axes may be part of types.
-        none_occurs = jnp.zeros_like(stack[:, 0], dtype=bool)
+        # `where` keeps the mesh of the stack, whose axes may be part of types; on JAX 0.12 `zeros_like` does not.
+        none_occurs = jnp.where(False, stack[:, 0], 0) != 0
         undone = Factors(stack, none_occurs, jnp.full(count, start))
         upper, occurs, damping = lax.fori_loop(0, count, replace, undone)
     return Factors(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner import sparsity_types
+from jaxpruner.core.explicit_meshes import without_explicit_axes
 from jaxpruner.mask_calculator import selection
 from jaxpruner.oneshot import cholesky, matrix_masks
 from jaxpruner.oneshot.elimination import Rows, Rule, eliminate, part_lengths, product
@@ -120,20 +121,23 @@ def prune_by_factors(
     def stack(array: jax.Array) -> jax.Array:
         return array.reshape(count, *array.shape[len(leading) :])
 
+    def prune_all(*matrices: Any) -> tuple[jax.Array, ...]:
+        stacked = jax.tree.map(stack, _Matrix(*matrices))
+        if count == 1:
+            only_matrix = jax.tree.map(lambda array: array[0], stacked)
+            pruned = prune(only_matrix)
+        else:
+            pruned = lax.map(prune, stacked)
+        return (
+            pruned.weights.reshape(weights.shape),
+            pruned.mask.reshape(weights.shape),
+            pruned.damping.reshape(leading),
+        )
+
     sparsity = jnp.asarray(sparsity, jnp.float32)
     sparsities = jnp.broadcast_to(sparsity, leading)
-    matrices = _Matrix(weights, factors, sparsities, mask)
-    matrices = jax.tree.map(stack, matrices)
-    if count == 1:
-        only_matrix = jax.tree.map(lambda array: array[0], matrices)
-        pruned = prune(only_matrix)
-    else:
-        pruned = lax.map(prune, matrices)
-    return PrunedMatrices(
-        weights=pruned.weights.reshape(weights.shape),
-        mask=pruned.mask.reshape(weights.shape),
-        damping=pruned.damping.reshape(leading),
-    )
+    prune_there = without_explicit_axes(prune_all, weights, False, False, False)
+    return PrunedMatrices(*prune_there(weights, factors, sparsities, mask))
 
 
 class _Matrix(NamedTuple):
