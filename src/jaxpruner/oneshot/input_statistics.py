@@ -76,7 +76,7 @@ def too_few_samples(
     """Makes a record if matrices `[..., inputs, outputs]` have more inputs than samples, else `None`."""
     if tree_lib.is_traced(statistics.count):
         return None
-    counts = np.asarray(statistics.count)
+    counts = np.asarray(statistics.count, np.float64)
     # Of matrices that no sample reached another warning tells.
     samples = float(np.min(counts[counts > 0], initial=np.inf))
     inputs = shape[-2]
