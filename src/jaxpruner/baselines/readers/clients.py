@@ -6,8 +6,8 @@ pixels are float32 from 0 (ink) to 1.
 """
 
 import sqlite3
-import threading
 import zlib
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,10 +40,9 @@ class SqliteClients:
 
     def __init__(self, path: Path):
         self._path = path
-        self._local = threading.local()
         query = 'SELECT client_id FROM federated_data ORDER BY client_id'
         try:
-            rows = self._connection().execute(query).fetchall()
+            rows = self._rows(query)
         except sqlite3.Error as error:
             raise _unreadable(path, error) from error
         self._names = [row[0] for row in rows]
@@ -57,19 +56,18 @@ class SqliteClients:
         query = 'SELECT data FROM federated_data WHERE client_id = ?'
         errors = sqlite3.Error, zlib.error, ValueError, KeyError, TypeError
         try:
-            (compressed,) = self._connection().execute(query, [name]).fetchone()
+            ((compressed,),) = self._rows(query, name)
             packed = zlib.decompress(compressed)
             fields = msgpack.unpackb(packed, ext_hook=_array, raw=False)
             return _client(fields['pixels'], fields['label'])
         except (*errors, msgpack.UnpackException) as error:
             raise _unreadable(f'{self._path}, client {name!r},', error) from error
 
-    def _connection(self) -> sqlite3.Connection:
-        """One for each thread."""
-        if not hasattr(self._local, 'connection'):
-            uri = f'{self._path.absolute().as_uri()}?mode=ro'
-            self._local.connection = sqlite3.connect(uri, uri=True)
-        return self._local.connection
+    def _rows(self, query: str, *values: Any) -> list[Any]:
+        """Opens the file anew each time: threads cannot share a connection, nor close another's."""
+        uri = f'{self._path.absolute().as_uri()}?mode=ro'
+        with closing(sqlite3.connect(uri, uri=True)) as connection:
+            return connection.execute(query, values).fetchall()
 
 
 class Hdf5Clients:
