@@ -1,5 +1,6 @@
 """Leaves of trees between files and devices, one at a time."""
 
+import gc
 from typing import Any
 
 import jax
@@ -35,10 +36,12 @@ def checked_array(name: str, leaf: Any) -> Any:
 
 
 def on_host(array: Any) -> np.ndarray:
-    """Returns the array's values, which are freed when the caller is done with them."""
+    """Returns the array's values; those that the caller is done with are freed by the next fetch at the latest."""
     if not isinstance(array, jax.Array):
         return np.asarray(array)
     # An array keeps the copy that is fetched from it. So the copy is fetched from another array of the same buffers.
+    # JAX 0.12 frees copies only when Python collects garbage, of any generation. So the copy before goes now.
+    gc.collect(0)
     buffers = [shard.data for shard in array.addressable_shards]
     same = jax.make_array_from_single_device_arrays(array.shape, array.sharding, buffers)
     return np.asarray(same)
