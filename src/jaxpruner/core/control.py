@@ -200,6 +200,7 @@ def hide_constants(values: Any, beside: Any) -> list[jax.Array]:
     XLA compiles equal programs once, but two that differ by a constant separately. 96 comparisons with elements of one
     table take 1.3 s with constant indices, and 0.15 s with hidden ones. A barrier alone does not hide a constant.
     Without values of a loop beside it, the branch would be moved out of the loop. Seen with jaxlib 0.10.2 on CPU.
+    jaxlib 0.12 moves it even so, at the cost of a branch of scalars in each step.
     """
 
     def constants(*inputs: jax.Array) -> tuple[jax.Array, ...]:
