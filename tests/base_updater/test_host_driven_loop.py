@@ -99,15 +99,12 @@ def test_one_result_with_every_optimizer(algorithm, optimizer, packed):
     row = tables.OPTIMIZERS[optimizer]
     pruner = make_pruner(algorithm, packed, **row.schedule)
     small_steps = 2 if optimizer == 'multi_steps_outside' else 1
-    train(
-        pruner,
-        row.wrap(pruner),
-        make_params(),
-        make_batches(),
-        of_loss(pruner),
-        small_steps,
-        assert_close if small_steps == 2 else assert_same,
+    # XLA of JAX 0.12 computes the learning rate that is injected differently in the two programs.
+    check = (
+        assert_close if optimizer in ('multi_steps_outside', 'inject_hyperparams') else assert_same
     )
+    batches, gradients = make_batches(), of_loss(pruner)
+    train(pruner, row.wrap(pruner), make_params(), batches, gradients, small_steps, check)
 
 
 TYPED = [

@@ -396,8 +396,10 @@ class BaseUpdater(OptionalHooks, EqualSettings, ShortRepr):
 
         >>> import optax, jaxpruner
         >>> params = {'w': jnp.ones((2, 2))}
-        >>> state = jaxpruner.MagnitudePruning(sparsity=0.5).wrap_optax(optax.sgd(0.1)).init(params)
-        >>> float(jaxpruner.MagnitudePruning(sparsity=0.75).retarget(state, params).target_sparsities['w'])
+        >>> schedule = jaxpruner.PeriodicSchedule(10)
+        >>> state = jaxpruner.MagnitudePruning(schedule, sparsity=0.5).wrap_optax(optax.sgd(0.1)).init(params)
+        >>> later = jaxpruner.MagnitudePruning(schedule, sparsity=0.75)
+        >>> float(later.retarget(state, params).target_sparsities['w'])
         0.75
         """
         return targets.retargeted(self, opt_state, tree_lib.as_arrays(params))

@@ -126,7 +126,7 @@ class HopperKernels:
 
             def multiply(total: Any, buffer: Any) -> None:
                 buffers = scratch.buffers(buffer)
-                transposed = plgpu.transpose_ref(buffers.left, (1, 0))
+                transposed = buffers.left.transpose((1, 0))
                 plgpu.wgmma(total, transposed, buffers.right)
 
             tiles = count // _TILE
