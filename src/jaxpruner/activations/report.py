@@ -26,7 +26,9 @@ def summarize_activations(
     """Runs a model forward once and counts the zeros that its layers return or are given.
 
     A sparsified model shows what is left after pruning; where it prunes inputs, count them. A layer that is called
-    several times, in a scan, too, counts all calls; one that contains others counts besides them.
+    several times, in a scan, too, counts all calls; one that contains others counts besides them. flax 0.12.12 refuses
+    callbacks, and so these counts, in `nn.scan` (a data dependency on the scan body) unless it is given
+    `check_constancy_invariants=False`.
 
     Args:
       apply_fn_or_module: as for `sparsify_activations`.
