@@ -32,6 +32,8 @@ def is_installed(module):
 
 
 @pytest.mark.parametrize('script', SCRIPTS)
+# Keras 3.15 asks JAX for int64 where it traces a layer.
+@pytest.mark.filterwarnings('ignore:Explicitly requested dtype int64:UserWarning')
 def test_runs(script, monkeypatch):
     if not is_installed(SCRIPTS[script]):
         pytest.skip(f'{SCRIPTS[script]} is not installed; the extra `test` installs it')

@@ -70,5 +70,5 @@ def test_names_in_tables_of_primitives_are_names_of_primitives():
     of_this_version = {
         name for name, (first, end) in OF_SOME_VERSIONS.items() if first <= version < end
     }
-    assert OF_SOME_VERSIONS.keys() & existing == of_this_version
+    assert of_this_version <= existing  # modules that another test loaded may have more
     assert OF_SOME_VERSIONS.keys() <= named
