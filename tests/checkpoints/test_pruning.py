@@ -435,6 +435,7 @@ def test_a_sparsity_that_holds_for_no_leaf_is_told(sparsity, types, is_told):
             {'types': [('*', '2:5')]},
             'z.weight: shape (16, 8) has length 8 along axis -1, which m=5 does not divide',
         ),
+        ({'types': [('*', '2:5')]}, "leave them dense: skip=['z.weight', "),
         ({}, 'sparsity: z.weight needs one, since its type is unstructured'),
         (
             {'sparsity': 0.5, 'only': ['ids']},

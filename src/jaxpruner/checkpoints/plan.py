@@ -16,6 +16,7 @@ from jaxpruner.checkpoints.optimizer_state import find_optimizer_state
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.caller_warnings import warn
 from jaxpruner.core.nearest_names import nearest
+from jaxpruner.sparsity_types.n_by_m import PartialGroupError
 
 # Floats of 8 bits come with scales that stand in other tensors.
 PRUNABLE = (
@@ -93,10 +94,19 @@ def choose(
         sparsity_distributions.check_sparsity(sparsity, 'sparsity')
     reasons = left_out(leaves, types, only, skip)
     pruned_types: dict[str, sparsity_types.SparsityType] = {}
+    refused = {}
     for name, sparsity_type in _types_by_name(leaves, types).items():
         if name not in reasons and sparsity_type is not None:
-            sparsity_type.check_shape(leaves[name].shape, name)
             pruned_types[name] = sparsity_type
+            try:
+                sparsity_type.check_shape(leaves[name].shape, name)
+            except PartialGroupError as error:
+                refused[name], _, _ = str(error).partition('; ')
+    if refused:
+        raise ValueError(
+            f'{"; ".join(refused.values())}. Choose another m or axis for such tensors, or leave them dense: '
+            f'skip={[*skip, *refused]}'
+        )
     if not pruned_types:
         raise ValueError(
             'no leaf is left to prune; a leaf needs floats of 16 to 64 bits, and more than one dimension or its full '

@@ -11,7 +11,7 @@ _PHRASES = {
     'masks_out and out are': '--masks-out and --out are',
     ' (a ConfigDict sorts its keys: give pairs of name and value in a list instead)': '',
 }
-_DENSE_TYPE = re.compile(r"sparsity_type=\{'([^']+)': None, '\*': …\}")
+_SKIPPED = re.compile(r"skip=\[('[^\]]+)\]")
 
 
 def in_options(message: str, options: Collection[str]) -> str:
@@ -21,12 +21,14 @@ def in_options(message: str, options: Collection[str]) -> str:
     '--only: hed matches no parameter'
     >>> in_options('seed must not be negative', ['only', 'seeds'])
     '--seeds must not be negative'
+    >>> in_options("leave them dense: skip=['a', 'b']", ['skip'])
+    "leave them dense: --skip 'a' 'b'"
     """
     if not options:
         return message
     for phrase, words in _PHRASES.items():
         message = message.replace(phrase, words)
-    message = _DENSE_TYPE.sub(r"--types '\1=dense' …", message)
+    message = _SKIPPED.sub(lambda match: f'--skip {match[1].replace(",", "")}', message)
     first_word = re.match(r'(?:an? )?([a-z_]+)', message)
     if first_word is None:
         return message
