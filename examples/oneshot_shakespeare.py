@@ -20,7 +20,7 @@ import tyro
 
 from jaxpruner.baselines.checkpointing import Checkpoints
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.baselines.sweep_folder import claimed
+from jaxpruner.baselines.sweep_folder import claimed, keep_recipe
 from jaxpruner.core import atomic_files
 from jaxpruner.core.progress import progress_bar
 from jaxpruner.report import plots, tables
@@ -86,6 +86,7 @@ def run(settings: Settings) -> None:
     text = read_text(recipe, data_dir)
     training = Training(recipe, text)
     with claimed(settings.out, recipe):
+        keep_recipe(settings.out, recipe)
         checkpoints = Checkpoints(settings.out / 'checkpoints', recipe.digest())
         for seed in settings.seeds:
             with progress_bar(recipe.steps, settings.progress) as show:

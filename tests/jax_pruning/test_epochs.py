@@ -73,6 +73,7 @@ SETTINGS = hypothesis.settings(max_examples=40)
 
 
 @SETTINGS
+@pytest.mark.filterwarnings('ignore:.* prunes no leaf:UserWarning')  # at density 1
 @hypothesis.given(TWO_MATRICES, DENSITIES)
 def test_unstructured_masks(matrices, density):
     first, second = matrices
