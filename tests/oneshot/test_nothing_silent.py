@@ -834,3 +834,14 @@ def test_no_pruning_is_no_news():
     pruned, masks = jaxpruner.prune(PARAMS, 0.5, 'no_prune')  # warnings are errors
     assert pruned is PARAMS
     assert masks == dict.fromkeys(PARAMS)
+
+
+def test_a_pruner_that_has_kept_zeros_equals_one_of_the_same_settings():
+    used, unused = (
+        jaxpruner.oneshot.SparseGPT(sparsity=0.5),
+        jaxpruner.oneshot.SparseGPT(sparsity=0.5),
+    )
+    with pytest.warns(UserWarning, match='zero already'):
+        used.instant_sparsify(with_zeros(0.6), apply_fn=mlp, batches=[X])
+    assert used == unused
+    assert hash(used) == hash(unused)

@@ -1,7 +1,7 @@
 """SparseGPT: weights are removed input by input, and the others are changed to make up for it."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,13 @@ from jaxpruner.oneshot.input_statistics import first_names
 from jaxpruner.oneshot.sparsegpt_matrices import BLOCK_SIZE, prune_by_factors
 
 decompose_in_place = jax.jit(flipped_cholesky, donate_argnums=0)
+
+
+class _ManyZeros(NamedTuple):
+    """Whether the model that is pruned now has more zeros than are asked for. No setting: equality leaves it out."""
+
+    stay: bool
+    is_derived_setting = True
 
 
 @dataclasses.dataclass
@@ -52,7 +59,7 @@ class SparseGPT(CalibratedPruning):
     keep_zeros: bool | None = None
 
     # What is decided where `keep_zeros` is `None`, for the model that is pruned now.
-    _has_many_zeros = False
+    _many_zeros = _ManyZeros(stay=False)
 
     def begin(self, params, targets):
         """Compares the zeros of the model with what is asked for."""
@@ -68,8 +75,8 @@ class SparseGPT(CalibratedPruning):
                 zeros += leaf.size - utils.count_nonzero(leaf)
                 asked += float(targets[path].sparsity) * leaf.size
                 size += leaf.size
-        self._has_many_zeros = zeros > asked
-        if self._has_many_zeros:
+        self._many_zeros = _ManyZeros(stay=zeros > asked)
+        if self._many_zeros.stay:
             caller_warnings.warn(
                 f'{zeros / size:.4g} of the weights that are to be pruned are zero already, more than the '
                 f'{asked / size:.4g} that are asked for; they stay zero. keep_zeros=True avoids this warning, and '
@@ -84,7 +91,7 @@ class SparseGPT(CalibratedPruning):
     def prune_matrices(self, weights, prepared, sparsity, sparsity_type, where):
         """Makes new weights and the mask; `prepared` are the factors that `prepare` made."""
         del where
-        keep_zeros = self._has_many_zeros if self.keep_zeros is None else self.keep_zeros
+        keep_zeros = self._many_zeros.stay if self.keep_zeros is None else self.keep_zeros
         pruned = prune_by_factors(
             weights,
             prepared,
