@@ -143,7 +143,7 @@ def test_a_flax_kernel_is_told_where_its_inputs_are(tmp_path, capsys):
         (['run', 'vit', '--set', 'steps'], "--set: 'steps' is no key=value"),
         (['prune', 'FILE', '--types', '2-4'], "--types: '2-4': unknown sparsity type"),
         (['prune', 'FILE', '--types', 'w=4:2'], "--types: 'w=4:2': N:M sparsity keeps n of m"),
-        (['prune', 'FILE', '--types', '2:4'], "leave the leaf dense: --types 'w=dense'"),
+        (['prune', 'FILE', '--types', '2:4'], "leave them dense: --skip 'w'"),
         (
             ['prune', 'FILE', '--skip', '*', '--sparsity', '0.5'],
             'or its full name in --only',
