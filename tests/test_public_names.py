@@ -164,7 +164,7 @@ def test_modules_that_documents_named_are_found_under_their_old_names():
     import jaxpruner.packing
     import jaxpruner.sparse_state
     import jaxpruner.tree
-    from jaxpruner.core import tree
+    from jaxpruner import tree
 
     assert jaxpruner.tree.map_with_missing is tree.map_with_missing
     assert jaxpruner.packing.pack is jaxpruner.core.packing.pack

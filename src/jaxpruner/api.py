@@ -19,8 +19,8 @@ from jaxpruner import (
 from jaxpruner.algorithms import acdc
 from jaxpruner.base_updater import BaseUpdater, NoPruning, config_keys
 from jaxpruner.core import config_files
-from jaxpruner.core.nearest_names import nearest
 from jaxpruner.sparsity_types.leaves import normalize_setting
+from jaxpruner.tree import nearest
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import masking, packing, sparse_state
-from jaxpruner.core import tree as tree_lib
 
 _DISAGREEMENT = '_disagreement'
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import host_arrays
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.saving import save_safetensors
 from jaxpruner.structure import ChannelGraph
 from jaxpruner.structure.analysis.axes import Axes

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import tree as tree_lib
 from jaxpruner import utils
 from jaxpruner.core import masking, packing, sparse_state, text_tables
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.text_tables import Column
 
 if TYPE_CHECKING:

@@ -1,8 +1,558 @@
-"""Maps over pytrees in which a leaf may be `None`, and paths of leaves, for algorithms of one's own.
+"""Paths, selection by name, and maps over pytrees in which a mask may be `None`.
 
->>> from jaxpruner import tree
->>> tree.map_with_missing(lambda p, m: p if m is None else p * m, {'a': 3, 'b': 4}, {'a': None, 'b': 0})
-{'a': 3, 'b': 0}
+A leaf is known by its path, a tuple of plain names. `None` in a tree of masks or of
+sparsities stands for "this leaf is dense"; `jax.tree.map` refuses such trees, the
+functions here take them.
 """
 
-from jaxpruner.core.tree import *  # noqa: F403
+import collections
+import difflib
+import fnmatch
+import numbers
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+Path = tuple[str, ...]
+PyTree = Any
+# Which leaves are stacks of layers: a glob or a path, or several (the first axis counts layers), or a mapping to axes.
+Stacked = str | Sequence[str | Path] | Mapping[Any, int]
+
+_NUMBERS = (bool, int, float, complex)
+
+_VALUE = jax.tree_util.GetAttrKey('value')
+
+# The name under which a model that is one bare array is known.
+SINGLE_ARRAY_PATH: Path = ('kernel',)
+
+
+def _key_name(key: Any) -> str:
+    for attribute in ('key', 'name', 'idx'):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _path_names(key_path: Sequence[Any]) -> Path:
+    return tuple(_key_name(key) for key in key_path)
+
+
+def _is_box(key_path: Sequence[Any]) -> bool:
+    """Whether the path ends in the attribute `value` of a Flax variable, which is no part of the name."""
+    return len(key_path) > 1 and key_path[-1] == _VALUE
+
+
+def _named(entries: Sequence[tuple[Any, Any]]) -> list[Path]:
+    """Names all leaves by their paths; an only child called `value` by its parent's."""
+    children_of = collections.Counter(_path_names(path[:-1]) for path, _ in entries)
+    names = []
+    for path, _ in entries:
+        name = _path_names(path)
+        if _is_box(path) and children_of[name[:-1]] == 1:
+            name = name[:-1]
+        if not name:
+            name = SINGLE_ARRAY_PATH
+        names.append(name)
+    return names
+
+
+def flatten_with_paths(
+    tree: PyTree, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[Path], list[Any], Any]:
+    """Flattens a pytree of arrays into paths, leaves and the tree's structure.
+
+    Args:
+      tree: any pytree.
+      is_leaf: which nodes count as leaves besides arrays, as in `jax.tree.flatten`.
+
+    Returns:
+      The path of each leaf, the leaves, and the treedef that puts them together again.
+
+    >>> flatten_with_paths({'dense': {'bias': 1.0, 'kernel': 2.0}})[:2]
+    ([('dense', 'bias'), ('dense', 'kernel')], [1.0, 2.0])
+    >>> flatten_with_paths(3.0)[0]
+    [('kernel',)]
+    """
+    entries, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    return _named(entries), [leaf for _, leaf in entries], treedef
+
+
+def as_arrays(tree: PyTree) -> PyTree:
+    """Makes arrays of numbers of Python, as `jax.jit` takes them; returns the same tree if there are none.
+
+    Args:
+      tree: any pytree.
+
+    >>> as_arrays({'scale': 1.0})
+    {'scale': array(1., dtype=float32)}
+    """
+    if not any(isinstance(leaf, _NUMBERS) for leaf in jax.tree.leaves(tree)):
+        return tree
+    return jax.tree.map(_as_array, tree)
+
+
+def _as_array(leaf: Any) -> Any:
+    return np.asarray(leaf, jax.dtypes.result_type(leaf)) if isinstance(leaf, _NUMBERS) else leaf
+
+
+def leaves_like(treedef: Any, tree: PyTree) -> list[Any]:
+    """Lists the entries of `tree` at the leaves of `treedef`, `None` where the tree holds no array.
+
+    Besides `None` itself, `optax.MaskedNode` (a leaf that belongs to another optimizer)
+    counts as no array.
+
+    Args:
+      treedef: the structure of the parameters.
+      tree: a tree of that structure in which leaves or whole subtrees may be missing.
+
+    Returns:
+      One entry for each leaf of `treedef`.
+
+    Raises:
+      ValueError: the tree has another structure.
+
+    >>> leaves_like(jax.tree.structure({'a': 1, 'b': 2}), {'a': None, 'b': 5})
+    [None, 5]
+    """
+    try:
+        entries = treedef.flatten_up_to(tree)
+    except (ValueError, TypeError) as error:
+        entries = _up_to_wrappers(treedef, tree) or _by_name(treedef, tree)
+        if entries is None:
+            raise ValueError(_misfit(treedef, tree)) from error
+    return [None if _is_missing(entry) else _unboxed(entry) for entry in entries]
+
+
+def _is_missing(entry: Any) -> bool:
+    return entry is None or isinstance(entry, optax.MaskedNode)
+
+
+def _unboxed(entry: Any) -> Any:
+    """Takes the array out of a variable box (a node with one child); `None` if the box is empty."""
+    if hasattr(entry, 'shape'):
+        return entry
+    inside = jax.tree.leaves(entry)
+    if not inside:
+        return None
+    return inside[0] if len(inside) == 1 else entry
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class WithoutMissing(dict):
+    """A mapping, like the parameters, that lacks the leaves in whose place another tree has `None`.
+
+    >>> leaves_like(jax.tree.structure({'a': 1, 'b': 2}), WithoutMissing(b=5))
+    [None, 5]
+    """
+
+    def tree_flatten_with_keys(self):
+        """Flattens as a dict."""
+        names = sorted(self)
+        return [(jax.tree_util.DictKey(name), self[name]) for name in names], tuple(names)
+
+    @classmethod
+    def tree_unflatten(cls, names, entries):
+        """Makes the mapping of its names and entries."""
+        return cls(zip(names, entries, strict=True))
+
+
+def _is_wrapper(node: Any) -> bool:
+    """Whether a node holds one array and says what its axes are, as boxes of Flax and named arrays of haliax do.
+
+    The array is called `value` or `array`, or has no name.
+    """
+    if isinstance(node, tuple | list | Mapping):
+        return False
+    entries, treedef = jax.tree_util.tree_flatten_with_path(node)
+    if len(entries) != 1 or treedef.num_nodes != 2:
+        return False
+    (key,), _ = entries[0]
+    is_unnamed = isinstance(key, jax.tree_util.FlattenedIndexKey)
+    return is_unnamed or key in (_VALUE, jax.tree_util.GetAttrKey('array'))
+
+
+def _without_wrappers(treedef: Any) -> Any:
+    """Makes the structure in which a leaf stands in the place of its wrapper."""
+    return jax.tree.structure(_numbered_tree(treedef), is_leaf=_is_wrapper)
+
+
+def unflatten(treedef: Any, entries: Iterable[Any], leaves: Iterable[Any]) -> PyTree:
+    """Puts an entry in the place of each leaf, as `jax.tree.unflatten`, where entries may be no arrays of its shape.
+
+    A wrapper that names the axes of a leaf (a variable of Flax with axis names, a `NamedArray` of haliax) holds arrays
+    of as many axes alone. `None` and arrays of another rank stand in its place.
+
+    Args:
+      treedef: the structure of the parameters.
+      entries: an array, a number or `None` for each leaf.
+      leaves: the parameters, or their shapes.
+
+    >>> leaves, treedef = jax.tree.flatten({'a': jnp.ones((2, 2)), 'b': jnp.ones(2)})
+    >>> unflatten(treedef, [0.5, None], leaves)
+    {'a': 0.5, 'b': None}
+    """
+    outer = _without_wrappers(treedef)
+    placed = []
+    for node, entry, leaf in zip(
+        outer.flatten_up_to(_numbered_tree(treedef)), entries, leaves, strict=True
+    ):
+        is_wrapped = entry is not None and _rank(entry) == _rank(leaf)
+        placed.append(jax.tree.structure(node).unflatten([entry]) if is_wrapped else entry)
+    return jax.tree.unflatten(outer, placed)
+
+
+def _rank(entry: Any) -> int | None:
+    shape = getattr(entry, 'shape', None)
+    return None if shape is None else len(shape)
+
+
+def _up_to_wrappers(treedef: Any, tree: PyTree) -> list[Any] | None:
+    """Lists the entries of a tree in which some leaves stand without their wrappers; `None` if it does not fit."""
+    try:
+        entries = _without_wrappers(treedef).flatten_up_to(tree)
+    except (ValueError, TypeError):
+        return None
+    # A wrapper may have the shape of what is in it, or of nothing.
+    return [
+        next(iter(jax.tree.leaves(entry)), None)
+        if _is_wrapper(entry) or not jax.tree.leaves(entry)
+        else entry
+        for entry in entries
+    ]
+
+
+def _by_name(treedef: Any, tree: PyTree) -> list[Any] | None:
+    """Matches containers that differ only in kind (dict and FrozenDict, a box and its value) leaf by leaf.
+
+    What is missing may be a whole subtree, as in the states of `optax.masked`. `None` if the trees do not fit.
+    """
+    names = _leaf_names(treedef)
+    entries, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_missing)
+    entry_by_name: dict[Path, Any] = {}
+    missing: list[Path] = []
+    for name, (path, entry) in zip(_named(entries), entries, strict=True):
+        if _is_missing(entry):
+            missing.append(name if path else ())
+        else:
+            entry_by_name[name] = entry
+    if not set(entry_by_name) <= set(names):
+        return None
+    for name in names:
+        if name in entry_by_name or isinstance(tree, WithoutMissing):
+            continue
+        if not any(name[: len(prefix)] == prefix for prefix in missing):
+            return None
+    return [entry_by_name.get(name) for name in names]
+
+
+def _leaf_names(treedef: Any) -> list[Path]:
+    names, _, _ = flatten_with_paths(_numbered_tree(treedef))
+    return names
+
+
+def _numbered_tree(treedef: Any) -> PyTree:
+    return jax.tree.unflatten(treedef, range(treedef.num_leaves))
+
+
+def _misfit(treedef: Any, tree: PyTree) -> str:
+    """Describes two trees of different structure: the paths that only one of them has."""
+    expected = set(map(path_string, _leaf_names(treedef)))
+    given = _names_and_missing(tree)
+    lacking = expected - given
+    besides = given - expected
+
+    def listed(names: set[str]) -> str:
+        return ', '.join(map(repr, sorted(names)[:4])) + (', …' if len(names) > 4 else '')
+
+    hint = ''
+    if besides & _names_and_missing(_numbered_tree(treedef)):
+        hint = '; the first of the trees has None there: put the full tree first'
+    return (
+        'a tree does not fit the structure of the parameters: '
+        f'it lacks {listed(lacking) or "nothing"} and has {listed(besides) or "nothing"} besides; '
+        f'give one entry (an array or None) for each parameter{hint}'
+    )
+
+
+def _names_and_missing(tree: PyTree) -> set[str]:
+    """Names the leaves by their paths, and `None` in the place of one."""
+    paths, _, _ = flatten_with_paths(tree, is_leaf=lambda node: node is None)
+    return set(map(path_string, paths))
+
+
+def map_with_missing(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
+    """Maps over a tree and others like it in which leaves may be `None`.
+
+    Args:
+      function: called with the leaf of `tree` and the entries of `rest`, each an array or `None`.
+      tree: sets the structure; it has an array in each leaf, such as the parameters. A `None` in it is no leaf, as in
+        `jax.tree.map`.
+      *rest: trees of the same structure, leaves may be `None`.
+
+    Returns:
+      The results in the structure of `tree`, as `unflatten` puts them there.
+
+    Raises:
+      ValueError: a tree of `rest` has another structure, or leaves that `tree` lacks.
+
+    >>> map_with_missing(lambda p, m: p if m is None else p * m, {'a': 3, 'b': 4}, {'a': None, 'b': 0})
+    {'a': 3, 'b': 0}
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    others = [leaves_like(treedef, other) for other in rest]
+    results = []
+    for entries in zip(leaves, *others, strict=True):
+        results.append(function(*entries))
+    return unflatten(treedef, results, leaves)
+
+
+def path_string(path: Path) -> str:
+    """Writes the path as text, `'a/b/kernel'`.
+
+    >>> path_string(('encoder', '0', 'kernel'))
+    'encoder/0/kernel'
+    """
+    return '/'.join(path)
+
+
+def matches(name: str | Path, path: Path) -> bool:
+    """Whether a leaf's name as given in settings means the leaf at `path`.
+
+    Args:
+      name: the path as a tuple, as `'a/b/kernel'`, or as a glob, `'*/kernel'` (`*` also crosses `/`).
+      path: the leaf's path.
+
+    >>> matches('*/kernel', ('a', 'b', 'kernel')), matches(('a',), ('a', 'b'))
+    (True, False)
+    """
+    if not isinstance(name, str):
+        return tuple(str(part) for part in name) == path
+    return name == path_string(path) or fnmatch.fnmatchcase(path_string(path), name)
+
+
+def as_names(names: Stacked) -> tuple[str | Path, ...]:
+    """Returns several names (or the keys of a mapping) as a tuple, and a single one, too."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def matches_any(names: str | Sequence[str | Path], path: Path) -> bool:
+    """Whether one of these names means the leaf at `path`, as in `matches`."""
+    return any(matches(name, path) for name in as_names(names))
+
+
+def axes_of_layers(stacked: Stacked) -> dict[str | Path, int]:
+    """Maps each name in `stacked` to the axis that counts layers, the first unless it says another.
+
+    >>> axes_of_layers('blocks/*'), axes_of_layers({'layers/*': 1})
+    ({'blocks/*': 0}, {'layers/*': 1})
+    """
+    return dict(stacked) if isinstance(stacked, Mapping) else dict.fromkeys(as_names(stacked), 0)
+
+
+def layer_axis(
+    stacked: Stacked,
+    path: Path,
+    shape: tuple[int, ...],
+    matches: Callable[[Any, Path], bool] = matches,
+) -> int | None:
+    """Finds the axis of a leaf that counts layers; `None` where no name of `stacked` means the leaf.
+
+    Args:
+      stacked: names or globs of leaves whose first axis counts layers, or a mapping from them to axes.
+      path: the leaf's path.
+      shape: its shape.
+      matches: `(name, path) -> bool`, what a name means.
+
+    Raises:
+      ValueError: the leaf has no such axis.
+
+    >>> layer_axis({'layers/*': 1}, ('layers', 'kernel'), (32, 2, 64)), layer_axis('layers/*', ('head',), (32, 4))
+    (1, None)
+    """
+    for name, axis in axes_of_layers(stacked).items():
+        if not matches(name, path):
+            continue
+        if not shape and axis == 0:  # a number beside the stacked leaves
+            return None
+        if not -len(shape) <= axis < len(shape):
+            raise ValueError(
+                f'stacked: {name!r} says axis {axis}, which {path_string(path)} of shape {shape} does not have; name '
+                'only leaves that are stacks of layers'
+            )
+        return axis % len(shape)
+    return None
+
+
+def layer_shape(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+    """Returns the shape of one layer, given the axis that counts layers; `None` for a leaf that is no stack.
+
+    >>> layer_shape((32, 2, 64), 1), layer_shape((32, 64), None)
+    ((32, 64), (32, 64))
+    """
+    return shape if axis is None else (*shape[:axis], *shape[axis + 1 :])
+
+
+def rule_name(name: Any, where: str = '') -> str | Path:
+    """Reads the name of leaves in a setting; a list, as files and configs hold it, is a path.
+
+    `where` is how the message of the `TypeError` for anything else begins: the setting and a colon.
+
+    >>> rule_name(['a', 'kernel'])
+    ('a', 'kernel')
+    """
+    if isinstance(name, str):
+        return name
+    if isinstance(name, list | tuple) and all(isinstance(part, str) for part in name):
+        return tuple(name)
+    raise TypeError(
+        f"{where}leaves are named by 'a/kernel', ('a', 'kernel') or a glob such as 'a/*', got {name!r}"
+    )
+
+
+def check_names(
+    names: Iterable[str | Path],
+    paths: Sequence[Path],
+    setting: str,
+    matches: Callable[[Any, Path], bool] = matches,
+    separator: str = '/',
+) -> None:
+    """Refuses names that mean no leaf.
+
+    Args:
+      names: names or globs from a setting.
+      paths: the paths of all leaves.
+      setting: what the setting is called, for the message.
+      matches: `(name, path) -> bool`, what a name means.
+      separator: what stands between the parts of a path, for the message.
+
+    Raises:
+      ValueError: a name matches no leaf; the message lists the nearest ones.
+
+    >>> check_names(['*/kernel'], [('a', 'kernel')], 'stacked')
+    """
+    for name in names:
+        if not any(matches(name, path) for path in paths):
+            known = [separator.join(path) for path in paths]
+            text = name if isinstance(name, str) else separator.join(str(part) for part in name)
+            near = closest(text, known)
+            raise ValueError(
+                f'{setting}: {name!r} matches no parameter; the nearest are {", ".join(map(repr, near))}'
+            )
+
+
+def first_matches(
+    rules: Any,
+    paths: Sequence[Path],
+    setting: str,
+    matches: Callable[[Any, Path], bool] = matches,
+    separator: str = '/',
+) -> list[int | None]:
+    """Finds which of some ordered rules each leaf takes: the first whose name matches it.
+
+    Args:
+      rules: names or globs in their order, or a mapping with such keys.
+      paths: the paths of all leaves.
+      setting: what the setting is called, for the messages.
+      matches: `(name, path) -> bool`, what a name means.
+      separator: what stands between the parts of a path, for the messages.
+
+    Returns:
+      The rule's index for each leaf, `None` where no rule matches.
+
+    Raises:
+      ValueError: a name matches no leaf, or only leaves that earlier rules take.
+
+    >>> first_matches({'head/*': None, '*': 0.5}, [('head', 'kernel'), ('a', 'kernel')], 'custom_sparsity_map')
+    [0, 1]
+    """
+    names = list(rules)
+    check_names(names, paths, setting, matches, separator)
+    chosen = []
+    for path in paths:
+        fitting = (i for i, name in enumerate(names) if matches(name, path))
+        chosen.append(next(fitting, None))
+    for i, name in enumerate(names):
+        # A last "all others" may well find nothing left.
+        if i not in chosen and not (name == '*' and i == len(names) - 1):
+            raise ValueError(
+                f'{setting}: {name!r} is never used, since earlier names match all of its parameters; put it before '
+                'them (a ConfigDict sorts its keys: give pairs of name and value in a list instead)'
+            )
+    return chosen
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value is only known when the compiled program runs, so that it cannot be checked.
+
+    >>> is_traced(0.5)
+    False
+    """
+    return isinstance(value, jax.core.Tracer)
+
+
+def has_traced(tree: PyTree) -> bool:
+    """Whether any leaf is traced: what is computed from the tree is then part of a larger program.
+
+    >>> has_traced({'a': 0.5, 'b': None})
+    False
+    """
+    return any(map(is_traced, jax.tree.leaves(tree)))
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a real scalar of Python, NumPy or JAX, perhaps a traced one; a bool is none.
+
+    >>> is_number(0.5), is_number('0.5'), is_number(True)
+    (True, False, False)
+    """
+    dtype = getattr(value, 'dtype', None)
+    if dtype is None:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    is_real = jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+    return is_real and getattr(value, 'ndim', None) == 0
+
+
+_MOST_LISTED = 30  # names that a message lists, where none looks like the unknown one
+_MOST_NEAREST = 3
+# How much less alike than the best a name may be, as a ratio of difflib.
+_MARGIN = 0.1
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Names the known names that look like an unknown one, or else all, in the words of an error.
+
+    Where all are too many, the three that differ least are named.
+
+    >>> nearest('magnitud', ['magnitude', 'random'])
+    "did you mean 'magnitude'?"
+    """
+    known = sorted(known)
+    similar = difflib.get_close_matches(name, known, n=_MOST_NEAREST, cutoff=0.5)
+    if similar:
+        least = _likeness(name, similar[0]) - _MARGIN
+        nearest_names = [repr(other) for other in similar if _likeness(name, other) >= least]
+        return f'did you mean {" or ".join(nearest_names)}?'
+    if len(known) > _MOST_LISTED:
+        least_different = difflib.get_close_matches(name, known, n=_MOST_NEAREST, cutoff=0.0)
+        return f'the nearest of {len(known)} names are {", ".join(map(repr, least_different))}'
+    return f'known are {", ".join(map(repr, known))}'
+
+
+def closest(name: str, known: Sequence[str]) -> list[str]:
+    """Lists the three known names that look most like an unknown one; the first three if none does.
+
+    >>> closest('dense/kernl', ['bias', 'dense/kernel'])
+    ['dense/kernel']
+    """
+    similar = difflib.get_close_matches(name, known, n=_MOST_NEAREST, cutoff=0.4)
+    return similar or list(known[:_MOST_NEAREST])
+
+
+def _likeness(name: str, other: str) -> float:
+    """Computes the ratio that `get_close_matches` compares."""
+    return difflib.SequenceMatcher(None, other, name).ratio()

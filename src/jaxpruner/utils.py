@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import caller_warnings
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.seeds import check_seed as check_seed
 from jaxpruner.core.seeds import prng_key as prng_key
 

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from activations.frameworks import FRAMEWORKS, HIDDEN, X
+from jaxpruner import tree as tree_lib
 from jaxpruner.activations import (
     prune_act_struct,
     prune_act_unstruct,
     sparsify_activations,
     summarize_activations,
 )
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparsity_types import NByM
 
 

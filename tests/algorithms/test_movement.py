@@ -12,8 +12,7 @@ import pytest
 from flax import nnx
 
 import jaxpruner
-from jaxpruner import sparsity_distributions, sparsity_schedules
-from jaxpruner.core import tree
+from jaxpruner import sparsity_distributions, sparsity_schedules, tree
 
 STEPS = 6
 PARAMS = {

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxpruner import tree
 from jaxpruner.baselines import WORKLOADS, data, images, models
 from jaxpruner.baselines.convolutions import convolution_as_matmul
-from jaxpruner.core import tree
 
 
 def shapes_of(name, preset):

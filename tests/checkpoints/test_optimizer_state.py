@@ -18,7 +18,7 @@ from jaxpruner.checkpoints import (
     prune,
     write_safetensors,
 )
-from jaxpruner.core.tree import flatten_with_paths, path_string
+from jaxpruner.tree import flatten_with_paths, path_string
 
 PARAMS = {
     'dense': {'kernel': jnp.ones((8, 8)), 'bias': jnp.ones(8)},

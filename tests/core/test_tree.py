@@ -11,7 +11,7 @@ import optax
 import pytest
 from flax import nnx
 
-from jaxpruner.core import tree
+from jaxpruner import tree
 
 Pair = collections.namedtuple('Pair', 'kernel bias')
 

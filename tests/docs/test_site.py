@@ -45,7 +45,7 @@ def test_every_name_in_the_original_documents_has_an_entry():
 @pytest.mark.parametrize(
     ('code', 'missing'),
     [
-        ('from jaxpruner.core.tree import flatten_with_paths', 'core.tree.flatten_with_paths'),
+        ('from jaxpruner.tree import flatten_with_paths', 'tree.flatten_with_paths'),
         ('from jaxpruner.core import packing as p\np.pack_leaf', None),  # there is no such name
         ('import jaxpruner\njaxpruner.core.progress.progress_bar()', 'core.progress.progress_bar'),
         ('from jaxpruner.algorithms.pruners import MagnitudePruning', None),

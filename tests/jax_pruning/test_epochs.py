@@ -21,8 +21,8 @@ from flax.training import train_state
 
 import jaxpruner
 from contract import front_ends
-from jaxpruner import jax_pruning, pruning, pruning_apply, sparsity_distributions
-from jaxpruner.core import masking, packing, tree
+from jaxpruner import jax_pruning, pruning, pruning_apply, sparsity_distributions, tree
+from jaxpruner.core import masking, packing
 
 
 def masks_of(params, method, rate, epoch=1, **arguments):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from jaxpruner.core import tree
+from jaxpruner import tree
 from jaxpruner.jax_pruning.kernels import is_kernel, names_leaf
 
 

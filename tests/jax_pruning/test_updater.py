@@ -13,8 +13,15 @@ import pytest
 import jaxpruner
 from contract import front_ends, tables, training
 from helpers import compiling, hlo
-from jaxpruner import PruningStrategy, StrategyPruning, gradual_strategy, pruning, pruning_apply
-from jaxpruner.core import masking, tree
+from jaxpruner import (
+    PruningStrategy,
+    StrategyPruning,
+    gradual_strategy,
+    pruning,
+    pruning_apply,
+    tree,
+)
+from jaxpruner.core import masking
 from jaxpruner.jax_pruning import kernels
 
 STEPS_PER_EPOCH, EPOCHS = 4, 3

@@ -9,8 +9,7 @@ import pytest
 
 import jaxpruner
 from helpers.random_numbers import Normal
-from jaxpruner import NByM
-from jaxpruner.core import tree
+from jaxpruner import NByM, tree
 from oneshot import model
 
 normal = Normal(5)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from jaxpruner.core import tree
+from jaxpruner import tree
 from jaxpruner.structure import channel_groups
 from structure import filled, further_models, permuted
 from structure.values import values_like

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.core import tree
+from jaxpruner import tree
 
 
 def values_like(params, inputs, seed=0):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpruner.core import tree
+from jaxpruner import tree
 from jaxpruner.uses import (
     UnsupportedPrimitive,
     bodies,

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner.core import tree
+from jaxpruner import tree
 
 KEY = jax.random.key(0)
 

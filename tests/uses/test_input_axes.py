@@ -9,8 +9,7 @@ import optax
 import pytest
 
 import jaxpruner
-from jaxpruner import NByM, sparsity_distributions, uses
-from jaxpruner.core import tree
+from jaxpruner import NByM, sparsity_distributions, tree, uses
 from uses import equinox_models, linen_models
 from uses.table import floats
 

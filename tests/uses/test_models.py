@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxpruner.core import tree
+from jaxpruner import tree
 from jaxpruner.uses import param_uses
 from uses import equinox_models, haiku_models, linen_models, nnx_models
 from uses.table import expected_uses, short_uses

@@ -7,9 +7,9 @@ from typing import Any
 import equinox as eqx
 import jax
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.activations import calls, substitutes
 from jaxpruner.activations import layers as layers_lib
-from jaxpruner.core import tree as tree_lib
 
 
 def tapped(model: Any, tap: calls.Tap) -> Any:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import sparsity_distributions, sparsity_types
+from jaxpruner import tree as tree_lib
 from jaxpruner.activations import pruning
-from jaxpruner.core import tree as tree_lib
 
 _PRUNED = ('inputs', 'outputs')
 

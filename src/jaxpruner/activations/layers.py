@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 
 # How many layers an error lists.
 _LISTED = 12

@@ -5,9 +5,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.activations import calls, layer_pruning
 from jaxpruner.activations import layers as layers_lib
-from jaxpruner.core import tree as tree_lib
 
 # A library, a class of its models, and the file here that knows them. A library that is not imported is not asked.
 _MODEL_CLASSES = (

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import custom_batching
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.activations import calls, layer_pruning, models
 from jaxpruner.activations import layers as layers_lib
-from jaxpruner.core import tree as tree_lib
 
 
 def summarize_activations(

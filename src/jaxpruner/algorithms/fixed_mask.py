@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import base_updater, sparsity_distributions
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import init_checks
 from jaxpruner.core import caller_warnings, packing
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.dtypes import holds_weights
 
 

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import base_updater, mask_calculator, sparsity_distributions, sparsity_types
+from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import mixins, pruners
 from jaxpruner.base_updater import sparsity_setting
 from jaxpruner.core import control
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.dtypes import holds_weights
 from jaxpruner.mask_calculator import calculators, lazy_scores, selection
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import base_updater, sparsity_types
+from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 from jaxpruner.base_updater import init_checks, schedule_reach
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators, lazy_scores, n_by_m
 from jaxpruner.sparsity_types.base import Groups
 

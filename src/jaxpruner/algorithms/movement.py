@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import base_updater
+from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import ste
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.dtypes import at_least_float32, holds_weights
 
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import base_updater
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater as BaseUpdater
 from jaxpruner.core import control, seeds
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.dtypes import at_least_float32
 from jaxpruner.mask_calculator import lazy_scores
 

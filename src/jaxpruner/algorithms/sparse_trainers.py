@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxpruner import base_updater, sparsity_types
+from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import overridden_names, pruners, regrown_channels
 from jaxpruner.base_updater import init_checks, schedule_reach
 from jaxpruner.core import arguments, optimizer_state, seeds
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.optimizer_state import restart_inner_state as restart_inner_state
 from jaxpruner.mask_calculator import calculators, lazy_scores, replacement
 from jaxpruner.mask_calculator.replacement import MaskedLeaf

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import base_updater
+from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import mixins, pruners
 from jaxpruner.core import arguments, masking, seeds
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import only_sparse_state
 
 # A mixin calls the methods of the pruner that it is mixed into.

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import elementwise_optimizers
 from jaxpruner.base_updater.pruner import Pruner
 from jaxpruner.core import (
@@ -33,7 +34,6 @@ from jaxpruner.core import (
     optimizer_state,
     packing,
 )
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import SparseState
 from jaxpruner.mask_calculator import lazy_scores
 

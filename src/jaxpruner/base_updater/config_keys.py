@@ -27,8 +27,8 @@ from jaxpruner.base_updater.setting_checks import (
     number_in,
 )
 from jaxpruner.core import arguments, seeds
-from jaxpruner.core.tree import is_number
 from jaxpruner.sparsity_types.leaves import normalize_setting
+from jaxpruner.tree import is_number
 
 
 def _check_sparsity(key: str, value: Any) -> None:

@@ -24,10 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import compact_moments, optional_hooks, targets
 from jaxpruner.base_updater.pruner import Pruner
 from jaxpruner.core import arguments, caller_warnings, control, masking, optimizer_state, packing
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import (
     DueState,
     HostDrivenState,

@@ -25,8 +25,8 @@ import jax.extend.core
 import optax
 from optax import tree_utils
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import control
-from jaxpruner.core import tree as tree_lib
 
 _KEEP_ZERO = frozenset(
     'neg sign abs sqrt cbrt square real imag conj copy convert_element_type reduce_precision '

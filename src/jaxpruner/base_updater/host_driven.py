@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import optax
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater.mask_programs import MaskProgram, StaysInStepError, mask_program
 from jaxpruner.base_updater.updater import BaseUpdater
 from jaxpruner.core import sparse_state
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import DueState, HostDrivenState, SparseState
 
 logger = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import schedule_reach
 from jaxpruner.base_updater.leaf_plans import PruningPlan
 from jaxpruner.base_updater.pruner import PlannedPruner
 from jaxpruner.core import caller_warnings, masking
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators
 from jaxpruner.sparsity_types import NByM
 

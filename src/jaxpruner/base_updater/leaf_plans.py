@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import sparsity_distributions
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater.pruner import PlannedPruner
 from jaxpruner.core import text_tables
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators, joint_leaves, selection
 from jaxpruner.sparsity_types import (
     Block,

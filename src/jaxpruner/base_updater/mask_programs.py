@@ -19,10 +19,10 @@ import jax.extend.core
 import optax
 from jax.sharding import NamedSharding
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater.driver import Step
 from jaxpruner.base_updater.updater import BaseUpdater
 from jaxpruner.core import control, masking
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import SparseState
 
 # Method -> its arguments that exist outside of a step; any other is an extra argument of the step's `update`.

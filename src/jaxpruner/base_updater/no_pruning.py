@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import jax
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater.updater import BaseUpdater, DistributionFn
-from jaxpruner.core import tree as tree_lib
 
 
 @dataclasses.dataclass

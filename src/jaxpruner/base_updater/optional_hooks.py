@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxpruner import sparsity_types
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import config_keys
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.arguments import signature_words
 from jaxpruner.core.sparse_state import SparseState
 

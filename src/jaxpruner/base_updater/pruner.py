@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 import optax
 
 from jaxpruner import mask_calculator, sparsity_schedules
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.core.sparse_state import SparseState
 from jaxpruner.sparsity_types.leaves import Leaf
 

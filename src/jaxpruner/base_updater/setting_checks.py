@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 
 # (key, value) -> None, or an error that names both.
 Check = Callable[[str, Any], Any]

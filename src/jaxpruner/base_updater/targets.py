@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import sparsity_distributions
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import arguments, caller_warnings, sparse_state, vector_warnings
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import joint_leaves
 from jaxpruner.sparsity_types import NByM
 from jaxpruner.sparsity_types.base import is_joint

@@ -18,6 +18,7 @@ from jaxpruner import (
     sparsity_schedules,
     sparsity_types,
 )
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import (
     compact_moments,
     config_keys,
@@ -29,7 +30,6 @@ from jaxpruner.base_updater import (
 )
 from jaxpruner.base_updater.optional_hooks import OptionalHooks
 from jaxpruner.core import arguments, masking, seeds
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.dtypes import holds_weights
 from jaxpruner.core.equal_settings import EqualSettings
 from jaxpruner.core.masking import apply_mask as apply_mask

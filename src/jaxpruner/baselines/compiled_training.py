@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.baselines.cell_logs import Masks
 from jaxpruner.baselines.cell_mapping import CellMapping, map_over_cells, place_data
 from jaxpruner.baselines.metrics import Metrics
@@ -15,7 +16,6 @@ from jaxpruner.baselines.pruners import DENSE
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Carry, Workload
 from jaxpruner.baselines.training import Training
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import sparse_states
 
 

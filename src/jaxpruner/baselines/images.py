@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.baselines import data as data_lib
 from jaxpruner.baselines import image_recipes, models
 from jaxpruner.baselines.feeds import Feed
@@ -23,7 +24,6 @@ from jaxpruner.baselines.readers import pictures, pipelines
 from jaxpruner.baselines.readers.imagenet import ImageFiles, read_imagenet
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Examples, Metric, PresetRecipes, Task, require_folder
-from jaxpruner.core import tree as tree_lib
 
 _IMAGE_SHAPES = {'digits': (8, 8, 1), 'mnist': (28, 28, 1)}
 _CLASSES = 10

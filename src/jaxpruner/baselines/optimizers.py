@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import optax
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.baselines.recipe import Optimizer, Recipe
-from jaxpruner.core import tree as tree_lib
 
 _DECAYS = 'cosine', 'steps', 'constant', 'inverse_sqrt'
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from jaxpruner import algorithms, api, base_updater, sparsity_distributions
+from jaxpruner import tree as tree_lib
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparsity_distributions import FilterFn
 
 DENSE = 'no_prune'

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxpruner import api
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import config_keys
 from jaxpruner.core import atomic_files, config_files
-from jaxpruner.core import tree as tree_lib
 
 Plain = str | bool | int | float | tuple
 

@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.baselines.feeds import Feed, Values
 from jaxpruner.baselines.metrics import Metrics
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparsity_distributions import NOT_DIM_ONE_FILTER, FilterFn
 
 Examples = tuple[jax.Array, jax.Array]  # inputs, and what is to be said of them

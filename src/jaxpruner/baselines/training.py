@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import optax
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater
 from jaxpruner.baselines.metrics import Metrics
 from jaxpruner.baselines.optimizers import make_optimizer
 from jaxpruner.baselines.pruners import make_updater, target_sparsities
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Carry, Task, Workload, step_key
-from jaxpruner.core import tree as tree_lib
 
 # What a seed's key is folded with: another number for each use; that of the steps is `task.STEPS`.
 _INIT = 0

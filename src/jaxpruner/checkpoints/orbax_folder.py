@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.orbax_errors import orbax_errors
 from jaxpruner.checkpoints.parts import Part
-from jaxpruner.core import tree as tree_lib
 
 _REMEDY = 'it is damaged or was copied in part; copy or save it anew'
 

@@ -10,13 +10,13 @@ import ml_dtypes
 import numpy as np
 
 from jaxpruner import sparsity_distributions, sparsity_types
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater.leaf_plans import type_words
 from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.optimizer_state import find_optimizer_state
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.caller_warnings import warn
-from jaxpruner.core.nearest_names import nearest
 from jaxpruner.sparsity_types.n_by_m import PartialGroupError
+from jaxpruner.tree import nearest
 
 # Floats of 8 bits come with scales that stand in other tensors.
 PRUNABLE = (

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.checkpoints.base import Checkpoint
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.structure import ChannelGraph
 
 

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxpruner.core.nearest_names import nearest
+from jaxpruner.tree import nearest
 
 _NUMBERS = {int: 'a whole number', float: 'a number'}
 _ANY_NUMBER = -1

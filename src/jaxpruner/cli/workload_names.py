@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from jaxpruner.baselines import WORKLOADS
 from jaxpruner.baselines.task import Workload
-from jaxpruner.core.nearest_names import nearest
+from jaxpruner.tree import nearest
 
 
 class NamedWorkload(NamedTuple):

@@ -22,7 +22,7 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 
 
 def run_once(

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.core.short_repr import is_derived, is_generated
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import caller_warnings, control, packing
-from jaxpruner.core import tree as tree_lib
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from optax import tree_utils
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 
 
 def _is_masked_node(node: Any) -> bool:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 
 _DEFAULT_SEED = 8
 # The keys that were made for a seed that was not given, as long as somebody holds them; by id, since keys have no hash.

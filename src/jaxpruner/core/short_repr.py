@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import text_tables
-from jaxpruner.core import tree as tree_lib
 
 # Longer texts of a setting lose their middle.
 _LONGEST_SETTING = 60

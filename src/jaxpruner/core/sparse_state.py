@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 
 
 class SparseState(NamedTuple):

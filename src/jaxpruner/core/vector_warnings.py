@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import caller_warnings
-from jaxpruner.core import tree as tree_lib
 
 # Last names of parameters that are vectors in one layer: 2-D means that layers are stacked.
 VECTOR_NAMES = frozenset({'bias', 'b', 'scale', 'offset', 'beta', 'gamma'})

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import caller_warnings, masking
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.jax_pruning.plan import EntryPlan, resolve_entries
 from jaxpruner.jax_pruning.strategy import PruningStrategy
 from jaxpruner.mask_calculator import MASK_DTYPE

@@ -4,7 +4,7 @@ import fnmatch
 import re
 from typing import Any
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.core.dtypes import holds_weights
 
 SEPARATOR = '-'

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxpruner import algorithms
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import masking
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.dtypes import holds_weights
 from jaxpruner.jax_pruning import kernels
 from jaxpruner.jax_pruning.strategy import PruningEntry, PruningStrategy, Rate, check_axis

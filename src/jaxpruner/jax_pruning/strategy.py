@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxpruner import sparsity_distributions, sparsity_types
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import config_files
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparsity_types import NByM
 
 METHODS = (

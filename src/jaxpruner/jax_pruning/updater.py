@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import base_updater, sparsity_schedules
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import init_checks, leaf_plans
 from jaxpruner.core import caller_warnings
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.jax_pruning.plan import EntryPlan, ResolvedEntry, resolve_entries
 from jaxpruner.jax_pruning.strategy import PruningStrategy, check_axis
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import sparsity_types
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.mask_calculator import n_by_m, selection
 from jaxpruner.sparsity_types.base import Groups
 

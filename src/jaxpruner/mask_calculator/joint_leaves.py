@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.mask_calculator import selection
 from jaxpruner.mask_calculator.calculators import (
     MASK_DTYPE,

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.mask_calculator import selection
 
 # From an array to scores of its shape and dtype; hashable, since programs are compiled for it.

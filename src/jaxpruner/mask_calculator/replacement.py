@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import control
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import selection
 from jaxpruner.sparsity_types.base import Groups
 

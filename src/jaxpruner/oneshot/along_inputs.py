@@ -5,9 +5,9 @@ import dataclasses
 from typing import Any
 
 from jaxpruner import sparsity_types
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater, targets
 from jaxpruner.base_updater.leaf_plans import PruningPlan
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators
 from jaxpruner.oneshot.followed_leaves import (
     check_used,

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.core.progress import progress_bar
 from jaxpruner.oneshot.blocks import Names
 from jaxpruner.oneshot.calibration import CalibratedMatrices, calibrate

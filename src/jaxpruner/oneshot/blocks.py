@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.shared_inputs import inputs_key
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.uses import bodies

@@ -9,10 +9,10 @@ import jax
 import optax
 
 from jaxpruner import base_updater, sparsity_types
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import init_checks
 from jaxpruner.base_updater import targets as targets_lib
 from jaxpruner.base_updater.leaf_plans import PruningPlan
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators
 from jaxpruner.oneshot import given_masks
 from jaxpruner.oneshot.at_once_or_in_blocks import prune_at_once, prune_in_blocks

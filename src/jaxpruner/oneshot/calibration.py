@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.core.explicit_meshes import on_explicit_mesh
 from jaxpruner.core.progress import progress_bar
 from jaxpruner.oneshot.batches import (

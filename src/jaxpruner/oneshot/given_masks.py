@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import mask_calculator
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 
 
 def check_masks(params: tree_lib.PyTree, masks: tree_lib.PyTree) -> dict[tree_lib.Path, jax.Array]:

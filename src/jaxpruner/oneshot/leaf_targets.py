@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import sparsity_types
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import targets as targets_lib
 from jaxpruner.core import caller_warnings
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot import matrix_masks
 from jaxpruner.oneshot.calibration import CalibratedMatrices
 from jaxpruner.oneshot.followed_leaves import (

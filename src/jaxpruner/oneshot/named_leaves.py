@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from jaxpruner import sparsity_distributions
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.dtypes import holds_weights
 
 _ALL = '*'  # names nothing in particular

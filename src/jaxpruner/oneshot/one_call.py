@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jaxpruner import api, sparsity_types
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater.leaf_plans import PruningPlan
 from jaxpruner.core import caller_warnings
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot.along_inputs import along_inputs
 from jaxpruner.oneshot.batches import (
     as_inputs,

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 
 _OUTPUTS = 256  # of a portion
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot import matrix_scores, owl
 from jaxpruner.oneshot.blocks import Names, block_of
 from jaxpruner.oneshot.calibration import CalibratedMatrices

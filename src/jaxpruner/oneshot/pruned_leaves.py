@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner import mask_calculator
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import packing
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.explicit_meshes import has_explicit_axes, without_explicit_axes
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.uses.compiled_once import CompiledOnce

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxpruner import base_updater
+from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import global_pruners
 from jaxpruner.base_updater import init_checks
 from jaxpruner.core import masking
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.dtypes import at_least_float32, holds_weights
 from jaxpruner.core.progress import progress_bar
 from jaxpruner.oneshot.batches import (

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import sparsity_types
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import caller_warnings
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.dtypes import at_least_float32
 from jaxpruner.oneshot import matrix_masks
 from jaxpruner.oneshot.calibration import CalibratedMatrices

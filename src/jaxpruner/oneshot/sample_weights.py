@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.uses import Use, contractions
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.core.explicit_meshes import on_explicit_mesh
 from jaxpruner.oneshot.batches import (
     as_batches,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.core.dtypes import at_least_float32
 from jaxpruner.oneshot.contracted_axes import contracted_axes
 from jaxpruner.oneshot.matrix_layout import MatrixLayout

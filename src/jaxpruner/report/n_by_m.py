@@ -26,7 +26,7 @@ def n_by_m_axes(tree: Any, n: int = 2, m: int = 4) -> dict[str, tuple[int | tupl
     >>> n_by_m_axes({'up': np.tile([0, 1, 1, 0], (3, 2)), 'down': np.ones((8, 3))})
     {'down': (), 'up': (1,)}
     """
-    from jaxpruner.core import tree as tree_lib
+    from jaxpruner import tree as tree_lib
     from jaxpruner.sparsity_types import NByM
 
     NByM(n, m)  # checks both

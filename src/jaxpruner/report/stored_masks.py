@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import explicit_meshes, masking, packing, sparse_state
-from jaxpruner.core import tree as tree_lib
 
 # The step [1], the targets [m], and what masks kept, dropped and regrew, uint32[3, m].
 Record = tuple[jax.Array, jax.Array, jax.Array]

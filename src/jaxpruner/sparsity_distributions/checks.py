@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 
 SparsityMap = Mapping[Any, float | None] | Sequence[tuple[Any, float | None]]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import vector_warnings
 from jaxpruner.core.dtypes import holds_weights
 from jaxpruner.sparsity_distributions import erdos_renyi

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.core.dtypes import holds_weights
 from jaxpruner.sparsity_distributions.checks import check_custom_map
 from jaxpruner.sparsity_distributions.distributions import erk, uniform

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import vector_warnings
 
 FilterFn = Callable[[tree_lib.Path, Any], bool]

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.sparsity_types.base import GroupedType, Groups, SparsityType, Unstructured, is_joint
 from jaxpruner.sparsity_types.n_by_m import NByM, PartialGroupError
 from jaxpruner.sparsity_types.parsing import parse_sparsity_type

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.core.dtypes import at_least_float32
-from jaxpruner.core.tree import Path
 from jaxpruner.structure.analysis.axes import Axes, resolve_each, sizes_of
 from jaxpruner.structure.analysis.members import Group
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.cutting.cut import Cut
+from jaxpruner.tree import Path
 
 Shape = tuple[int, ...]
 # The place of each weight's channel in the table of its group: an array for each axis of the table, in the rank of the

@@ -6,9 +6,9 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import Path, PyTree
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.modules import ModelArrays
+from jaxpruner.tree import Path, PyTree
 
 _ONE_EXAMPLE = (
     'A module of Equinox takes one example. jaxpruner.shrink maps it over a batch with '

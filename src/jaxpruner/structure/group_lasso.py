@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import Path, PyTree
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.analysis.leaf_numbers import leaf_numbers
 from jaxpruner.structure.channel_tables import ChannelTable, channel_table
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.grouped_channels import GroupedChannels
+from jaxpruner.tree import Path, PyTree
 
 Arrays = dict[Path, jax.Array]
 

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import Path
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.analysis.axes import sizes_of
 from jaxpruner.structure.analysis.leaf_numbers import leaf_numbers
 from jaxpruner.structure.analysis.members import Group
@@ -20,6 +19,7 @@ from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.cutting.keeping import lists_of
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.zero_channels import insufficient_members
+from jaxpruner.tree import Path
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

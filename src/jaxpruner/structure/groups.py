@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import Path
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.analysis.axes import Axes, Axis, atoms_of_values, sizes_of
 from jaxpruner.structure.analysis.lists import owners_of_lists
 from jaxpruner.structure.analysis.members import Group, Member, PinnedAxis
@@ -16,6 +15,7 @@ from jaxpruner.structure.analysis.positions import Occurrence, occurrences
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.analysis.zeros import inexact_atoms
 from jaxpruner.structure.graph import ChannelGraph
+from jaxpruner.tree import Path
 
 
 class _Spot(NamedTuple):

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.structure.analysis.axes import sizes_of
 from jaxpruner.structure.cutting.keeping import KeepByGroup, check_keep
 from jaxpruner.structure.graph import ChannelGraph, texts
+from jaxpruner.tree import Path, PyTree
 
 
 class HeldNumber(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxpruner.activations import models
 from jaxpruner.core import short_repr, text_tables
-from jaxpruner.core.tree import Path, PyTree
+from jaxpruner.tree import Path, PyTree
 
 _FILES = {
     'nnx': 'jaxpruner.structure.nnx_modules',

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.structure.modules import ModelArrays
+from jaxpruner.tree import Path, PyTree
 
 
 def arrays_of(module: Any, inputs: tuple[Any, ...], call: Callable[..., Any] | None) -> ModelArrays:

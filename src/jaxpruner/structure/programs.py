@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import Path, PyTree
+from jaxpruner import tree as tree_lib
+from jaxpruner.tree import Path, PyTree
 
 Shape = tuple[int, ...]
 Shapes = Mapping[Path, Shape]

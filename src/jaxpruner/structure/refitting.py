@@ -12,15 +12,15 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import caller_warnings
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.oneshot import CalibratedPruning
 from jaxpruner.oneshot.batches import as_inputs, check_inputs, check_samples, first_batch
 from jaxpruner.oneshot.followed_leaves import FollowedLeaves, follow_leaves
 from jaxpruner.oneshot.input_statistics import first_names
 from jaxpruner.oneshot.least_squares import fit_kept_inputs
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
+from jaxpruner.tree import Path, PyTree
 from jaxpruner.uses import param_uses
 
 DAMPING = 1e-3

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpruner.core.tree import PyTree
 from jaxpruner.oneshot.batches import as_inputs
 from jaxpruner.structure import held_numbers, modules
 from jaxpruner.structure.choosing.choices import Choice
@@ -17,6 +16,7 @@ from jaxpruner.structure.modules import ModelArrays
 from jaxpruner.structure.programs import is_array
 from jaxpruner.structure.shrunk_modules import ShrunkModules
 from jaxpruner.structure.tracing import channel_groups
+from jaxpruner.tree import PyTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

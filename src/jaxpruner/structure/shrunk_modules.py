@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpruner.core.tree import PyTree
 from jaxpruner.structure import held_numbers
 from jaxpruner.structure.cutting import verifying
 from jaxpruner.structure.cutting.keeping import KeepByGroup
@@ -22,6 +21,7 @@ from jaxpruner.structure.cutting.small_model import SmallApply
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.held_numbers import HeldNumber
 from jaxpruner.structure.modules import ModelArrays
+from jaxpruner.tree import PyTree
 
 _MOST_NUMBERS = 6  # in a message
 

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import Path, PyTree
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure import modules
 from jaxpruner.structure.analysis.axes import (
     Axes,
@@ -25,6 +24,7 @@ from jaxpruner.structure.analysis.ties import Ties
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.groups import find_groups
 from jaxpruner.structure.programs import Model, ModelProgram, returned_leaves, shape_of_leaf
+from jaxpruner.tree import Path, PyTree
 from jaxpruner.uses.moving_rules import shape_of
 from jaxpruner.uses.tracing import leaf_shape
 

@@ -18,10 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import packing
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import only_sparse_state, sparse_states
-from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.structure.analysis.axes import Axis, sizes_of
 from jaxpruner.structure.analysis.fills import Fill
 from jaxpruner.structure.analysis.leaf_numbers import leaf_numbers
@@ -30,6 +29,7 @@ from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.analysis.zeros import ZeroWalk, inexact_atoms
 from jaxpruner.structure.channel_tables import ChannelTable, channel_table
 from jaxpruner.structure.cutting import trees
+from jaxpruner.tree import Path, PyTree
 
 # The leaf and axis of some members.
 Members = frozenset[tuple[Path, int]]

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.uses import contractions
 from jaxpruner.uses.bodies import ProgramPath
 from jaxpruner.uses.views import View

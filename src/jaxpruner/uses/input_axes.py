@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jaxpruner import sparsity_types
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.sparsity_types.leaves import normalize_setting, resolve_types
 from jaxpruner.uses import contractions
 from jaxpruner.uses.contractions import AxisNumbers

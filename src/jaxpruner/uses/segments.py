@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner.core.tree import PyTree
+from jaxpruner.tree import PyTree
 from jaxpruner.uses.bodies import Scan
 from jaxpruner.uses.compiled_once import CompiledOnce
 from jaxpruner.uses.graph import Use, UseGraph

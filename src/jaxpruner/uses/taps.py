@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.uses.bodies import Cond, Program, ProgramPath, Scan, While, bind
 from jaxpruner.uses.graph import UnsupportedPrimitive, Use, UseGraph, leaves_a_program
 from jaxpruner.uses.visitors import Evaluator, Position

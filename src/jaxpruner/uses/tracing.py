@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.uses import views
 from jaxpruner.uses.bodies import Program
 from jaxpruner.uses.graph import Site, UnsupportedPrimitive, Use, UseGraph

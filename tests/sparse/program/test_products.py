@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpruner.core import tree
+from jaxpruner import tree
 from jaxpruner.sparse.program.models import find_products
 from jaxpruner.uses import param_uses
 from sparse.program.dense import Dense, dense_weights

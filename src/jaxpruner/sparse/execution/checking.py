@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import caller_warnings
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.dtypes import at_least_float32
 from jaxpruner.sparse.program.models import Products
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.core.progress import progress_bar
 from jaxpruner.sparse.execution.executed_formats import base, table
 from jaxpruner.sparse.execution.executed_formats.base import ExecutedFormat, PackedArrays

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.sparse.execution.choosing import Matrices
 from jaxpruner.sparse.execution.executed_formats import table
 from jaxpruner.sparse.execution.executed_formats.base import ExecutedFormat

@@ -23,7 +23,7 @@ from typing import Any
 
 import jax
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.core.call_times import Call
 from jaxpruner.sparse.execution.empty_operators import EmptyDense
 from jaxpruner.sparse.execution.executed_formats import table

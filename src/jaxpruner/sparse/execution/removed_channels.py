@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.sparse.execution.choosing import Matrices
 from jaxpruner.structure import ChannelGraph, channel_groups, zero_channels
 

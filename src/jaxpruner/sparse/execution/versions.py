@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.core.call_times import Call, in_turns, repeats_of
 from jaxpruner.sparse.execution.checking import check_results
 from jaxpruner.sparse.execution.choosing import CHANNELS

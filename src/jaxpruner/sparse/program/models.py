@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf, RefusedLeafError, matrix_leaf_of
 from jaxpruner.sparse.program.product_sites import ProductSite
 from jaxpruner.sparse.program.running import run_with_operators

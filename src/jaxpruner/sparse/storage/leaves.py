@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import host_arrays, packing
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import only_sparse_state, outermost_states
 from jaxpruner.sparse.formats import element_types
 from jaxpruner.sparse.formats.base import KeptPattern

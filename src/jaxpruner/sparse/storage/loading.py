@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.core.progress import progress_bar
 from jaxpruner.sparse.storage.extra import checkpoints_for
 from jaxpruner.sparse.storage.leaves import arranged_like, nested

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.parts import Part
 from jaxpruner.checkpoints.safetensors_reader import SafetensorsFile
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.formats import element_types, table
 from jaxpruner.sparse.formats.base import ArraySpec, StoredArrays
 from jaxpruner.sparse.storage import manifest

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.sparse.formats import table
 from jaxpruner.sparse.formats.base import StorageFormat, StoredArrays
 from jaxpruner.sparse.storage.leaves import SourceLeaf, arranged_like, leaves_of_tree, nested

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.core.progress import progress_bar
 from jaxpruner.sparse.formats import element_types, table
 from jaxpruner.sparse.formats.base import ArraySpec, Plan

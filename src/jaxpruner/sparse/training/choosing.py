@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxpruner import sparsity_distributions
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.sparse.operators.block_layout import BlockShape
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 from jaxpruner.sparse.program.models import Products

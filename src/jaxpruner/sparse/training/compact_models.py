@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import elementwise_optimizers
 from jaxpruner.core import control, optimizer_state
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.program.models import Products
 from jaxpruner.sparse.training import fit_checks
 from jaxpruner.sparse.training.conversion import Stored

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 
 from jaxpruner import sparsity_schedules
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import caller_warnings
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.progress import progress_bar
 from jaxpruner.sparse.operators.block_layout import BlockShape
 from jaxpruner.sparse.program.models import Products, find_products

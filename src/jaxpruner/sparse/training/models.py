@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import optimizer_state, seeds
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.operators.block_kernels.product import multiply as multiply_in_kernel
 from jaxpruner.sparse.operators.blocks import BlockMatrix
 from jaxpruner.sparse.training import block_positions, conversion, fit_checks

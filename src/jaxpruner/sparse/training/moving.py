@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 from jaxpruner import sparsity_schedules
+from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms.sparse_trainers import check_drop_fraction
 from jaxpruner.base_updater import schedule_reach
 from jaxpruner.core import seeds
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.training.growing import ALGORITHMS, STATIC
 
 _CHECKED_STEPS = 4  # first and last update steps whose drop fraction is checked beforehand

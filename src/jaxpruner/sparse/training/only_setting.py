@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 from jaxpruner.sparse.program.models import Products
 from jaxpruner.sparse.training.layouts import NoLayoutError

@@ -6,7 +6,7 @@ from typing import Any
 import optax
 
 from jaxpruner import sparsity_distributions, sparsity_schedules
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.mask_calculator import selection
 from jaxpruner.sparse.operators import csr_kernel
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.analysis.axes import Axis
 from jaxpruner.structure.analysis.records import EquationAxes
 from jaxpruner.structure.analysis.signs import ANY, Signs, signs_of

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Collection
 
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import Path
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.analysis.records import Trace
+from jaxpruner.tree import Path
 
 
 def leaf_numbers(trace: Trace, paths: Collection[Path]) -> dict[Path, int]:

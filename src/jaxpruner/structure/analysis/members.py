@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import Path
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.analysis.axes import Axis, Pin
 from jaxpruner.structure.analysis.positions import Occurrence
+from jaxpruner.tree import Path
 
 
 @dataclasses.dataclass(frozen=True)

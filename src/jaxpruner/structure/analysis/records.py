@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, Protocol
 
 from jax.extend import source_info_util
 
-from jaxpruner.core.tree import Path
 from jaxpruner.structure.analysis.axes import Axes, Axis, Pin, new_axes
 from jaxpruner.structure.analysis.ties import Ties
+from jaxpruner.tree import Path
 from jaxpruner.uses import liveness
 from jaxpruner.uses.bodies import ProgramPath, Scan, While
 from jaxpruner.uses.moving_rules import shape_of

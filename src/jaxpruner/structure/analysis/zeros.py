@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxpruner.core.tree import Path
 from jaxpruner.structure.analysis.axes import Axes, Axis, Pin, atoms, atoms_of_values
 from jaxpruner.structure.analysis.fills import (
     EquationFills,
@@ -25,6 +24,7 @@ from jaxpruner.structure.analysis.live_evaluator import KnownConstant, LiveEvalu
 from jaxpruner.structure.analysis.records import Trace, TracePosition, has_type_of
 from jaxpruner.structure.analysis.signs import signs_of, signs_of_results
 from jaxpruner.structure.rules import primitives
+from jaxpruner.tree import Path
 from jaxpruner.uses.bodies import Cond, Program, Scan, While
 
 

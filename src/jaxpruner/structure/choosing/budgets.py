@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast, get_args
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.choosing import latency
 from jaxpruner.structure.choosing.ranking import RemovalOrder
 

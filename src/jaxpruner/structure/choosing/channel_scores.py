@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.core.dtypes import at_least_float32
-from jaxpruner.core.tree import Path
 from jaxpruner.mask_calculator import selection
 from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, pick, resolve_each, sizes_of
 from jaxpruner.structure.analysis.members import Group, Member
 from jaxpruner.structure.analysis.positions import indices_of
 from jaxpruner.structure.choosing.leaf_scores import LeafScores
 from jaxpruner.structure.cutting.cut import Cut
+from jaxpruner.tree import Path
 from jaxpruner.uses.views import all_but
 
 Table = np.ndarray

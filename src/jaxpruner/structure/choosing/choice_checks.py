@@ -6,13 +6,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import Path, PyTree
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.analysis.axes import atoms_of_values, resolve_each, sizes_of
 from jaxpruner.structure.analysis.members import Group
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.cutting.cut import Cut, Lists
 from jaxpruner.structure.programs import is_array
+from jaxpruner.tree import Path, PyTree
 
 Groups = Mapping[str, Group]
 Counts = Mapping[str, int]

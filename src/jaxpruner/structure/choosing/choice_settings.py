@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import Path, PyTree
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.analysis.axes import Axes
 from jaxpruner.structure.analysis.members import Group
 from jaxpruner.structure.choosing import channel_scores, ranking
+from jaxpruner.tree import Path, PyTree
 
 Names = str | Sequence[str]
 Groups = Mapping[str, Group]

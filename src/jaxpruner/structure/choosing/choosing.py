@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.oneshot.batches import as_inputs, first_batch
 from jaxpruner.structure.analysis.axes import Axes, resolve_each
 from jaxpruner.structure.analysis.members import Group
@@ -28,6 +27,7 @@ from jaxpruner.structure.choosing.choices import Choice
 from jaxpruner.structure.choosing.leaf_scores import Evidence, scores_of_leaves
 from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.cutting.keeping import check_keep
+from jaxpruner.tree import Path, PyTree
 
 Groups = Mapping[str, Group]
 Leaves = Mapping[Path, Axes]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.analysis.axes import Axis, atoms, new_axes, resolve_each
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.cutting.keeping import KeepByGroup, check_keep

@@ -15,10 +15,10 @@ import numpy as np
 
 from jaxpruner.core.call_times import in_turns, repeats_of
 from jaxpruner.core.progress import progress_bar
-from jaxpruner.core.tree import PyTree
 from jaxpruner.structure.choosing import costs
 from jaxpruner.structure.cutting.keeping import check_keep
 from jaxpruner.structure.programs import is_array
+from jaxpruner.tree import PyTree
 
 Counts = Mapping[str, int]
 

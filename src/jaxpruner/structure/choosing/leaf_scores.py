@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import api, oneshot
+from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater
 from jaxpruner.core import arguments
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.mask_calculator import lazy_scores
 from jaxpruner.structure.analysis.members import Group, Member
+from jaxpruner.tree import Path, PyTree
 
 ByPath = Mapping[Path, Any]
 # (group, member, {'weights': matrix, 'gradients': matrix}) -> a number for each channel; `None` for no score

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpruner.core.tree import Path
 from jaxpruner.structure.analysis.axes import Axes, sizes_of
 from jaxpruner.structure.analysis.members import Group
+from jaxpruner.tree import Path
 
 Counts = Mapping[str, int]
 RANKINGS = ('each', 'all', 'alike')

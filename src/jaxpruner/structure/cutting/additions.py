@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 from jax.extend.core import Literal
 
-from jaxpruner.core.tree import Path
 from jaxpruner.structure.analysis.live_evaluator import live_in_whole
 from jaxpruner.structure.analysis.records import has_type_of
+from jaxpruner.tree import Path
 from jaxpruner.uses.bodies import bind
 
 Paths = frozenset[Path]

@@ -20,8 +20,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import Path
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.analysis.axes import Axis, sizes_of
 from jaxpruner.structure.analysis.fills import Fill
 from jaxpruner.structure.analysis.live_evaluator import live_in_whole
@@ -34,6 +33,7 @@ from jaxpruner.structure.cutting.additions import (
     Paths,
     find_branches,
 )
+from jaxpruner.tree import Path
 
 
 @dataclasses.dataclass(frozen=True)

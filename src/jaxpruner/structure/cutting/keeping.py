@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.analysis.axes import Axis, resolve_each, sizes_of
 from jaxpruner.structure.cutting.cut import Cut, Lists
 

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import Path, PyTree
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.cutting import additions as additions_lib
 from jaxpruner.structure.cutting.blocks import Block, find_additions
 from jaxpruner.structure.cutting.verifying import Verification, coarsest_precision, compare
 from jaxpruner.structure.programs import Model, ModelProgram, shape_of_leaf, signature
+from jaxpruner.tree import Path, PyTree
 
 
 def chosen_blocks(

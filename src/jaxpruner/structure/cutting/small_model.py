@@ -6,14 +6,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import Path, PyTree
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.analysis.axes import Axes
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.cutting.keeping import KeepByGroup, check_keep
 from jaxpruner.structure.cutting.replay import Replay
 from jaxpruner.structure.programs import ModelProgram, shape_of_leaf, signature
+from jaxpruner.tree import Path, PyTree
 
 
 class SmallApply:

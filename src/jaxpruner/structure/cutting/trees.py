@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import packing
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import SparseState
-from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.structure.analysis.axes import Axes, atoms, sizes_of
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.cutting.cut import Cut, take_along
+from jaxpruner.tree import Path, PyTree
 
 Shape = tuple[int, ...]
 _SIZES = 'sizes'  # of a `SparseState`, also of one that NNX took apart

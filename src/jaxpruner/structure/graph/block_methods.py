@@ -4,10 +4,10 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-from jaxpruner.core.tree import PyTree
 from jaxpruner.structure.cutting import shallow_model
 from jaxpruner.structure.cutting.blocks import Block, find_blocks
 from jaxpruner.structure.graph.record import GraphRecord
+from jaxpruner.tree import PyTree
 
 
 class BlockMethods(GraphRecord):

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxpruner.core.tree import PyTree
 from jaxpruner.structure.choosing import choosing, costs
 from jaxpruner.structure.choosing.choice_settings import Names, Settings
 from jaxpruner.structure.choosing.choices import Choice
 from jaxpruner.structure.cutting.keeping import KeepByGroup
 from jaxpruner.structure.graph.record import GraphRecord
+from jaxpruner.tree import PyTree
 
 
 class ChoosingMethods(GraphRecord):

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpruner.core.tree import PyTree
 from jaxpruner.structure import refitting
 from jaxpruner.structure.cutting import trees
 from jaxpruner.structure.cutting.keeping import KeepByGroup, check_keep
@@ -14,6 +13,7 @@ from jaxpruner.structure.cutting.small_model import SmallApply
 from jaxpruner.structure.cutting.verifying import Verification, Versions, verify
 from jaxpruner.structure.graph.record import GraphRecord
 from jaxpruner.structure.programs import ModelProgram
+from jaxpruner.tree import PyTree
 
 
 class CuttingMethods(GraphRecord):

@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.structure.analysis.members import Group, PinnedAxis
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.graph import texts
 from jaxpruner.structure.programs import ModelProgram
+from jaxpruner.tree import Path, PyTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

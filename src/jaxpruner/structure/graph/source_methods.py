@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 
-from jaxpruner.core.tree import PyTree
 from jaxpruner.structure.cutting import trees
 from jaxpruner.structure.cutting.keeping import KeepByGroup, check_keep
 from jaxpruner.structure.cutting.small_model import SmallApply
@@ -19,6 +18,7 @@ from jaxpruner.structure.widths.source_models import (
     compare_with_source,
     find_old_numbers,
 )
+from jaxpruner.tree import PyTree
 
 
 class SourceMethods(GraphRecord):

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.core import text_tables
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import Path
 from jaxpruner.structure.analysis.axes import Axis, Pin, atoms, sizes_of
 from jaxpruner.structure.analysis.members import Group, PinnedAxis
 from jaxpruner.structure.analysis.records import Trace
+from jaxpruner.tree import Path
 
 _COLUMNS = (
     text_tables.Column('group', overflow='fold'),

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from jaxpruner.core.tree import PyTree
 from jaxpruner.structure import zero_channels
 from jaxpruner.structure.graph.record import GraphRecord
+from jaxpruner.tree import PyTree
 
 
 class ZeroChannelMethods(GraphRecord):

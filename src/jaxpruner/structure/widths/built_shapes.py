@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import PyTree
+from jaxpruner import tree as tree_lib
+from jaxpruner.tree import PyTree
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]

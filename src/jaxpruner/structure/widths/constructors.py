@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import PyTree
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.analysis.axes import Axes, atoms, sizes_of
 from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.cutting.keeping import KeepByGroup, check_keep
@@ -36,6 +35,7 @@ from jaxpruner.structure.widths.built_shapes import (
 )
 from jaxpruner.structure.widths.old_numbers import OldNumbers
 from jaxpruner.structure.widths.source_models import find_old_numbers
+from jaxpruner.tree import PyTree
 
 _Change = tuple[Location, Value]
 _Changes = dict[Location, Value]

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import PyTree
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.widths.old_numbers import (
     OldNumber,
@@ -24,6 +23,7 @@ from jaxpruner.structure.widths.old_numbers import (
     to_table,
 )
 from jaxpruner.structure.widths.scales import Constant, ScaleFlow, Unknown
+from jaxpruner.tree import PyTree
 
 # The cost of a factor other than one. A new epsilon costs less than the scaling of a whole stream.
 _COSTS = {'leaf': 1.0, 'constant': 0.25, 'carried': 1e-3}

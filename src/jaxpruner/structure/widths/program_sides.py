@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.analysis import fills
 from jaxpruner.uses import liveness
 from jaxpruner.uses.bodies import Call, Cond, Program, Scan, While
