@@ -23,7 +23,7 @@ from jaxpruner.base_updater import config_keys, leaf_plans
 from jaxpruner.oneshot import weight_matrices
 from jaxpruner.sparse.execution.executed_formats import base, table
 from jaxpruner.sparse.training import growing
-from jaxpruner.sparsity_types.leaves import normalize_setting
+from jaxpruner.sparsity_types import normalize_setting
 from jaxpruner.structure.rules import contracting, contracting_fills
 from jaxpruner.uses import constant_rules, contractions, indexing_rules, moving_rules, rules
 

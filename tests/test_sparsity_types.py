@@ -9,8 +9,7 @@ import pytest
 import jaxpruner
 from jaxpruner import mask_calculator
 from jaxpruner import sparsity_types as types
-from jaxpruner.sparsity_types import parsing
-from jaxpruner.sparsity_types.leaves import normalize_setting, resolve_types
+from jaxpruner.sparsity_types import normalize_setting, resolve_types
 
 STRINGS = {
     'unstructured': types.Unstructured(),
@@ -53,7 +52,7 @@ def rows(text):
 
 @pytest.fixture
 def register(monkeypatch):
-    monkeypatch.setattr(parsing, 'OWN_TYPES', {})
+    monkeypatch.setattr(types, '_OWN_TYPES', {})
     return jaxpruner.register_sparsity_type
 
 
@@ -250,7 +249,7 @@ class NoVectors(types.Unstructured):
 
 ARE_UNSTRUCTURED = [
     (types.Unstructured(), True),
-    (Renamed(), True),
+    (Renamed(), False),
     (RowRelative(), False),
     (NoVectors(), False),
     (types.Channel(), False),

@@ -7,14 +7,13 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from jaxpruner import api
+from jaxpruner import api, sparsity_types
 from jaxpruner.baselines import WORKLOADS, cell_mapping
 from jaxpruner.checkpoints import open_checkpoint, write_safetensors
 from jaxpruner.cli.main import main
 from jaxpruner.cli.options import Over
 from jaxpruner.cli.workload_names import find_workload
 from jaxpruner.report import read_cells
-from jaxpruner.sparsity_types import parsing
 
 TINY = ['--set', 'steps=4', 'eval_every=1.0', 'batch_size=8', 'model.hidden=[4]']
 
@@ -150,7 +149,7 @@ jaxpruner.register_sparsity_type(
 def own_place(tmp_path, monkeypatch):
     """A folder to be in, with a module that registers an algorithm and a type."""
     monkeypatch.setattr(api, 'ALGORITHM_REGISTRY', dict(api.ALGORITHM_REGISTRY))
-    monkeypatch.setattr(parsing, 'OWN_TYPES', {})
+    monkeypatch.setattr(sparsity_types, '_OWN_TYPES', {})
     monkeypatch.setattr(sys, 'path', list(sys.path))
     monkeypatch.delitem(sys.modules, 'own_largest', raising=False)
     monkeypatch.chdir(tmp_path)

@@ -17,9 +17,8 @@ import pytest
 import safetensors.numpy
 
 from docs.extensions import blocks_of_code, plain_markdown
-from jaxpruner import api, jax_pruning
+from jaxpruner import api, jax_pruning, sparsity_types
 from jaxpruner.cli import main as cli
-from jaxpruner.sparsity_types import parsing
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = blocks_of_code.documents()
@@ -32,7 +31,7 @@ def blocks(document, language):
 @pytest.fixture
 def registry(monkeypatch):
     """Algorithms and types that a page registers are taken out again; of the former everybody has the dictionary."""
-    monkeypatch.setattr(parsing, 'OWN_TYPES', {})
+    monkeypatch.setattr(sparsity_types, '_OWN_TYPES', {})
     before = dict(api.ALGORITHM_REGISTRY)
     yield
     api.ALGORITHM_REGISTRY.clear()
@@ -182,7 +181,7 @@ def test_a_module_with_a_type_of_ones_own_is_taken(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'path', list(sys.path))
     monkeypatch.delitem(sys.modules, 'mine', raising=False)
-    monkeypatch.setattr(parsing, 'OWN_TYPES', {})
+    monkeypatch.setattr(sparsity_types, '_OWN_TYPES', {})
     (tmp_path / 'mine.py').write_text(''.join(blocks(page, 'python')))
     weights = np.arange(1, 65, dtype=np.float32).reshape(8, 8)
     safetensors.numpy.save_file({'w': weights}, 'model.safetensors')

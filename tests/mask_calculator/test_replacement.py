@@ -13,7 +13,7 @@ from helpers import compiling, rows
 from jaxpruner import sparsity_distributions
 from jaxpruner.mask_calculator import replacement, selection
 from jaxpruner.mask_calculator.replacement import MaskedLeaf
-from jaxpruner.sparsity_types.base import Groups
+from jaxpruner.sparsity_types import Groups
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 10), reason='older XLA writes more down')

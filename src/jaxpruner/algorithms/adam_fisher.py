@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxpruner import base_updater
 from jaxpruner import tree as tree_lib
 from jaxpruner.core import optimizer_state
-from jaxpruner.core.dtypes import at_least_float32
 
 
 @dataclasses.dataclass
@@ -76,7 +75,7 @@ class AdamFisherPruning(base_updater.BaseUpdater):
 
         def score(leaf: jax.Array, moment: jax.Array) -> jax.Array:
             # Optax keeps the moment of a complex gradient as a complex number that is real.
-            moment = jnp.real(moment.astype(at_least_float32(moment.dtype)))
+            moment = jnp.real(moment.astype(tree_lib.at_least_float32(moment.dtype)))
             # The root ranks alike, and does not vanish where products would.
             return jnp.abs(leaf).astype(moment.dtype) * jnp.sqrt(moment)
 

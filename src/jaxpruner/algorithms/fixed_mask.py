@@ -10,7 +10,6 @@ from jaxpruner import base_updater, sparsity_distributions
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import init_checks
 from jaxpruner.core import caller_warnings, packing
-from jaxpruner.core.dtypes import holds_weights
 
 
 @dataclasses.dataclass(init=False)
@@ -113,7 +112,7 @@ def masks_from_zeros(
     paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
     masks = []
     for path, leaf in zip(paths, leaves, strict=True):
-        is_selected = holds_weights(leaf) and filter_fn(path, leaf)
+        is_selected = tree_lib.holds_weights(leaf) and filter_fn(path, leaf)
         mask = (leaf != 0).astype(jnp.uint8) if is_selected else None
         kept = leaf.size if mask is None else int(packing.kept_weights(mask))
         if kept == 0 and leaf.size:

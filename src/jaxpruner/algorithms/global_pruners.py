@@ -13,7 +13,6 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import mixins, pruners
 from jaxpruner.base_updater import sparsity_setting
 from jaxpruner.core import control
-from jaxpruner.core.dtypes import holds_weights
 from jaxpruner.mask_calculator import calculators, lazy_scores, selection
 
 # A mixin calls the methods of the pruner that it is mixed into.
@@ -107,7 +106,7 @@ class GlobalPruningMixin(_Pruner):
         state = super().init_state(params)
         is_from_settings = isinstance(self.distribution(), sparsity_setting.FromSparsity)
         # Scores do not tell integers from weights.
-        are_weights = all(map(holds_weights, jax.tree.leaves(tree_lib.as_arrays(params))))
+        are_weights = all(map(tree_lib.holds_weights, jax.tree.leaves(tree_lib.as_arrays(params))))
         if not is_from_settings or self.custom_sparsity_map or not are_weights:
             return state
         return state._replace(target_sparsities=jnp.asarray(self._sparsity_or_zero(), jnp.float32))

@@ -11,7 +11,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 from jaxpruner.base_updater import init_checks, schedule_reach
 from jaxpruner.mask_calculator import calculators, lazy_scores, n_by_m
-from jaxpruner.sparsity_types.base import Groups
+from jaxpruner.sparsity_types import Groups
 
 
 @dataclasses.dataclass

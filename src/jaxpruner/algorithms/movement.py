@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jaxpruner import base_updater
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import ste
-from jaxpruner.core.dtypes import at_least_float32, holds_weights
 
 
 @dataclasses.dataclass
@@ -68,9 +67,9 @@ class MovementPruning(ste.SteMixin, base_updater.BaseUpdater):
 
 def _zero_scores(param):
     """Makes scores of zero, which are real; `None` for a leaf without weights."""
-    if not holds_weights(param):
+    if not tree_lib.holds_weights(param):
         return None
-    return jnp.zeros_like(param, dtype=jnp.finfo(at_least_float32(param.dtype)).dtype)
+    return jnp.zeros_like(param, dtype=jnp.finfo(tree_lib.at_least_float32(param.dtype)).dtype)
 
 
 def _add_movements(params, grads, scores):
@@ -79,7 +78,7 @@ def _add_movements(params, grads, scores):
     def moved(param, grad, score):
         if score is None or grad is None:
             return score
-        dtype = at_least_float32(param.dtype)
+        dtype = tree_lib.at_least_float32(param.dtype)
         return score - jnp.real(param.astype(dtype) * jnp.conj(grad.astype(dtype)))
 
     return tree_lib.map_with_missing(moved, params, grads, scores)

@@ -11,7 +11,6 @@ from jaxpruner import base_updater
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater as BaseUpdater
 from jaxpruner.core import control, seeds
-from jaxpruner.core.dtypes import at_least_float32
 from jaxpruner.mask_calculator import lazy_scores
 
 
@@ -83,8 +82,8 @@ def saliencies(params: tree_lib.PyTree, grads: tree_lib.PyTree | None) -> tree_l
         ):
             return None
         # Products of 16-bit numbers would vanish.
-        weights = param.astype(at_least_float32(param.dtype))
-        return jnp.abs(weights * grad.astype(at_least_float32(grad.dtype)))
+        weights = param.astype(tree_lib.at_least_float32(param.dtype))
+        return jnp.abs(weights * grad.astype(tree_lib.at_least_float32(grad.dtype)))
 
     return tree_lib.map_with_missing(saliency, params, grads)
 

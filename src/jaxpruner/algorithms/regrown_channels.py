@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxpruner.sparsity_types.base import is_joint
+from jaxpruner.sparsity_types import is_joint
 
 
 def check_not_joint(pruner: Any, sparsity_type: Any, where: str) -> None:

@@ -17,7 +17,7 @@ from jaxpruner.core import arguments, optimizer_state, seeds
 from jaxpruner.core.optimizer_state import restart_inner_state as restart_inner_state
 from jaxpruner.mask_calculator import calculators, lazy_scores, replacement
 from jaxpruner.mask_calculator.replacement import MaskedLeaf
-from jaxpruner.sparsity_types.base import Groups
+from jaxpruner.sparsity_types import Groups
 
 
 @dataclasses.dataclass

@@ -27,7 +27,7 @@ from jaxpruner.base_updater.setting_checks import (
     number_in,
 )
 from jaxpruner.core import arguments, seeds
-from jaxpruner.sparsity_types.leaves import normalize_setting
+from jaxpruner.sparsity_types import normalize_setting
 from jaxpruner.tree import is_number
 
 

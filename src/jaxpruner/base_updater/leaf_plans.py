@@ -18,12 +18,13 @@ from jaxpruner.sparsity_types import (
     Block,
     Channel,
     GroupedType,
+    Leaf,
     NByM,
     SparsityType,
+    is_joint,
     is_unstructured,
+    leaf_of,
 )
-from jaxpruner.sparsity_types.base import is_joint
-from jaxpruner.sparsity_types.leaves import Leaf, leaf_of
 
 _UNKNOWN = '?'
 

@@ -12,7 +12,7 @@ import optax
 from jaxpruner import mask_calculator, sparsity_schedules
 from jaxpruner import tree as tree_lib
 from jaxpruner.core.sparse_state import SparseState
-from jaxpruner.sparsity_types.leaves import Leaf
+from jaxpruner.sparsity_types import Leaf
 
 
 class PlannedPruner(Protocol):

@@ -12,11 +12,9 @@ import jax.numpy as jnp
 
 from jaxpruner import sparsity_distributions
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import arguments, caller_warnings, sparse_state, vector_warnings
+from jaxpruner.core import arguments, caller_warnings, sparse_state
 from jaxpruner.mask_calculator import joint_leaves
-from jaxpruner.sparsity_types import NByM
-from jaxpruner.sparsity_types.base import is_joint
-from jaxpruner.sparsity_types.leaves import Leaf
+from jaxpruner.sparsity_types import Leaf, NByM, is_joint
 
 logger = logging.getLogger(__name__)
 
@@ -83,12 +81,11 @@ def of_leaves(
     if distribution is None:
         return tree_lib.unflatten(treedef, [None] * len(leaves), arrays)
     stacked_argument = _check_stacked(distribution, stacked, paths)
-    vector_warnings.warn_of_other_axes(paths, arrays, stacked)
     decided = []  # whatever a filter selects
     for leaf in leaves:
         if leaf.sparsity_type is None or is_joint(leaf.sparsity_type):
             decided.append(leaf.path)
-    with vector_warnings.no_warnings_about(decided):
+    with sparsity_distributions.no_warnings_about(decided):
         targets = tree_lib.leaves_like(treedef, distribution(params, **stacked_argument))
     can_be_ranked = [_can_be_ranked(leaf, arrays[i]) for i, leaf in enumerate(leaves)]
     for i, is_ranked in enumerate(can_be_ranked):

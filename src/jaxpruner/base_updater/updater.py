@@ -30,17 +30,16 @@ from jaxpruner.base_updater import (
 )
 from jaxpruner.base_updater.optional_hooks import OptionalHooks
 from jaxpruner.core import arguments, masking, seeds
-from jaxpruner.core.dtypes import holds_weights
 from jaxpruner.core.equal_settings import EqualSettings
 from jaxpruner.core.masking import apply_mask as apply_mask
 from jaxpruner.core.short_repr import ShortRepr
 from jaxpruner.core.sparse_state import SparseState as SparseState
 from jaxpruner.core.sparse_state import only_sparse_state
 from jaxpruner.mask_calculator import calculators, joint_leaves, lazy_scores
-from jaxpruner.sparsity_types.base import is_joint
-from jaxpruner.sparsity_types.leaves import (
+from jaxpruner.sparsity_types import (
     Leaf,
     check_groups,
+    is_joint,
     normalize_setting,
     resolve_leaves,
     resolve_types,
@@ -266,7 +265,7 @@ class BaseUpdater(OptionalHooks, EqualSettings, ShortRepr):
         def check(pruned: Sequence[Leaf]) -> None:
             for leaf in pruned:
                 assert leaf.sparsity_type is not None
-                if self.needs_gradients and not holds_weights(leaf):
+                if self.needs_gradients and not tree_lib.holds_weights(leaf):
                     raise ValueError(
                         f'{leaf.name}: {type(self).__name__} scores weights by their gradients, and {leaf.dtype} has '
                         f"none; leave it dense: sparsity_type={{'{leaf.name}': None, '*': …}}"

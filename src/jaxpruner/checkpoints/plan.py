@@ -15,7 +15,7 @@ from jaxpruner.base_updater.leaf_plans import type_words
 from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.optimizer_state import find_optimizer_state
 from jaxpruner.core.caller_warnings import warn
-from jaxpruner.sparsity_types.n_by_m import PartialGroupError
+from jaxpruner.sparsity_types import PartialGroupError
 from jaxpruner.tree import nearest
 
 # Floats of 8 bits come with scales that stand in other tensors.

@@ -5,7 +5,6 @@ import re
 from typing import Any
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.core.dtypes import holds_weights
 
 SEPARATOR = '-'
 # `kernel` in Flax and Keras, `weight` in Equinox, `w` in Haiku; also w1, w_in, weight_hh, depthwise_kernel.
@@ -28,7 +27,7 @@ def is_kernel(path: tree_lib.Path, leaf: Any) -> bool:
     >>> [is_kernel((layer, name), np.ones((2, 2))) for layer, name in [('a', 'kernel'), ('a', 'bias'), ('norm', 'w')]]
     [True, False, False]
     """
-    if leaf.ndim < 2 or not holds_weights(leaf):
+    if leaf.ndim < 2 or not tree_lib.holds_weights(leaf):
         return False
     names = [name.lower() for name in path if not name.isdecimal()]
     if not names:

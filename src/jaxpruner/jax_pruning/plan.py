@@ -9,7 +9,6 @@ import jax
 from jaxpruner import algorithms
 from jaxpruner import tree as tree_lib
 from jaxpruner.core import masking
-from jaxpruner.core.dtypes import holds_weights
 from jaxpruner.jax_pruning import kernels
 from jaxpruner.jax_pruning.strategy import PruningEntry, PruningStrategy, Rate, check_axis
 from jaxpruner.sparsity_types import NByM, SparsityType, Unstructured
@@ -127,7 +126,7 @@ def _resolve(entry: PruningEntry, leaves: list[_Leaf], prune_axis: int | None) -
             continue
         rate = rates[leaf.path]
         where = f'{entry.where}: {leaf.name}'
-        if not holds_weights(leaf.layer):
+        if not tree_lib.holds_weights(leaf.layer):
             raise ValueError(
                 f'{where} holds {leaf.layer.dtype}, no floats; name only leaves that do'
             )

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxpruner import sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.mask_calculator import n_by_m, selection
-from jaxpruner.sparsity_types.base import Groups
+from jaxpruner.sparsity_types import Groups
 
 MASK_DTYPE = jnp.uint8
 

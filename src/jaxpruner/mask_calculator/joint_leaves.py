@@ -20,9 +20,7 @@ from jaxpruner.mask_calculator.calculators import (
     TopkFn,
     mask_leaves,
 )
-from jaxpruner.sparsity_types import Unstructured
-from jaxpruner.sparsity_types.base import Groups, JointGroups, JointType
-from jaxpruner.sparsity_types.leaves import Leaf
+from jaxpruner.sparsity_types import Groups, Leaf, Unstructured, is_joint
 
 # Leaves that get a mask for the sake of others: on their own they keep everything.
 FOLLOWER = 0.0
@@ -32,11 +30,11 @@ FOLLOWER = 0.0
 class _Joined:
     """Leaves of one type that ties them: path -> index among all leaves, and path -> shape."""
 
-    sparsity_type: JointType
+    sparsity_type: Any
     indices: dict[tree_lib.Path, int] = dataclasses.field(default_factory=dict)
     shapes: dict[tree_lib.Path, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
-    def groups(self, values: Sequence[Any]) -> list[JointGroups]:
+    def groups(self, values: Sequence[Any]) -> list[Any]:
         """Lists the groups whose leader has a value."""
         pruned = []
         for groups in self.sparsity_type.join(self.shapes):
@@ -44,7 +42,7 @@ class _Joined:
                 pruned.append(groups)
         return pruned
 
-    def members(self, groups: JointGroups) -> list[tree_lib.Path]:
+    def members(self, groups: Any) -> list[tree_lib.Path]:
         """Lists those members that are among the leaves."""
         return [path for path in groups.members if path in self.indices]
 
@@ -87,7 +85,7 @@ def mask_joint_leaves(
 ) -> list[LeafMask]:
     """Makes the masks of all leaves of a model; leaves that a type ties are ranked as the groups that they share."""
     requests = list(scored)
-    ranked: list[tuple[_Joined, JointGroups]] = []
+    ranked: list[tuple[_Joined, Any]] = []
     for joined in _joined(leaves, [leaf is not None for leaf in scored]):
         for groups in joined.groups(scored):
             requests.append(_scored_groups(joined, groups, scored))
@@ -133,7 +131,7 @@ def _joined(leaves: Sequence[Leaf], is_included: Sequence[bool]) -> list[_Joined
     by_type: dict[int, _Joined] = {}
     for index, leaf in enumerate(leaves):
         sparsity_type = leaf.sparsity_type
-        if not is_included[index] or not isinstance(sparsity_type, JointType):
+        if not is_included[index] or not is_joint(sparsity_type):
             continue
         if leaf.is_stacked:
             raise ValueError(
@@ -147,7 +145,7 @@ def _joined(leaves: Sequence[Leaf], is_included: Sequence[bool]) -> list[_Joined
 
 def _scored_groups(
     joined: _Joined,
-    groups: JointGroups,
+    groups: Any,
     scored: Sequence[ScoredLeaf | None],
 ) -> ScoredLeaf:
     """Describes groups as a leaf, each of whose weights is a group."""

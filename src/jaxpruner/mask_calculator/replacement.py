@@ -12,7 +12,7 @@ import numpy as np
 from jaxpruner import tree as tree_lib
 from jaxpruner.core import control
 from jaxpruner.mask_calculator import selection
-from jaxpruner.sparsity_types.base import Groups
+from jaxpruner.sparsity_types import Groups
 
 # Scores of a smaller leaf are materialised: programs that read arrays compile faster, which counts where leaves are
 # many, and memory counts where they are large.

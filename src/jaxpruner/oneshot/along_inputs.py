@@ -18,7 +18,7 @@ from jaxpruner.oneshot.followed_leaves import (
     why_left_dense,
 )
 from jaxpruner.oneshot.named_leaves import names_of
-from jaxpruner.sparsity_types.leaves import (
+from jaxpruner.sparsity_types import (
     check_groups,
     normalize_setting,
     resolve_leaves,

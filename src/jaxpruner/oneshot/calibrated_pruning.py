@@ -47,7 +47,7 @@ from jaxpruner.oneshot.pruning_run import PruningRun
 from jaxpruner.oneshot.sample_weights import SampleWeights
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.sparsity_distributions import why_dense
-from jaxpruner.sparsity_types.leaves import Leaf, check_groups, normalize_setting
+from jaxpruner.sparsity_types import Leaf, check_groups, normalize_setting
 from jaxpruner.uses import param_uses
 
 

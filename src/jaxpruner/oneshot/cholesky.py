@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpruner.core.dtypes import at_least_float32
+from jaxpruner import tree as tree_lib
 
 # Enough to make any finite Gram matrix diagonally dominant.
 _MAX_DAMPING = 1e6
@@ -45,7 +45,7 @@ def flipped_cholesky(gram: jax.Array, damping: Any) -> Factors:
     ([[5.0, 2.0], [2.0, 5.0]], 0.25)
     """
     *leading, inputs, _ = gram.shape
-    gram = gram.astype(at_least_float32(gram.dtype))
+    gram = gram.astype(tree_lib.at_least_float32(gram.dtype))
     start = jnp.asarray(damping, gram.dtype)
     if not gram.size:
         none_occurs = jnp.zeros(gram.shape[:-1], bool)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner.core.dtypes import at_least_float32
+from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.cholesky import flipped_cholesky
 
 
@@ -45,7 +45,7 @@ def fit_kept_inputs(
     [[3.0], [0.0]]
     """
     kept_rows = is_kept[..., :, None]
-    gram = gram.astype(at_least_float32(gram.dtype))
+    gram = gram.astype(tree_lib.at_least_float32(gram.dtype))
     old = weights.astype(gram.dtype)
     # The matrix keeps its size: inputs that are all zero are independent of the others, and get no change.
     kept_columns = is_kept[..., None, :]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxpruner import sparsity_types
 from jaxpruner.mask_calculator import n_by_m, selection
-from jaxpruner.sparsity_types.n_by_m import PartialGroupError
+from jaxpruner.sparsity_types import PartialGroupError
 
 COMPARISONS = ('output', 'layer')
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner.core.dtypes import at_least_float32
+from jaxpruner import tree as tree_lib
 
 
 def wanda_scores(weights: jax.Array, second_moment: jax.Array) -> jax.Array:
@@ -25,7 +25,7 @@ def wanda_scores(weights: jax.Array, second_moment: jax.Array) -> jax.Array:
     >>> wanda_scores(jnp.array([[2.0], [-3.0]]), jnp.array([9.0, 1.0])).tolist()
     [[6.0], [3.0]]
     """
-    dtype = at_least_float32(weights.dtype)
+    dtype = tree_lib.at_least_float32(weights.dtype)
     sizes = jnp.abs(weights.astype(dtype))
     norms = jnp.sqrt(second_moment.astype(dtype))
     return sizes * norms[..., None]
@@ -71,7 +71,7 @@ def shares(weights: jax.Array, axis: int) -> jax.Array:
 
     A program of its own: in one program with the sum of two shares both are rounded otherwise.
     """
-    dtype = at_least_float32(weights.dtype)
+    dtype = tree_lib.at_least_float32(weights.dtype)
     sizes = jnp.abs(weights.astype(dtype))
     sums = sizes.sum(axis, keepdims=True)
     return sizes / jnp.where(sums == 0, 1, sums)

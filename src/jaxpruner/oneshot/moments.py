@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner.core.dtypes import at_least_float32
+from jaxpruner import tree as tree_lib
 from jaxpruner.core.explicit_meshes import without_explicit_axes
 from jaxpruner.oneshot.contracted_axes import contracted_axes
 from jaxpruner.oneshot.input_statistics import InputStatistics
@@ -43,7 +43,7 @@ def statistics_of(
     >>> int(statistics.count), statistics.second_moment.tolist(), statistics.gram[0].tolist()
     (2, [2.0, 4.0, 0.0], [2.0, 2.0, 0.0])
     """
-    data = data.astype(at_least_float32(data.dtype))
+    data = data.astype(tree_lib.at_least_float32(data.dtype))
     take = functools.partial(
         _statistics_of, equation=equation, operand=operand, with_gram=with_gram
     )

@@ -9,7 +9,6 @@ import jax
 from jaxpruner import sparsity_distributions
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater
-from jaxpruner.core.dtypes import holds_weights
 
 _ALL = '*'  # names nothing in particular
 
@@ -44,7 +43,7 @@ def sparsities_by_name(
         axis = tree_lib.layer_axis(stacked, path, leaf.shape)
         layer = jax.ShapeDtypeStruct(tree_lib.layer_shape(leaf.shape, axis), leaf.dtype)
         is_full_name = path in sparsities or tree_lib.path_string(path) in sparsities
-        if is_full_name or (holds_weights(layer) and filter_fn(path, layer)):
+        if is_full_name or (tree_lib.holds_weights(layer) and filter_fn(path, layer)):
             for name, sparsity in sparsities.items():
                 if tree_lib.matches(name, path):
                     return sparsity

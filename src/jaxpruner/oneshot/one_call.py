@@ -26,8 +26,7 @@ from jaxpruner.oneshot.snip import SNIP
 from jaxpruner.oneshot.sparsegpt import SparseGPT
 from jaxpruner.oneshot.synflow import SynFlow
 from jaxpruner.oneshot.wanda import Wanda
-from jaxpruner.sparsity_types.leaves import normalize_setting
-from jaxpruner.sparsity_types.parsing import is_n_by_m_without_axis
+from jaxpruner.sparsity_types import is_n_by_m_without_axis, normalize_setting
 from jaxpruner.uses import UseGraph, param_uses
 
 _ALGORITHMS = {

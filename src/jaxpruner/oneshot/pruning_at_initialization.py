@@ -18,7 +18,6 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import global_pruners
 from jaxpruner.base_updater import init_checks
 from jaxpruner.core import masking
-from jaxpruner.core.dtypes import at_least_float32, holds_weights
 from jaxpruner.core.progress import progress_bar
 from jaxpruner.oneshot.batches import (
     READ_AGAIN,
@@ -153,7 +152,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         """Returns targets as the base does; leaves that hold no floats have no derivatives, and stay dense."""
 
         def of_floats(leaf: Any, target: Any) -> Any:
-            return target if holds_weights(leaf) else None
+            return target if tree_lib.holds_weights(leaf) else None
 
         sparsities = super().get_target_sparsities(params)
         return tree_lib.map_with_missing(of_floats, params, sparsities)
@@ -306,7 +305,7 @@ def _compile_adder(loss_fn: LossFn, derive: Callable[..., Any]) -> CompiledOnce:
 
 def _wide_zeros(leaf: Any) -> jax.Array:
     leaf = jnp.asarray(leaf)  # NumPy's float64 is only that where 64 bits are enabled
-    dtype = at_least_float32(leaf.dtype)
+    dtype = tree_lib.at_least_float32(leaf.dtype)
     return jnp.zeros_like(leaf, dtype=dtype)
 
 

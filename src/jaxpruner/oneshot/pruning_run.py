@@ -11,7 +11,6 @@ import numpy as np
 from jaxpruner import sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.core import caller_warnings
-from jaxpruner.core.dtypes import at_least_float32
 from jaxpruner.oneshot import matrix_masks
 from jaxpruner.oneshot.calibration import CalibratedMatrices
 from jaxpruner.oneshot.input_statistics import (
@@ -139,7 +138,7 @@ class PruningRun:
             )
             if weights.size and is_unseen.any():
                 self._unseen += _names_of(where, is_unseen)
-                magnitudes = jnp.abs(weights.astype(at_least_float32(weights.dtype)))
+                magnitudes = jnp.abs(weights.astype(tree_lib.at_least_float32(weights.dtype)))
                 by_magnitude = matrix_masks.keep_in_matrices(
                     magnitudes, sparsity, target.sparsity_type, pruner.per
                 )

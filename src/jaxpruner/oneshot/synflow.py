@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
-from jaxpruner.core.dtypes import at_least_float32
 from jaxpruner.oneshot.batches import as_inputs, first_batch
 from jaxpruner.oneshot.pruning_at_initialization import LossFn, PruningAtInitialization
 
@@ -45,7 +45,7 @@ class SynFlow(PruningAtInitialization):
             results = jax.tree.leaves(function(magnitudes, *inputs))
             total = 0
             for result in filter(_is_float, results):
-                dtype = at_least_float32(result.dtype)
+                dtype = tree_lib.at_least_float32(result.dtype)
                 total += jnp.sum(result, dtype=dtype)
             return total
 

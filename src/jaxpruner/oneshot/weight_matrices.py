@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.core.dtypes import at_least_float32
 from jaxpruner.oneshot.contracted_axes import contracted_axes
 from jaxpruner.oneshot.matrix_layout import MatrixLayout
 from jaxpruner.uses import Use, UseGraph, contractions
@@ -115,7 +114,7 @@ class WeightMatrices:
         if self.layer is not None:
             zeros = jnp.zeros(self.layout.matrices_shape, matrices.dtype)
             matrices = lax.dynamic_update_index_in_dim(zeros, matrices, self.layer, 0)
-        dtype = at_least_float32(leaf.dtype)
+        dtype = tree_lib.at_least_float32(leaf.dtype)
         shape = jax.ShapeDtypeStruct(leaf.shape, dtype)
         # `read` returns zeros at weights that the model masks. `write` must reach them, so it leaves the masks out.
         read_operand = functools.partial(self._operand, masked=False)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.core.dtypes import at_least_float32
+from jaxpruner import tree as tree_lib
 from jaxpruner.structure.analysis.axes import Axes, resolve_each, sizes_of
 from jaxpruner.structure.analysis.members import Group
 from jaxpruner.structure.analysis.records import Trace
@@ -148,7 +148,7 @@ def _find_indices(axes: Axes, i: int, group: Group) -> list[Index]:
 def _add_up(value: Any, index: Index, shape: Shape) -> jax.Array:
     """Sums over the weights of each channel, in the shape of the table."""
     # Sums of 16-bit numbers would overflow.
-    dtype = at_least_float32(value.dtype)
+    dtype = tree_lib.at_least_float32(value.dtype)
     other_axes = _other_axes(value.shape, index)
     sums = jnp.sum(value, axis=other_axes, keepdims=True, dtype=dtype)
     if _is_in_order(index, shape):

@@ -161,7 +161,7 @@ class GroupedChannels:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupInLeaves:
-    """A group among the leaves of a pruner, as `sparsity_types.base.JointGroups` describes it.
+    """A group among the leaves of a pruner, as `sparsity_types.JointGroups` describes it.
 
     Attributes:
       trace: of the model.

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxpruner import sparsity_types
 from jaxpruner import tree as tree_lib
-from jaxpruner.sparsity_types.leaves import normalize_setting, resolve_types
+from jaxpruner.sparsity_types import normalize_setting, resolve_types
 from jaxpruner.uses import contractions
 from jaxpruner.uses.contractions import AxisNumbers
 from jaxpruner.uses.graph import Use, UseGraph

@@ -17,7 +17,7 @@ from jaxpruner.mask_calculator.replacement import MaskedLeaf
 from jaxpruner.sparse.operators import block_layout
 from jaxpruner.sparse.training import block_positions, conversion
 from jaxpruner.sparse.training.layouts import Layout
-from jaxpruner.sparsity_types.base import Groups
+from jaxpruner.sparsity_types import Groups
 from sparse.training.models import BLOCK, PARAMS, X, apply_fn, loss
 
 TX = optax.adam(1e-2)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.core import caller_warnings
-from jaxpruner.core.dtypes import at_least_float32
 from jaxpruner.sparse.program.models import Products
 
 # Differences up to these shares of the largest result count as rounding. GPUs and TPUs round products of float32 to
@@ -116,7 +115,7 @@ def _is_compared(result: jax.Array, tolerance: float) -> bool:
 
 def _wide(result: jax.Array) -> jax.Array:
     """Casts a result to float32 or wider, so that differences can be taken."""
-    dtype = at_least_float32(result.dtype)
+    dtype = tree_lib.at_least_float32(result.dtype)
     return result.astype(dtype)
 
 

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner.core.dtypes import at_least_float32
+from jaxpruner import tree as tree_lib
 from jaxpruner.sparse.operators import block_layout
 from jaxpruner.sparse.operators.group_chunks import (
     chunks_of_groups,
@@ -234,7 +234,7 @@ def _backward(_: Any, operands: _Operands, cotangents: jax.Array) -> tuple[_Oper
         chunks_of_outputs(cotangents, groups),
     )
     # Each group adds to it: a sum of 16-bit floats would lose what is small.
-    dtype = at_least_float32(columns.dtype)
+    dtype = tree_lib.at_least_float32(columns.dtype)
     total = jnp.zeros(columns.shape, dtype)
     total, of_values = scan_chunks(differentiate_chunk, total, chunks)
     of_columns = total.astype(columns.dtype)
@@ -256,7 +256,7 @@ def norms_of_dense_gradient(columns: jax.Array, cotangents: jax.Array, groups: i
     in_chunk = groups_in_chunk(groups)
     blocks_of_inputs = len(columns)
     inputs = _merged(columns)
-    dtype = at_least_float32(columns.dtype)
+    dtype = tree_lib.at_least_float32(columns.dtype)
 
     def norms_of_chunk(_: None, cotangents: jax.Array) -> tuple[None, jax.Array]:
         by_group = jnp.split(cotangents, in_chunk, axis=1)

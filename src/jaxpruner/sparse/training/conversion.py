@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.core.dtypes import at_least_float32
+from jaxpruner import tree as tree_lib
 from jaxpruner.sparse.operators import block_layout
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 from jaxpruner.sparse.training import block_positions
@@ -19,7 +19,7 @@ Stored = Mapping[str, jax.Array]  # 'values', and with a term of low rank 'down'
 
 def block_norms(values: jax.Array) -> jax.Array:
     """The norms of stored blocks, float`[*layers, groups, blocks]`."""
-    dtype = at_least_float32(values.dtype)
+    dtype = tree_lib.at_least_float32(values.dtype)
     values = values.astype(dtype)
     squares = values * values
     sums = jnp.sum(squares, axis=(-2, -1))

@@ -13,7 +13,7 @@ from jaxpruner import sparsity_types
 from jaxpruner.core import kept_positions
 from jaxpruner.mask_calculator import replacement
 from jaxpruner.sparse.operators.csr import CsrPattern, csr_pattern
-from jaxpruner.sparsity_types.base import Groups
+from jaxpruner.sparsity_types import Groups
 
 # The arrays of a pattern, by name. They are a plain dictionary, which checkpoints and other libraries accept.
 PatternArrays = dict[str, jax.Array]

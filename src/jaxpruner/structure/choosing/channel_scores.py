@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.core.dtypes import at_least_float32
+from jaxpruner import tree as tree_lib
 from jaxpruner.mask_calculator import selection
 from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, pick, resolve_each, sizes_of
 from jaxpruner.structure.analysis.members import Group, Member
@@ -139,7 +139,7 @@ class Scorer(NamedTuple):
 def sum_over(scores: Any, stays: Sequence[Any], axes: tuple[int, ...]) -> jax.Array:
     """Sums scores of a leaf. Sharded arrays are not gathered, and lazy scores are never materialised."""
     array = jnp.asarray(selection.read(scores))
-    dtype = at_least_float32(array.dtype)
+    dtype = tree_lib.at_least_float32(array.dtype)
     zeroed = _zeroed(array, stays)
     return jnp.sum(zeroed, axis=axes, dtype=dtype)
 

@@ -1,0 +1,571 @@
+"""How a total sparsity is shared among the leaves: a distribution maps parameters to one target per leaf.
+
+Any function `params -> tree of floats, None where dense` is a distribution; `uniform` and `erk` are the two that papers
+use. Below them stand filters, checks of settings, and warnings of biases and norms that look like kernels.
+
+The Erdős–Rényi rule: a layer's raw share of kept weights is `(sum(shape) / prod(shape)) ** power`, so that small layers
+keep more. All shares are scaled by one factor, so that the layers together keep what they are to keep. A layer whose
+share would exceed 1 is kept whole, and the others are scaled anew.
+"""
+
+import contextlib
+import contextvars
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxpruner import tree as tree_lib
+from jaxpruner.core import caller_warnings
+
+SparsityMap = Mapping[Any, float | None] | Sequence[tuple[Any, float | None]]
+FilterFn = Callable[[tree_lib.Path, Any], bool]
+FilterFnType = FilterFn  # its name in JaxPruner
+
+# Last names of parameters that are vectors in one layer.
+_VECTOR_NAMES = frozenset({'bias', 'b', 'scale', 'offset', 'beta', 'gamma'})
+
+
+def NOT_DIM_ONE_FILTER(key: tree_lib.Path, param: Any) -> bool:
+    """Selects the leaves with more than one dimension: kernels, not biases and norms.
+
+    Args:
+      key: the leaf's path.
+      param: the leaf.
+
+    >>> import numpy as np
+    >>> NOT_DIM_ONE_FILTER(('dense', 'bias'), np.ones(3))
+    False
+    """
+    del key
+    return getattr(param, 'ndim', 0) > 1  # a number of Python has none
+
+
+NOT_DIM_ONE_FILTER_FN = NOT_DIM_ONE_FILTER  # its name in JaxPruner
+
+
+def KERNEL_FILTER_FN(key: tree_lib.Path, param: Any) -> bool:
+    """Selects the leaves whose last name is `kernel`.
+
+    Args:
+      key: the leaf's path.
+      param: the leaf.
+
+    >>> KERNEL_FILTER_FN(('dense', 'kernel'), None)
+    True
+    """
+    del param
+    return key[-1] == 'kernel'
+
+
+def NOT_BIAS_FILTER(path: tree_lib.Path, param: Any) -> bool:
+    """Selects the leaves with more than one dimension whose name is not that of a bias or norm.
+
+    The biases of attention layers have two dimensions in some libraries, heads and their width.
+
+    >>> import numpy as np
+    >>> NOT_BIAS_FILTER(('query', 'bias'), np.ones((8, 64))), NOT_BIAS_FILTER(('query', 'kernel'), np.ones((8, 64)))
+    (False, True)
+    """
+    return NOT_DIM_ONE_FILTER(path, param) and path[-1] not in _VECTOR_NAMES
+
+
+def uniform(
+    params: tree_lib.PyTree,
+    sparsity: Any,
+    filter_fn: FilterFn = NOT_DIM_ONE_FILTER,
+    custom_sparsity_map: SparsityMap | None = None,
+    stacked: tree_lib.Stacked = (),
+) -> tree_lib.PyTree:
+    """The same sparsity for every selected leaf.
+
+    Args:
+      params: any pytree of arrays (or of shapes).
+      sparsity: share of weights to remove, in [0, 1].
+      filter_fn: `(path, leaf) -> bool`, selects leaves of floats; default: those with more than one dimension.
+      custom_sparsity_map: leaf name or glob -> sparsity (`None` = dense); overrides the filter, the first match wins.
+        Integers are pruned only where it names them.
+      stacked: globs of leaves whose first axis counts layers, or a mapping from globs to that axis; they are filtered
+        by the shape of one layer.
+
+    Returns:
+      A tree like `params` with a sparsity for each leaf, `None` where it is dense.
+
+    Raises:
+      ValueError: a sparsity outside [0, 1], or a name that matches no leaf.
+
+    >>> import numpy as np
+    >>> uniform({'bias': np.ones(4), 'kernel': np.ones((2, 4))}, 0.5)
+    {'bias': None, 'kernel': 0.5}
+    """
+    check_sparsity(sparsity, 'sparsity')
+    selection = _select(params, filter_fn, custom_sparsity_map, stacked)
+    return selection.tree_of(dict.fromkeys(selection.layer_shapes, sparsity))
+
+
+class NotGiven(functools.partial):
+    """A distribution that stands where nobody has given one, so that only types that say it themselves prune.
+
+    >>> type(NOT_GIVEN).__name__, NOT_GIVEN.keywords
+    ('NotGiven', {'sparsity': 0.0})
+    """
+
+
+# The default of all updaters: N:M prunes to its own share, everything else stays dense.
+NOT_GIVEN = NotGiven(uniform, sparsity=0.0)
+
+
+def erk(
+    param_tree: tree_lib.PyTree,
+    sparsity: float,
+    filter_fn: FilterFn = NOT_DIM_ONE_FILTER,
+    custom_sparsity_map: SparsityMap | None = None,
+    stacked: tree_lib.Stacked = (),
+    count_excluded: bool = False,
+    flops: Mapping[Any, float] | None = None,
+) -> tree_lib.PyTree:
+    r"""Erdős–Rényi-Kernel: small layers stay denser, the total is `sparsity`.
+
+    The share kept in a layer of shape $d$ is proportional to $\sum_i d_i / \prod_i d_i$, scaled so that all selected
+    layers together keep `1 - sparsity` of their weights; layers whose share would exceed 1 are left whole. From Evci et
+    al., "Rigging the Lottery", 2020.
+
+    Args:
+      param_tree: any pytree of arrays (or of shapes).
+      sparsity: share of weights to remove, in [0, 1].
+      filter_fn: `(path, leaf) -> bool`, selects leaves of floats; default: those with more than one dimension.
+      custom_sparsity_map: leaf name or glob -> sparsity (`None` = dense); overrides the filter, the first match wins.
+        These leaves are outside the budget. Integers are pruned only where it names them.
+      stacked: globs of leaves whose first axis counts layers, or a mapping from globs to that axis; shape and filter
+        are those of one layer.
+      count_excluded: `sparsity` is meant of *all* parameters of floats: what leaves outside the budget keep is taken
+        out of it.
+      flops: leaf name or glob -> floating point operations (`UseGraph.leaf_flops`): `sparsity` is meant of these, not
+        of weights.
+
+    Returns:
+      A tree like `param_tree` with a sparsity for each leaf, `None` where it is dense.
+
+    Raises:
+      ValueError: a sparsity outside [0, 1], a name that matches no leaf, a selected leaf without `flops`, or excluded
+        leaves that exceed the budget.
+      TypeError: a sparsity that is being traced; which layers stay whole depends on its value.
+
+    >>> import numpy as np
+    >>> erk({'wide': np.ones((64, 64)), 'narrow': np.ones((64, 8))}, 0.5)
+    {'narrow': 0.0, 'wide': 0.5625}
+    >>> erk({'wide': np.ones((64, 64)), 'narrow': np.ones((64, 8))}, 0.5, flops={'wide': 800.0, 'narrow': 400.0})
+    {'narrow': 0.0, 'wide': 0.75}
+    """
+    check_sparsity(sparsity, 'sparsity')
+    if tree_lib.is_traced(sparsity):
+        raise TypeError(
+            'erk needs a concrete sparsity, since its value decides which layers stay dense; got a traced value'
+        )
+    if flops is not None and count_excluded:
+        raise ValueError(
+            'count_excluded counts weights, and flops counts operations; give one of them'
+        )
+    sparsity = float(sparsity)
+    selection = _select(param_tree, filter_fn, custom_sparsity_map, stacked)
+    shapes = selection.layer_shapes
+    sizes: list[Any] = [
+        math.prod(leaf.shape) if tree_lib.holds_weights(leaf) else 0 for leaf in selection.leaves
+    ]
+    if flops is not None:
+        rules = tree_lib.first_matches(flops, selection.paths, 'flops')
+        for i in shapes:
+            if rules[i] is None:
+                name = tree_lib.path_string(selection.paths[i])
+                raise ValueError(
+                    f'flops: nothing is said of {name}, which is to be pruned; give its operations, or leave it out of '
+                    f"the budget: custom_sparsity_map={{'{name}': None}}"
+                )
+        values = list(flops.values())
+        sizes = [0.0 if rule is None else float(values[rule]) for rule in rules]
+        budget = (1 - sparsity) * sum(sizes[i] for i in shapes)
+    elif count_excluded:
+        kept_outside = 0.0
+        for i, size in enumerate(sizes):
+            if i not in shapes:
+                kept_outside += size * (1 - float(selection.custom.get(i) or 0))
+        budget = (1 - sparsity) * sum(sizes) - kept_outside
+        if budget < 0:
+            raise ValueError(
+                f'sparsity {sparsity} of all {sum(sizes)} parameters cannot be reached: the leaves outside the budget '
+                f'keep {kept_outside:.0f} weights; lower the sparsity, or select more leaves'
+            )
+    else:
+        # Whole numbers of weights, layer by layer, as the reference implementation counts them.
+        budget = sum(sizes[i] - get_n_zeros(sizes[i], sparsity) for i in shapes)
+    raw = [sum(shape) / max(math.prod(shape), 1) for shape in shapes.values()]
+    densities = _scaled_densities(raw, [sizes[i] for i in shapes], budget)
+    return selection.tree_of({i: 1 - density for i, density in zip(shapes, densities, strict=True)})
+
+
+def _scaled_densities(raw: Sequence[float], sizes: Sequence[float], budget: float) -> list[float]:
+    """Scales raw shares so that all layers together keep `budget` weights, or operations.
+
+    >>> _scaled_densities([0.25, 1.0], [8, 2], 6)
+    [0.5, 1.0]
+    """
+    densities = [1.0] * len(raw)
+    free = list(range(len(raw)))  # layers that are not kept whole
+    while unscaled := sum(raw[i] * sizes[i] for i in free):
+        kept_whole = sum(sizes) - sum(sizes[i] for i in free)
+        scale, largest = (budget - kept_whole) / unscaled, max(raw[i] for i in free)
+        if scale * largest <= 1:
+            for i in free:
+                densities[i] = scale * raw[i]
+            break
+        free = [i for i in free if raw[i] != largest]
+    return densities
+
+
+class _Selection(NamedTuple):
+    """The leaves of a model as a distribution sees them."""
+
+    paths: list[tree_lib.Path]
+    leaves: list[Any]
+    treedef: Any
+    custom: dict[int, float | None]  # sparsities that are given by name, by index of the leaf
+    layer_shapes: dict[int, tuple[int, ...]]  # of the leaves that the filter selects, by index
+
+    def tree_of(self, sparsities: Mapping[int, Any]) -> tree_lib.PyTree:
+        """Makes a tree of targets, from those of the selected leaves and those that are given by name."""
+        targets = {**sparsities, **self.custom}
+        entries = [targets.get(i) for i in range(len(self.leaves))]
+        return tree_lib.unflatten(self.treedef, entries, self.leaves)
+
+
+def _select(
+    params: tree_lib.PyTree,
+    filter_fn: FilterFn,
+    custom_sparsity_map: SparsityMap | None,
+    stacked: tree_lib.Stacked,
+) -> _Selection:
+    paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
+    custom_map = check_custom_map(custom_sparsity_map)
+    sparsities = list(custom_map.values())
+    rules = tree_lib.first_matches(custom_map, paths, 'custom_sparsity_map')
+    tree_lib.check_names(tree_lib.as_names(stacked), paths, 'stacked')
+    custom, layer_shapes = {}, {}
+    for i, (path, rule, layer) in enumerate(zip(paths, rules, leaves, strict=True)):
+        axis = tree_lib.layer_axis(stacked, path, layer.shape)
+        if axis is not None:
+            layer = jax.ShapeDtypeStruct(tree_lib.layer_shape(layer.shape, axis), layer.dtype)
+        if rule is not None:
+            custom[i] = sparsities[rule]
+        elif tree_lib.holds_weights(layer) and filter_fn(path, layer):
+            layer_shapes[i] = tuple(layer.shape)
+    _warn_of_other_axes(paths, leaves, stacked)
+    if filter_fn is NOT_DIM_ONE_FILTER:
+        _warn_about_vectors(paths, leaves, layer_shapes, stacked)
+    return _Selection(paths, leaves, treedef, custom, layer_shapes)
+
+
+def get_n_zeros(size: int, sparsity: float) -> int:
+    """The number of weights that a distribution counts as removed.
+
+    Args:
+      size: the number of weights.
+      sparsity: share to remove, in [0, 1].
+
+    Returns:
+      `floor(sparsity * size)`. Masks keep `max(1, round(size * (1 - sparsity)))` weights: see `mask_calculator`.
+
+    >>> get_n_zeros(10, 0.25)
+    2
+    """
+    return math.floor(sparsity * size)
+
+
+def get_sparsities_erdos_renyi(
+    var_shape_dict: Mapping[Any, Sequence[int]],
+    default_sparsity: float,
+    custom_sparsity_map: Mapping[Any, float] | None = None,
+    include_kernel: bool = True,
+    erk_power_scale: float = 1.0,
+) -> dict[Any, float]:
+    r"""Shares a total sparsity among named shapes; `sparsity_distributions.erk` does so for a pytree.
+
+    The share kept in a layer of shape $d$ is proportional to $(\sum_i d_i / \prod_i d_i)^{scale}$. Without the kernel's
+    spatial axes it is proportional to $(a + b) / (a b)$ of the last two axes, whatever the scale.
+
+    Args:
+      var_shape_dict: name -> shape.
+      default_sparsity: sparsity of all layers together, in [0, 1].
+      custom_sparsity_map: name -> sparsity of layers outside the budget; names without a shape are ignored.
+      include_kernel: whether all axes count, or the last two alone.
+      erk_power_scale: the exponent; 0 is uniform.
+
+    Returns:
+      Name -> sparsity.
+
+    Raises:
+      ValueError: there is no shape, the sparsity lies outside [0, 1], or the last two axes are needed and missing.
+
+    >>> shapes = {'a': (2, 4), 'b': (3, 6), 'c': (2, 4, 6)}
+    >>> {name: round(value, 2) for name, value in get_sparsities_erdos_renyi(shapes, 0.5).items()}
+    {'a': 0.0, 'b': 0.31, 'c': 0.65}
+    """
+    if not var_shape_dict:
+        raise ValueError('var_shape_dict is empty; give at least one name with its shape')
+    check_sparsity(default_sparsity, 'default_sparsity')
+    custom = custom_sparsity_map or {}
+    shapes = {name: tuple(shape) for name, shape in var_shape_dict.items() if name not in custom}
+    raw = []
+    for name, shape in shapes.items():
+        if not include_kernel and len(shape) < 2:
+            raise ValueError(
+                f'{name}: without the kernel a shape needs two axes, got {shape}; set include_kernel'
+            )
+        counted = shape if include_kernel else shape[-2:]
+        power = erk_power_scale if include_kernel else 1
+        raw.append((sum(counted) / max(math.prod(counted), 1)) ** power)
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    budget = sum(size - get_n_zeros(size, default_sparsity) for size in sizes)
+    densities = dict(zip(shapes, _scaled_densities(raw, sizes, budget), strict=True))
+    return {
+        name: custom[name] if name in custom else 1 - densities[name] for name in var_shape_dict
+    }
+
+
+def check_sparsity(sparsity: Any, name: str) -> None:
+    """Refuses a sparsity outside [0, 1]; values that are being traced cannot be checked and pass.
+
+    Args:
+      sparsity: a number or a scalar array.
+      name: what it is called, for the message.
+
+    Raises:
+      ValueError: it is NaN or outside [0, 1].
+      TypeError: it is no number.
+
+    >>> check_sparsity(0.9, 'sparsity')
+    """
+    _check_share(sparsity, name, 'between 0 and 1', '[0, 1] (the share of weights removed)')
+
+
+def check_density(density: Any, name: str) -> None:
+    """Refuses a density, the share of weights kept, outside (0, 1]; traced values pass.
+
+    Args:
+      density: a number or a scalar array.
+      name: what it is called, for the message.
+
+    Raises:
+      ValueError: it is NaN or outside (0, 1].
+      TypeError: it is no number.
+
+    >>> check_density(0.9, 'density')
+    """
+    _check_share(density, name, 'above 0 and at most 1', '(0, 1] (the share that is kept)')
+
+
+def _check_share(share: Any, name: str, range_words: str, interval: str) -> None:
+    if tree_lib.is_traced(share):
+        return
+    if not tree_lib.is_number(share):
+        raise TypeError(f'{name} must be a number {range_words}, got {share!r}')
+    value = float(share)
+    if not 0 <= value <= 1 or (value == 0 and interval.startswith('(')):
+        hint = f'; {value} per cent is {value / 100}' if 1 < value <= 100 else ''
+        raise ValueError(f'{name} must lie in {interval}, got {share!r}{hint}')
+
+
+def check_custom_map(custom_sparsity_map: SparsityMap | None) -> dict[Any, float | None]:
+    """Checks the values of a custom sparsity map.
+
+    Args:
+      custom_sparsity_map: leaf name or glob -> sparsity (`None` = dense), as a mapping or a list of pairs.
+
+    Returns:
+      The map as a dict, empty for `None`.
+
+    Raises:
+      TypeError: it is no map, or something in it is no name or number.
+      ValueError: a sparsity outside [0, 1].
+
+    >>> check_custom_map([('head/*', None)])
+    {'head/*': None}
+    """
+    pairs: Any = () if custom_sparsity_map is None else custom_sparsity_map
+    if hasattr(pairs, 'keys'):  # a ConfigDict is no Mapping, but has its methods
+        pairs = [(name, pairs[name]) for name in pairs]
+    if not isinstance(pairs, list | tuple) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
+    ):
+        raise TypeError(
+            "custom_sparsity_map must be a mapping such as {'head/*': None, 'a/kernel': 0.5}, or a list of such pairs, "
+            f'got {custom_sparsity_map!r}'
+        )
+    custom_map = {}
+    for name, value in pairs:
+        name = tree_lib.rule_name(name, 'custom_sparsity_map: ')
+        if value is not None:
+            check_sparsity(value, f'custom_sparsity_map[{name!r}]')
+        custom_map[name] = value
+    return custom_map
+
+
+def why_dense(
+    distribution: Callable[..., tree_lib.PyTree] | None,
+    params: tree_lib.PyTree,
+    stacked: tree_lib.Stacked = (),
+) -> list[str]:
+    """For each leaf the reason for which a distribution leaves it dense, if it does.
+
+    Args:
+      distribution: any, `None` for none.
+      params: the parameters, or their shapes.
+      stacked: names of leaves that are stacks of layers.
+
+    >>> why_dense(functools.partial(uniform, sparsity=0.5), {'b': jax.ShapeDtypeStruct((4,), 'float32')})
+    ['the default filter leaves out 1-D leaves']
+    """
+    paths, leaves, _ = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
+    if distribution is None:
+        return ['sparsity_distribution_fn is None'] * len(leaves)
+
+    def name_of(function: Any, otherwise: str) -> str:
+        return getattr(function, '__name__', '<lambda>').replace('<lambda>', otherwise)
+
+    if getattr(distribution, 'func', None) not in (uniform, erk):
+        name = name_of(distribution, 'sparsity_distribution_fn')
+        return [f'{name} gives it no target'] * len(leaves)
+    settings = getattr(distribution, 'keywords', {})
+    custom_map = check_custom_map(settings.get('custom_sparsity_map'))
+    rules = tree_lib.first_matches(custom_map, paths, 'custom_sparsity_map')
+    filter_fn = settings.get('filter_fn', NOT_DIM_ONE_FILTER)
+    reasons = []
+    for path, leaf, rule in zip(paths, leaves, rules, strict=True):
+        if rule is not None:
+            reasons.append('custom_sparsity_map says None')
+        elif not tree_lib.holds_weights(leaf):
+            reasons.append(f'{leaf.dtype} is pruned only where custom_sparsity_map names it')
+        elif filter_fn is NOT_DIM_ONE_FILTER:
+            axis = tree_lib.layer_axis(stacked, path, leaf.shape)
+            rank = len(tree_lib.layer_shape(leaf.shape, axis))
+            reasons.append(f'the default filter leaves out {rank}-D leaves')
+        else:
+            reasons.append(f'{name_of(filter_fn, "filter_fn")} leaves it out')
+    return reasons
+
+
+_left_dense: contextvars.ContextVar[frozenset[tree_lib.Path]] = contextvars.ContextVar(
+    'left_dense', default=frozenset()
+)
+
+
+@contextlib.contextmanager
+def no_warnings_about(paths: Iterable[tree_lib.Path]) -> Iterator[None]:
+    """Keeps silent about leaves that stay dense whatever a filter selects, by their sparsity type.
+
+    >>> import numpy as np
+    >>> with no_warnings_about([('norm', 'scale')]):
+    ...     uniform({'norm': {'scale': np.ones((6, 8))}}, 0.5)
+    {'norm': {'scale': 0.5}}
+    """
+    token = _left_dense.set(frozenset(paths))
+    try:
+        yield
+    finally:
+        _left_dense.reset(token)
+
+
+def _warn_about_vectors(
+    paths: Sequence[tree_lib.Path],
+    leaves: Sequence[Any],
+    selected: Mapping[int, tuple[int, ...]],
+    stacked: tree_lib.Stacked,
+) -> None:
+    """Warns once of leaves that the default filter selects, and that have the names of biases or norms.
+
+    Either an axis counts layers that were stacked for a `scan`, and `stacked` does not say so, or a bias has axes of
+    its own, as in attention. `selected` has the shape of one layer, by the index of each selected leaf.
+    """
+    biases = []
+    for i in selected:
+        path, shape = paths[i], leaves[i].shape
+        if path in _left_dense.get() or path[-1] not in _VECTOR_NAMES:
+            continue
+        beside = [leaf.shape for p, leaf in zip(paths, leaves, strict=True) if p[:-1] == path[:-1]]
+        # In LoRA `a` and `b` are kernels: a bias has the last axes of the kernel beside it.
+        if path[-1] == 'b' and not any(
+            len(other) > len(shape) and other[1 - len(shape) :] == shape[1:] for other in beside
+        ):
+            continue
+        suspect = None
+        if tree_lib.layer_axis(stacked, path, shape) is None:
+            suspect = _suspected_stack(paths, leaves, i)
+        if suspect is not None:
+            axis, glob = suspect
+            caller_warnings.warn(
+                f'{tree_lib.path_string(path)} has shape {tuple(shape)} and looks like a bias or norm of '
+                f'{shape[axis]} stacked layers (axis {axis}), which is now pruned; if so, name the stacked leaves: '
+                f'stacked={f"{{{glob!r}: {axis}}}" if axis else repr(glob)}, otherwise leave it out with '
+                'filter_fn=sparsity_distributions.NOT_BIAS_FILTER, or silence this with another filter_fn'
+            )
+            return
+        if len(selected[i]) > 1:
+            biases.append(f'{tree_lib.path_string(path)} {tuple(shape)}')
+    if biases:
+        more = f' and {len(biases) - 3} more' if len(biases) > 3 else ''
+        caller_warnings.warn(
+            f'{", ".join(biases[:3])}{more} looks like a bias or norm, but has more than one dimension, so that the '
+            'default filter takes it for a kernel. filter_fn=sparsity_distributions.NOT_BIAS_FILTER leaves such leaves '
+            'dense; any other filter_fn says that you have decided'
+        )
+
+
+def _suspected_stack(
+    paths: Sequence[tree_lib.Path], leaves: Sequence[Any], index: int
+) -> tuple[int, str] | None:
+    """Finds the shortest axis of a leaf that is equally long in all leaves beside it, and a glob of those that have it.
+
+    The glob takes in as large a subtree as has such an axis.
+    """
+    path, shape, suspect = paths[index], leaves[index].shape, None
+    # A vector between axes of length 1 is one layer.
+    axes = [axis for axis, length in enumerate(shape) if 1 < length < math.prod(shape)]
+    for depth in range(len(path) - 1, 0, -1) or [0]:
+        inside = [leaf for p, leaf in zip(paths, leaves, strict=True) if p[:depth] == path[:depth]]
+        axes = _common_axes(axes, shape, inside)
+        if axes:
+            axis = min(axes, key=shape.__getitem__)
+            suspect = axis, '/'.join((*path[:depth], '*'))
+    return suspect
+
+
+def _common_axes(axes: Iterable[int], shape: tuple[int, ...], leaves: Sequence[Any]) -> list[int]:
+    """Lists the axes that are as long as in a shape in all leaves, which have another axis besides."""
+    return [
+        axis
+        for axis in axes
+        if all(leaf.ndim > max(axis, 1) and leaf.shape[axis] == shape[axis] for leaf in leaves)
+    ]
+
+
+def _warn_of_other_axes(
+    paths: Sequence[tree_lib.Path], leaves: Sequence[Any], stacked: tree_lib.Stacked
+) -> None:
+    """Warns where a name means leaves of different numbers of layers, and a shorter axis is equally long in all."""
+    for name, given in tree_lib.axes_of_layers(stacked).items():
+        stacks = []
+        for path, leaf in zip(paths, leaves, strict=True):
+            if leaf.ndim > 1 and tree_lib.matches(name, path):
+                stacks.append(leaf)
+        lengths = {leaf.shape[given] for leaf in stacks}
+        if len(lengths) < 2:
+            continue
+        shape = stacks[0].shape
+        shorter = [axis for axis, length in enumerate(shape) if 1 < length < min(lengths)]
+        for axis in _common_axes(shorter, shape, stacks)[:1]:
+            caller_warnings.warn(
+                f'stacked: {name!r} takes axis {given} for that of layers, of which there are then {min(lengths)} in '
+                f'one leaf and {max(lengths)} in another; axis {axis} has length {shape[axis]} in all of them. If that '
+                f'one counts layers, write stacked={{{name!r}: {axis}}}'
+            )
