@@ -1,0 +1,439 @@
+"""What a wrapped optimizer promises: zeros without help, extra arguments, dtypes, hooks, states that last."""
+
+import collections
+import copy
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxpruner
+from helpers import rows, steps
+from jaxpruner import sparsity_distributions, sparsity_schedules, tree
+
+PARAMS = {
+    'a': {'kernel': jax.random.normal(jax.random.key(0), (16, 8)), 'bias': jnp.zeros(8)},
+    'b': {'kernel': jax.random.normal(jax.random.key(1), (8, 4))},
+}
+ONES = jax.tree.map(jnp.ones_like, PARAMS)
+W = {'w': PARAMS['a']['kernel']}
+BY_CONFIG = {'sparsity': 0.5, 'update_freq': 1, 'update_start_step': 0, 'update_end_step': 2}
+ALL_BUT_N_BY_M = [name for name in jaxpruner.all_algorithm_names() if name != 'iterative_nm']
+magnitudes = functools.partial(jax.tree.map, jnp.abs)
+
+
+def every(freq=1, cls=jaxpruner.MagnitudePruning, **settings):
+    return cls(sparsity_schedules.PeriodicSchedule(freq), **({'sparsity': 0.5} | settings))
+
+
+def last(pruner, number, params=PARAMS, grads=ONES, tx=None, **extra):
+    return steps.history(pruner, number, params, grads, tx, **extra)[-1]
+
+
+@pytest.mark.parametrize('packed', [False, True])
+def test_pruned_weights_are_exactly_zero_without_help(packed):
+    pruner = every(use_packed_masks=packed)
+    params, state = last(pruner, 3, tx=optax.adam(0.1))
+    assert jaxpruner.summarize_sparsity(params)['a/kernel'] == 0.5
+    steps.assert_equal(pruner.post_gradient_update(params, state), params)
+
+
+def test_inf_and_nan_go_too():
+    masks = {'w': jnp.array([0, 0, 1], jnp.uint8)}
+    pruned = jaxpruner.apply_mask({'w': jnp.array([jnp.inf, jnp.nan, jnp.inf])}, masks)
+    assert pruned['w'].tolist() == [0.0, 0.0, np.inf]
+
+
+@pytest.mark.parametrize(
+    ('param', 'grad'), [('bfloat16', 'bfloat16'), ('bfloat16', 'float32'), ('float32', 'bfloat16')]
+)
+def test_updates_have_the_result_type(param, grad):
+    params = {'w': W['w'].astype(param)}
+    tx = every().wrap_optax(optax.sgd(0.1))
+    updates, state = tx.update({'w': jnp.ones((16, 8), grad)}, tx.init(params), params)
+    assert updates['w'].dtype == jnp.result_type(param, grad)
+    new = optax.apply_updates(params, updates)['w']
+    assert new.dtype == param
+    assert int((new == 0).sum()) == int((state.masks['w'] == 0).sum()) == 64
+
+
+def test_params_are_needed_as_by_optax_and_may_be_named():
+    tx = every().wrap_optax(optax.sgd(0.1))
+    with pytest.raises(ValueError, match='not passing `params`'):
+        tx.update(ONES, tx.init(PARAMS))
+    tx.update(updates=ONES, state=tx.init(PARAMS), params=PARAMS)
+
+
+def test_skipped_steps_move_no_kept_weight():
+    params, state = last(every(2, skip_gradients=True), 1)
+    kept = state.masks['a']['kernel'] == 1
+    np.testing.assert_array_equal(params['a']['kernel'], jnp.where(kept, PARAMS['a']['kernel'], 0))
+    np.testing.assert_array_equal(params['a']['bias'], PARAMS['a']['bias'])
+    assert not state.inner_state[0].trace['a']['kernel'].any()
+    assert last(every(2, skip_gradients=True), 2)[0]['a']['bias'].all(), 'the next step trains'
+
+
+def test_sparse_gradients_reach_the_optimizer():
+    _, state = last(every(is_sparse_gradients=True), 1)
+    trace, mask = state.inner_state[0].trace['a']['kernel'], state.masks['a']['kernel']
+    np.testing.assert_array_equal(trace == 0, mask == 0)
+
+
+class Weighted(jaxpruner.MagnitudePruning):
+    """Scores by an extra argument of `update`."""
+
+    def calculate_scores(self, params, sparse_state=None, grads=None, importance=None):
+        return jax.tree.map(lambda param: jnp.abs(param) * importance, params)
+
+
+def test_extra_arguments_reach_scores_and_optimizer():
+    def update(updates, state, params=None, *, value, **extra):
+        return jax.tree.map(lambda u: 0 * u + value, updates), state
+
+    inner = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    importance, pruner = jnp.zeros((16, 8)).at[0].set(1.0), every(cls=Weighted)
+    tx = pruner.wrap_optax(inner)
+    updates, state = tx.update(W, tx.init(W), W, importance=importance, value=7.0)
+    assert state.masks['w'][0].all()
+    assert set(updates['w'][0].tolist()) == {7.0}
+    masks = pruner.instant_sparsify(W, importance=importance)[1]
+    np.testing.assert_array_equal(masks['w'], state.masks['w'])
+    plain = every().wrap_optax(optax.sgd(0.1))  # takes none, gets none
+    plain.update(ONES, plain.init(PARAMS), PARAMS, value=jnp.float32(1))
+
+
+@pytest.mark.parametrize('name', ['magnitude', 'random', 'global_magnitude', 'magnitude_ste'])
+def test_pruning_once_refuses_arguments_without_effect(name):
+    pruner = jaxpruner.create_updater_from_config({'algorithm': name, 'sparsity': 0.5})
+    with pytest.raises(TypeError, match='apply_fn'):
+        pruner.instant_sparsify(PARAMS, apply_fn=lambda params, x: x)
+
+
+def test_a_loop_may_decide_when_masks_are_updated():
+    tx = every(1000).wrap_optax(optax.sgd(0.1))
+    update = jax.jit(tx.update, static_argnames='update_masks')
+    _, state = update(ONES, tx.init(PARAMS), PARAMS, update_masks=False)
+    assert float(jaxpruner.sparsity_metrics(state)['_mask_sparsity']) == 0
+    _, state = update(ONES, state, PARAMS, update_masks=True)
+    assert float(jaxpruner.sparsity_metrics(state)['_mask_sparsity']) == 0.5
+    with pytest.raises(TypeError, match='update_masks'):
+        tx.update(ONES, state, PARAMS, update_masks=jnp.bool_(True))
+
+
+def test_a_subclass_without_the_base_post_init_works():
+    @dataclasses.dataclass
+    class Own(jaxpruner.BaseUpdater):
+        def __post_init__(self):
+            self.mine = True
+
+        def calculate_scores(self, params, sparse_state=None, grads=None):
+            return magnitudes(params)
+
+    schedule = sparsity_schedules.PeriodicSchedule(1)
+    pruner = Own(schedule, sparsity_type='2:4', is_packed=True)
+    _, state = last(pruner, 1)
+    assert state.masks['a']['kernel'].size == 16
+    masks = pruner.instant_sparsify(PARAMS)[1]
+    assert masks['b']['kernel'].reshape(-1, 4).sum(1).tolist() == [2] * 8
+
+
+def test_a_subclass_may_return_packed_masks_and_sees_unpacked_ones():
+    shapes = []
+
+    class Flat(jaxpruner.MagnitudePruning):
+        def update_state(self, sparse_state, params, grads):
+            shapes.append(sparse_state.masks['a']['kernel'].shape)
+            state = super().update_state(sparse_state, params, grads)
+            return state._replace(masks=jax.tree.map(jnp.packbits, state.masks))
+
+    (params, state), (_, expected) = (
+        last(pruner, 2) for pruner in (every(cls=Flat, use_packed_masks=True), every())
+    )
+    assert set(shapes) == {(16, 8)}
+    steps.assert_equal(steps.masks(state, params), steps.masks(expected, params))
+
+
+def test_is_packed_is_another_name():
+    pruner = jaxpruner.MagnitudePruning(is_packed=True)
+    assert (pruner.use_packed_masks, pruner.is_packed) == (True, None)
+    assert not dataclasses.replace(pruner, use_packed_masks=False).use_packed_masks
+
+
+def test_init_can_be_evaluated_abstractly():
+    tx = every(cls=jaxpruner.RigL, use_packed_masks=True).wrap_optax(optax.adam(0.1))
+    shapes = jax.eval_shape(tx.init, PARAMS)
+    assert shapes == jax.eval_shape(lambda: tx.init(PARAMS))
+    steps.assert_equal(jax.jit(tx.init)(PARAMS), tx.init(PARAMS))
+
+
+def test_sparsities_and_seeds_may_be_mapped():
+    def kept(sparsity):
+        return last(every(sparsity=sparsity), 1)[1].masks['a']['kernel'].sum()
+
+    assert jax.vmap(kept)(jnp.array([0.25, 0.5, 0.75])).tolist() == [96, 64, 32]
+
+    def drawn(seed):
+        pruner = jaxpruner.RandomPruning(sparsity=0.5, rng_seed=seed)
+        return pruner.instant_sparsify(PARAMS)[1]['a']['kernel']
+
+    for seeds in (jnp.arange(3, dtype=jnp.uint32), jax.random.split(jax.random.key(1), 3)):
+        together = jax.jit(jax.vmap(drawn))(seeds)
+        assert together.tolist() == [drawn(seed).tolist() for seed in seeds]
+
+
+def test_layers_that_are_stacked_rank_each_on_its_own():
+    params = {'layers': {'kernel': jnp.arange(48.0).reshape(3, 4, 4), 'bias': jnp.ones((3, 4))}}
+    masks = jaxpruner.MagnitudePruning(sparsity=0.5, stacked='layers/*').instant_sparsify(params)[1]
+    assert masks['layers']['bias'] is None
+    assert masks['layers']['kernel'].sum((1, 2)).tolist() == [8, 8, 8]
+
+
+def test_a_topk_function_of_ones_own_and_types_by_leaf():
+    def first_row(scores, sparsity):
+        return jnp.zeros(scores.shape, jnp.uint8).at[0].set(1)
+
+    masks = jaxpruner.MagnitudePruning(sparsity=0.5, topk_fn=first_row).instant_sparsify(PARAMS)[1]
+    assert [int(mask.sum()) for mask in jax.tree.leaves(masks)] == [8, 4]
+    types = {'b/*': None, '*': 'channel_-1'}
+    masks = jaxpruner.MagnitudePruning(sparsity=0.5, sparsity_type=types).instant_sparsify(PARAMS)[
+        1
+    ]
+    assert masks['b']['kernel'] is None
+    assert set(masks['a']['kernel'].sum(0).tolist()) == {0, 16}
+
+
+# Leaves of no dimension, of no element and of one; numbers of Python and NumPy.
+ODD = {
+    'scalar': jnp.float32(2.0),
+    'empty': jnp.zeros((0, 4)),
+    'one': jnp.ones((1, 1)),
+    'w': jnp.arange(1.0, 17).reshape(4, 4),
+}
+NUMBERS = {'w': ODD['w'], 'scale': 1.0, 'of NumPy': np.float32(2.0)}
+
+
+def everything(path, leaf):
+    del path, leaf
+    return True
+
+
+@pytest.mark.parametrize(('name', 'packed'), rows.crossed(ALL_BUT_N_BY_M, [False, True]))
+def test_leaves_of_no_dimension_and_of_no_element(name, packed):
+    config = {'algorithm': name, 'is_packed': packed, 'filter_fn': everything}
+    pruner = jaxpruner.create_updater_from_config(BY_CONFIG | config)
+    ones = jax.tree.map(jnp.ones_like, ODD)
+    params, state = last(pruner, 3, ODD, ones, optax.adam(0.1))
+    kept = jaxpruner.summarize_sparsity(pruner.pre_forward_update(params, state))
+    if name == 'no_prune' or name.startswith('global'):
+        assert kept['_nparams_nnz'] == (18 if name == 'no_prune' else 9)
+    else:
+        assert kept['w'] >= 0.5, 'weights that have just been regrown are zero, too'
+        assert float(jaxpruner.sparsity_metrics(state)['w']) == 0.5
+        assert kept['scalar'] == kept['one'] == 0.0, 'at least one weight of a leaf stays'
+
+
+@pytest.mark.parametrize('name', ['magnitude', 'random_ste', 'rigl', 'global_magnitude'])
+@pytest.mark.parametrize('filter_fn', [None, everything])
+def test_numbers_of_python_are_trained_as_arrays_are(name, filter_fn):
+    config = BY_CONFIG | {'algorithm': name, 'filter_fn': filter_fn}
+    pruner = jaxpruner.create_updater_from_config(config)
+    tx = pruner.wrap_optax(optax.adam(0.1))
+    results = []
+    for params in (NUMBERS, jax.tree.map(jnp.asarray, NUMBERS)):
+        updates, state = tx.update(params, tx.init(params), params)
+        results.append((updates, state.masks))
+    steps.assert_equal(*results)
+
+
+@dataclasses.dataclass
+class OwnSparsity(jaxpruner.MagnitudePruning):
+    """Has a field that is called as a keyword of updaters is called now."""
+
+    sparsity: float = 0.5
+
+
+@dataclasses.dataclass
+class OwnDistribution(OwnSparsity):
+    """Makes its distribution of its own field."""
+
+    def __post_init__(self):
+        uniform = sparsity_distributions.uniform
+        self.sparsity_distribution_fn = functools.partial(uniform, sparsity=self.sparsity / 2)
+        super().__post_init__()
+
+
+EIGHT_TENTHS = functools.partial(sparsity_distributions.uniform, sparsity=0.8)
+
+
+@pytest.mark.parametrize(
+    ('algorithm', 'settings', 'target'),
+    [
+        (OwnSparsity, {}, 0.5),
+        (OwnSparsity, {'sparsity': 0.75}, 0.75),
+        (OwnSparsity, {'sparsity_distribution_fn': EIGHT_TENTHS}, 0.8),
+        (OwnDistribution, {'sparsity': 0.75}, 0.375),
+    ],
+)
+def test_a_subclass_may_have_a_field_sparsity_beside_a_distribution(algorithm, settings, target):
+    pruner = algorithm(**settings)
+    for _ in range(2):
+        assert pruner.get_target_sparsities(PARAMS)['b']['kernel'] == target
+        pruner = dataclasses.replace(pruner, use_packed_masks=True)
+
+
+# What an algorithm keeps of its own.
+
+
+@dataclasses.dataclass
+class Counting(jaxpruner.BaseUpdater):
+    """Ranks by the sum of the gradients so far, in 32 bits; the simplest algorithm that needs a memory."""
+
+    def init_algorithm_state(self, params, target_sparsities):
+        def first(param, target):
+            return None if target is None else jnp.zeros(param.shape)
+
+        return tree.map_with_missing(first, params, target_sparsities)
+
+    def track(self, sparse_state, params, grads, weight=1.0):
+        def renew(grad, total):
+            return None if total is None else total + weight * grad
+
+        sums = tree.map_with_missing(renew, grads, sparse_state.algorithm_state)
+        return sparse_state._replace(algorithm_state=sums), None
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        return sparse_state.algorithm_state
+
+
+COUNTED = {
+    'plain': ({}, optax.adam(0.1)),
+    'packed': ({'use_packed_masks': True}, optax.adam(0.1)),
+    'skips gradients': ({'skip_gradients': True}, optax.adam(0.1)),
+    'MultiSteps inside': ({}, optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation()),
+}
+
+
+@pytest.mark.parametrize(('settings', 'tx'), COUNTED.values(), ids=COUNTED)
+def test_values_of_an_algorithm_are_renewed_in_every_step_and_ranked_when_due(settings, tx):
+    grads = jax.tree.map(lambda leaf: leaf[::-1], PARAMS)
+    pruner = every(2, cls=Counting, **settings)
+    params, state = last(pruner, 5, grads=grads, tx=tx, weight=2.0, unknown=3.0)
+    np.testing.assert_allclose(
+        state.algorithm_state['a']['kernel'], 10 * grads['a']['kernel'], rtol=1e-5
+    )
+    assert state.algorithm_state['a']['bias'] is None
+    kernel = np.asarray(grads['a']['kernel'])
+    np.testing.assert_array_equal(params['a']['kernel'] != 0, kernel > np.median(kernel))
+
+
+def test_values_of_an_algorithm_may_have_more_bits_than_the_weights():
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), PARAMS)
+    _, state = last(every(cls=Counting), 2, params, grads=None)
+    assert state.algorithm_state['a']['kernel'].dtype == jnp.float32
+
+
+@dataclasses.dataclass
+class Keeps(jaxpruner.MagnitudePruning):
+    """Keeps what its fields say: from `init` on, and after `track`."""
+
+    first: object = None
+    tracked: object = None
+
+    def init_algorithm_state(self, params, target_sparsities):
+        return self.first
+
+    def track(self, sparse_state, params, grads):
+        return sparse_state._replace(algorithm_state=self.tracked), None
+
+
+F32, BF16 = jnp.zeros(4), jnp.zeros(4, jnp.bfloat16)
+DRIFTS = {
+    'a dtype': ({'w': BF16}, {'w': F32}, 'bfloat16.*float32'),
+    'a shape': ({'w': F32}, {'w': F32[:, None]}, '4'),
+    'made late': (None, {'w': F32}, 'w'),
+    'lost': ({'w': F32, 'v': F32}, {'w': F32, 'v': None}, 'v'),
+}
+
+
+@pytest.mark.parametrize(('first', 'then', 'words'), DRIFTS.values(), ids=DRIFTS)
+def test_an_algorithm_state_that_changes_its_form_is_refused(first, then, words):
+    with pytest.raises(TypeError, match=f'Keeps.*algorithm_state.*{words}'):
+        last(every(cls=Keeps, first=first, tracked=then), 1)
+
+
+def test_scores_that_need_a_state_say_so_where_there_is_none():
+    with pytest.raises(ValueError, match=r'Counting.*wrap_optax'):
+        Counting(sparsity=0.5).instant_sparsify(PARAMS)
+
+
+# Equality: pruners of equal settings are equal, and may be static arguments.
+
+
+@dataclasses.dataclass
+class Decorated(jaxpruner.BaseUpdater):
+    decay: float = 0.9
+
+
+def config(algorithm, **settings):
+    window = {'update_freq': 2, 'update_start_step': 0, 'update_end_step': 8}
+    return jaxpruner.create_updater_from_config({'algorithm': algorithm} | window | settings)
+
+
+def erk(**rules):
+    return functools.partial(sparsity_distributions.erk, sparsity=0.5, custom_sparsity_map=rules)
+
+
+def magnitude(**settings):
+    return lambda: jaxpruner.MagnitudePruning(**settings)
+
+
+# Functions that make a pruner, equal ones each time that they are called.
+PRUNERS = {
+    'defaults': magnitude(),
+    'another class': jaxpruner.SaliencyPruning,
+    'sparsity': magnitude(sparsity=0.5),
+    'another sparsity': magnitude(sparsity=0.6),
+    'a partial': lambda: jaxpruner.MagnitudePruning(sparsity_distribution_fn=erk(a=0.1, b=0.2)),
+    'other order': lambda: jaxpruner.MagnitudePruning(sparsity_distribution_fn=erk(b=0.2, a=0.1)),
+    'a type': magnitude(sparsity_type='2:4'),
+    'types': magnitude(sparsity_type={'a': None, '*': 'block_2,2'}),
+    'types in another order': magnitude(sparsity_type={'*': 'block_2,2', 'a': None}),
+    'a key': lambda: jaxpruner.RandomPruning(rng_seed=jax.random.key(3)),
+    'another key': lambda: jaxpruner.RandomPruning(rng_seed=jax.random.key(4)),
+    'a key of NumPy': lambda: jaxpruner.RandomPruning(rng_seed=np.zeros(2, np.uint32)),
+    'names': magnitude(stacked=['a', ('b', 'c')]),
+    'masks': lambda: jaxpruner.FixedMask({'a': jnp.array([1, 0], jnp.uint8), 'b': None}),
+    'other masks': lambda: jaxpruner.FixedMask({'a': jnp.array([0, 1], jnp.uint8), 'b': None}),
+    'a schedule': lambda: config('magnitude', sparsity=0.5),
+    'another schedule': lambda: config('magnitude', sparsity=0.5, initial_sparsity=0.1),
+    'RigL': lambda: config('rigl', sparsity=0.5),
+    'another fraction': lambda: config('rigl', sparsity=0.5, drop_fraction=0.3),
+    'Wanda': lambda: config('wanda', sparsity=0.5, owl=True, blocks=[['a', 'b']]),
+    'one of your own': Decorated,
+    'its setting': lambda: Decorated(decay=0.5),
+}
+
+
+def test_equal_settings_are_equal_and_others_are_not():
+    first, second = ({name: make() for name, make in PRUNERS.items()} for _ in range(2))
+    for name, pruner in first.items():
+        assert [other for other in second if second[other] == pruner] == [name]
+        assert hash(pruner) == hash(second[name]) == hash(copy.copy(pruner))
+    assert len({*first.values(), *second.values()}) == len(PRUNERS)
+
+
+def test_a_static_argument_is_traced_once_for_equal_pruners():
+    traced = collections.Counter()
+
+    @functools.partial(jax.jit, static_argnames='pruner')
+    def step(x, pruner):
+        traced[pruner] += 1
+        return x
+
+    for name in ('a partial', 'a key', 'masks', 'RigL', 'its setting') * 2:
+        step(1.0, pruner=PRUNERS[name]())
+    assert set(traced.values()) == {1}

@@ -1,0 +1,325 @@
+"""Each refusal names the value and the place, before anything is computed; pruning nothing is warned of once."""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxpruner
+from jaxpruner import sparsity_distributions, sparsity_schedules
+
+PARAMS = {
+    'dense': {'kernel': jnp.arange(1.0, 513).reshape(32, 16), 'bias': jnp.ones(16)},
+    'head': jax.random.normal(jax.random.key(0), (16, 6)),
+}
+KERNEL = {'kernel': PARAMS['dense']['kernel'], 'bias': jnp.ones(16)}
+STACKED = {'query': {'kernel': jnp.ones((2, 4, 8)), 'bias': jnp.ones((2, 8))}}
+ONCE = sparsity_schedules.OneShotSchedule(0)
+NO_MULTIPLE = sparsity_schedules.PeriodicSchedule(1000, 1, 500)
+TOO_SHORT = sparsity_schedules.PolynomialSchedule(100, 0, 150)
+
+
+def uniform(sparsity=0.5, **settings):
+    return functools.partial(sparsity_distributions.uniform, sparsity=sparsity, **settings)
+
+
+def never(*arguments):
+    raise AssertionError('scores were computed')
+
+
+def first_of_all(scores, sparsity):
+    return (jnp.arange(scores.size) == 0).reshape(scores.shape).astype(jnp.uint8)
+
+
+def init(pruner, params=KERNEL, tx=None):
+    return pruner.wrap_optax(tx or optax.adam(1e-3)).init(params)
+
+
+# Class, its settings, and what the error says.
+SETTINGS = [
+    ('MagnitudePruning', {'scheduler': 5}, TypeError, 'scheduler.*5'),
+    (
+        'MagnitudePruning',
+        {'sparsity_distribution_fn': 0.5},
+        TypeError,
+        'sparsity_distribution_fn.*0.5',
+    ),
+    ('MagnitudePruning', {'topk_fn': 3}, TypeError, 'topk_fn.*3'),
+    ('MagnitudePruning', {'rng_seed': 'a'}, TypeError, "rng_seed.*'a'"),
+    ('MagnitudePruning', {'use_packed_masks': 'no'}, TypeError, "use_packed_masks.*'no'"),
+    ('MagnitudePruning', {'sparsity_type': '3:2'}, ValueError, '3.*2'),
+    ('MagnitudePruning', {'sparsity_type': 'blok_2,2'}, ValueError, 'blok_2,2.*block'),
+    ('MagnitudePruning', {'sparsity': 1.5}, ValueError, 'sparsity.*1.5'),
+    ('MagnitudePruning', {'sparsity': -0.1}, ValueError, 'sparsity.*-0.1'),
+    ('MagnitudePruning', {'sparsity': float('nan')}, ValueError, 'sparsity.*nan'),
+    ('MagnitudePruning', {'sparsity': '0.5'}, TypeError, "sparsity.*'0.5'"),
+    ('MagnitudePruning', {'sparsity_distribution_fn': uniform(1.5)}, ValueError, 'sparsity.*1.5'),
+    (
+        'RigL',
+        {'sparsity': 0.9, 'sparsity_distribution_fn': uniform()},
+        ValueError,
+        'sparsity and sparsity_distribution_fn',
+    ),
+    (
+        'GlobalMagnitudePruning',
+        {'custom_sparsity_map': {'a': 0.9}, 'sparsity_distribution_fn': uniform()},
+        ValueError,
+        'custom_sparsity_map.*sparsity_distribution_fn',
+    ),
+    (
+        'GlobalSaliencyPruning',
+        {'sparsity_type': 'block_2,2'},
+        ValueError,
+        'GlobalSaliency.*Unstruct',
+    ),
+    ('GlobalMagnitudePruning', {'stacked': '*'}, ValueError, 'stacked'),
+    ('GlobalMagnitudePruning', {'topk_fn': first_of_all}, ValueError, 'topk_fn'),
+    ('SET', {'sparsity_type': '2:4'}, ValueError, 'SET.*N:M'),
+    ('RigL', {'topk_fn': first_of_all}, ValueError, 'topk_fn'),
+    ('RigL', {'drop_fraction_fn': 0.3}, TypeError, 'drop_fraction_fn.*0.3'),
+    ('RigL', {'drop_fraction_fn': lambda step: 1.3}, ValueError, 'drop_fraction_fn.*1.3'),
+    ('RigL', {'drop_fraction': 0.3}, TypeError, "RigL.*'drop_fraction'.*drop_fraction_fn"),
+    ('MagnitudePruning', {'update_freq': 3}, TypeError, "'update_freq'.*scheduler"),
+    ('RigL', {'nothing': 1}, TypeError, 'nothing'),
+    ('ACDC', {'scheduler': sparsity_schedules.StepsSchedule((3,))}, TypeError, 'ACDC.*Periodic'),
+    ('IterativeNMPruning', {'sparsity_type': 'unstructured'}, ValueError, 'NByM.*Unstructured'),
+    ('IterativeNMPruning', {'topk_fn': first_of_all}, ValueError, 'topk_fn'),
+    ('FixedMask', {'masks': None}, ValueError, 'FixedMask'),
+    ('FixedMask', {'masks': {'w': jnp.ones(2)}, 'sparsity': 0.9}, ValueError, 'masks'),
+]
+
+
+@pytest.mark.parametrize(('cls', 'settings', 'error', 'words'), SETTINGS)
+def test_bad_settings_fail_at_construction(cls, settings, error, words):
+    with pytest.raises(error, match=words):
+        getattr(jaxpruner, cls)(**settings)
+
+
+# Settings of a class that fit no parameter, and what the error says.
+SHAPES = [
+    ('MagnitudePruning', {'sparsity_type': '2:4'}, r'head: .*\(16, 6\).* 6 .*-1.*4'),
+    ('MagnitudePruning', {'sparsity_type': 'channel_2'}, 'dense/kernel: .* 2 '),
+    ('MagnitudePruning', {'sparsity_type': {'c/*': None}}, r"sparsity_type.*'c/\*'"),
+    ('MagnitudePruning', {'stacked': 'layer/*'}, r"stacked.*'layer/\*'"),
+    ('MagnitudePruning', {'distribution': lambda params: 1.5}, r'dense/bias.*\[0, 1\].*1.5'),
+    ('GlobalMagnitudePruning', {'sparsity_type': {'*': '2:4'}}, 'Unstructured'),
+    ('RigL', {'sparsity_type': {'dense/kernel': '2:4'}}, 'dense/kernel.*RigL|RigL.*dense/kernel'),
+    ('IterativeNMPruning', {'sparsity_type': {'dense/*': '2:4'}, 'sparsity': None}, 'NByM'),
+]
+
+
+@pytest.mark.parametrize(('cls', 'settings', 'words'), SHAPES)
+def test_what_fits_no_leaf_fails_before_anything_is_computed(cls, settings, words):
+    settings = {'sparsity': 0.5} | settings
+    if target := settings.pop('distribution', None):
+        settings |= {
+            'sparsity': None,
+            'sparsity_distribution_fn': lambda p: jax.tree.map(target, p),
+        }
+    pruner = getattr(jaxpruner, cls)(**settings)
+    pruner.calculate_scores = never
+    for call in (pruner.instant_sparsify, pruner.plan, functools.partial(init, pruner)):
+        if call != pruner.instant_sparsify or cls != 'RigL':
+            with pytest.raises(ValueError, match=words):
+                call(PARAMS)
+
+
+def test_one_error_names_all_leaves_that_cannot_take_n_by_m():
+    params = PARAMS | {'a': jnp.ones((8, 6)), 'b': jnp.ones((4, 8, 3)), 'c': jnp.ones((8, 8))}
+    pruner = jaxpruner.MagnitudePruning(sparsity_type='2:4', stacked='b')
+    with pytest.raises(ValueError, match=r'a: .*\(8, 6\).*b: .*\(8, 3\).*head: .*\(16, 6\)'):
+        pruner.plan(params)
+
+
+@pytest.mark.parametrize('leaf', [jax.nn.relu, 'relu'])
+def test_a_leaf_that_is_no_array_is_refused_by_name(leaf):
+    params = {'w': jnp.ones((2, 2)), 'f': leaf}
+    distribution = lambda params: {'w': 0.5, 'f': None}  # noqa: E731
+    pruner = jaxpruner.MagnitudePruning(sparsity_distribution_fn=distribution)
+    for function in (pruner.get_target_sparsities, pruner.instant_sparsify):
+        with pytest.raises(TypeError, match=r'^f: '):
+            function(params)
+
+
+def half(cls, **settings):
+    return getattr(jaxpruner, cls)(sparsity=0.5, **settings)
+
+
+WRONG_MASK = {'kernel': jnp.ones(3, jnp.uint8), 'bias': None}
+# A call that cannot be answered, and what the error says.
+CALLS = [
+    (
+        lambda: jaxpruner.BaseUpdater().calculate_scores(KERNEL),
+        NotImplementedError,
+        'calculate_scores',
+    ),
+    (lambda: half('SaliencyPruning').instant_sparsify(KERNEL), ValueError, 'gradients'),
+    (lambda: half('MovementPruning').instant_sparsify(KERNEL), ValueError, 'wrap_optax.*grads'),
+    (lambda: half('AdamFisherPruning').instant_sparsify(KERNEL), ValueError, 'wrap_optax'),
+    (lambda: half('RigL').instant_sparsify(KERNEL), RuntimeError, 'instant_sparsify'),
+    (lambda: init(half('AdamFisherPruning'), tx=optax.sgd(0.1)), ValueError, r'\(32, 16\).*kernel'),
+    (lambda: init(half('RigL'), tx=optax.lbfgs()), ValueError, 'lbfgs'),
+    (lambda: init(half('ACDC'), tx=optax.lbfgs()), ValueError, 'lbfgs'),
+    (lambda: half('MagnitudePruning').wrap_optax(optax.adam), TypeError, 'wrap_optax'),
+    (
+        lambda: half('MagnitudePruning').wrap_optax(optax.sgd(0.1)).update(KERNEL, (), KERNEL),
+        TypeError,
+        'SparseState.*tuple',
+    ),
+    (lambda: init(jaxpruner.FixedMask(WRONG_MASK)), ValueError, r'\(3,\)'),
+    (lambda: half('MagnitudePruning').post_gradient_update(KERNEL), TypeError, 'state once'),
+]
+
+
+@pytest.mark.parametrize(('call', 'error', 'words'), CALLS)
+def test_calls_that_cannot_be_answered(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+class Fridays:
+    """A schedule of one's own, which is not asked before the first step."""
+
+    def is_mask_update_iter(self, step):
+        raise AssertionError('asked')
+
+    def get_sparsity_at_step(self, target_sparsities, step):
+        return target_sparsities
+
+
+def config(algorithm, start, end, freq=100, **settings):
+    window = {'update_freq': freq, 'update_start_step': start, 'update_end_step': end}
+    return jaxpruner.create_updater_from_config(
+        {'algorithm': algorithm, 'sparsity': 0.8} | window | settings
+    )
+
+
+def at_08(cls, *arguments, **settings):
+    return lambda: getattr(jaxpruner, cls)(*arguments, **({'sparsity': 0.8} | settings))
+
+
+def dropping(fraction):
+    return optax.constant_schedule(fraction)
+
+
+# A pruner, and what its warning has to name: class, value, leaf or remedy.
+WARNINGS = {
+    'no schedule': (at_08('MagnitudePruning'), 'MagnitudePruning.*NoUpdateSchedule'),
+    'no multiple': (at_08('MagnitudePruning', NO_MULTIPLE), '1000.*1.*500'),
+    'no steps': (at_08('SaliencyPruning', sparsity_schedules.StepsSchedule(())), 'SaliencyPruning'),
+    'a global pruner': (at_08('GlobalMagnitudePruning'), 'GlobalMagnitudePruning'),
+    'phases that never begin': (at_08('ACDC', NO_MULTIPLE), 'ACDC'),
+    'ends short': (at_08('MagnitudePruning', TOO_SHORT), '100.*150.*update_end_step=101'),
+    'SET never updates': (at_08('SET'), 'SET'),
+    'RigL drops nothing': (
+        at_08('RigL', sparsity_schedules.PeriodicSchedule(100), drop_fraction_fn=dropping(0.0)),
+        'RigL.*drop_fraction',
+    ),
+    'the default pruner': (jaxpruner.MagnitudePruning, 'MagnitudePruning.*dense|kernel.*sparsity='),
+    'no distribution': (
+        lambda: jaxpruner.MagnitudePruning(ONCE, sparsity_distribution_fn=None),
+        'MagnitudePruning.*kernel',
+    ),
+    'sparse from the start': (
+        at_08('StaticRandomSparse', sparsity=0.0),
+        'StaticRandomSparse.*kernel',
+    ),
+    'a filter that matches nothing': (
+        at_08(
+            'MagnitudePruning',
+            ONCE,
+            sparsity=None,
+            sparsity_distribution_fn=uniform(filter_fn=lambda path, leaf: path[-1] == 'w'),
+        ),
+        'kernel.*filter_fn',
+    ),
+}
+
+
+@pytest.mark.parametrize(('make', 'words'), WARNINGS.values(), ids=list(WARNINGS))
+def test_one_warning_says_what_prunes_nothing_or_too_little(make, words):
+    tx = make().wrap_optax(optax.sgd(0.1))
+    with pytest.warns(UserWarning, match=words) as caught:
+        jax.block_until_ready(tx.init(KERNEL))
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+# What has nothing to prune, or what would be pruned by mistake.
+MODELS = {
+    'vectors': ({'scale': jnp.ones(8), 'shift': jnp.ones(8)}, 0.8, 'scale.*1-D|scale.*dimension'),
+    'no parameters': ({}, 0.8, 'no parameters'),
+    'a bias of stacked layers': (STACKED, 0.8, 'query/bias'),
+    'NaN alone': ({'a': jnp.full((2, 4), jnp.nan), 'b': jnp.ones((2, 4))}, 0.5, r'\ba\b.*NaN'),
+}
+
+
+@pytest.mark.parametrize(('params', 'sparsity', 'words'), MODELS.values(), ids=list(MODELS))
+def test_a_warning_names_the_leaves(params, sparsity, words):
+    with pytest.warns(UserWarning, match=words) as caught:
+        jaxpruner.MagnitudePruning(sparsity=sparsity).instant_sparsify(params)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+# These do what they were asked for.
+SILENT = {
+    'once': at_08('MagnitudePruning', ONCE),
+    'without an end': at_08('MagnitudePruning', sparsity_schedules.PeriodicSchedule(1000)),
+    'an end that is a multiple': lambda: config('magnitude', 0, 200),
+    'the last update one step before the end': lambda: config('magnitude', 0, 101),
+    'short by less than a thousandth': lambda: config('magnitude', 0, 1000, freq=7),
+    "a user's own schedule": at_08('MagnitudePruning', Fridays()),
+    "a user's own schedule for RigL": at_08('RigL', Fridays()),
+    'static masks': at_08('StaticRandomSparse'),
+    'given masks': lambda: jaxpruner.FixedMask({'kernel': KERNEL['kernel'] > 99, 'bias': None}),
+    'straight-through': at_08('SteMagnitudePruning'),
+    'no pruning': jaxpruner.NoPruning,
+    'N:M': at_08('MagnitudePruning', TOO_SHORT, sparsity=None, sparsity_type='2:4'),
+    'a drop fraction that ends at 0': lambda: config('rigl', 100, 500, drop_fraction=0.3),
+    'a strategy without entries': lambda: jaxpruner.StrategyPruning({}, steps_per_epoch=10),
+}
+
+
+@pytest.mark.parametrize('make', SILENT.values(), ids=list(SILENT))
+def test_what_can_be_done_is_done_without_a_word(make):
+    init(make())  # warnings are errors
+
+
+def test_pruning_once_and_plans_need_no_schedule():
+    pruner = jaxpruner.MagnitudePruning(sparsity=0.75)
+    assert pruner.plan(KERNEL)['kernel'].is_pruned
+    assert int((pruner.instant_sparsify(KERNEL)[0]['kernel'] != 0).sum()) == 128
+
+
+@pytest.mark.parametrize(
+    'traced', [jax.jit, lambda function: functools.partial(jax.eval_shape, function)]
+)
+def test_it_is_said_where_init_is_traced(traced):
+    tx = jaxpruner.MagnitudePruning(sparsity=0.8).wrap_optax(optax.sgd(0.1))
+    with pytest.warns(UserWarning, match='MagnitudePruning') as caught:
+        traced(tx.init)(KERNEL)
+    assert len(caught) == 1
+
+
+def test_sparsities_that_are_mapped_are_not_read():
+    def targets(sparsity):
+        return init(jaxpruner.MagnitudePruning(ONCE, sparsity=sparsity)).target_sparsities
+
+    assert jax.vmap(targets)(jnp.array([0.0, 1.9]))['kernel'].shape == (2,)
+
+
+def test_the_same_line_warns_once_under_the_default_filter():
+    tx = jaxpruner.MagnitudePruning(sparsity=0.8).wrap_optax(optax.sgd(0.1))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('default')
+        for _ in range(3):
+            tx.init(KERNEL)
+    assert len(caught) == 1
+
+
+def test_values_that_are_traced_are_not_looked_at():
+    pruner = jaxpruner.MagnitudePruning(sparsity=0.5)
+    jax.jit(pruner.instant_sparsify)({'a': jnp.full((2, 4), np.nan)})

@@ -1,0 +1,464 @@
+"""Names and configurations: every source and key, what is refused, and what public projects write."""
+
+import collections
+import dataclasses
+import functools
+import json
+import math
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+import pytest
+
+import jaxpruner
+from helpers import steps
+from jaxpruner import algorithms, api, sparsity_distributions, sparsity_schedules
+
+PARAMS = {
+    'a': {'kernel': jnp.arange(1.0, 65).reshape(8, 8), 'bias': jnp.ones(8)},
+    'head': {'kernel': jnp.ones((8, 4))},
+}
+WINDOW = {'update_freq': 10, 'update_start_step': 20, 'update_end_step': 100}
+CONFIG = WINDOW | {
+    'algorithm': 'magnitude',
+    'dist_type': 'erk',
+    'sparsity': 0.9,
+    'sparsity_type': 'block_2,2',
+    'rng_seed': 3,
+    'use_packed_masks': True,
+}
+Settings = dataclasses.make_dataclass(
+    'Settings', [(key, Any, value) for key, value in (CONFIG | {'drop_fraction': None}).items()]
+)
+
+
+def make(algorithm='magnitude', **settings):
+    return api.create_updater_from_config({'algorithm': algorithm} | settings)
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """What a test registers is forgotten after it."""
+    for name in ('ALGORITHM_REGISTRY', 'ONE_SHOT_REGISTRY'):
+        monkeypatch.setattr(api, name, dict(getattr(api, name)))
+
+
+def as_json(folder):
+    (folder / 'config.json').write_text(json.dumps(CONFIG))
+    return folder / 'config.json'
+
+
+def as_toml(folder):
+    lines = (f'{key} = {json.dumps(value)}' for key, value in CONFIG.items())
+    (folder / 'config.toml').write_text('\n'.join(lines))
+    return str(folder / 'config.toml')
+
+
+SOURCES = {
+    'dict': lambda folder: CONFIG,
+    'mapping': lambda folder: types.MappingProxyType(CONFIG),
+    'ConfigDict': lambda folder: ml_collections.ConfigDict(CONFIG),
+    'FrozenConfigDict': lambda folder: ml_collections.FrozenConfigDict(CONFIG),
+    'dataclass': lambda folder: Settings(),
+    'namespace': lambda folder: types.SimpleNamespace(**CONFIG),
+    'named tuple': lambda folder: collections.namedtuple('Row', CONFIG)(**CONFIG),
+    'JSON': as_json,
+    'TOML': as_toml,
+}
+
+
+@pytest.mark.parametrize('source', SOURCES.values(), ids=SOURCES)
+def test_every_source_gives_the_same_updater(source, tmp_path):
+    pruner = api.create_updater_from_config(source(tmp_path))
+    expected = jaxpruner.MagnitudePruning(
+        sparsity_schedules.PolynomialSchedule(10, 20, 100),
+        sparsity_distribution_fn=functools.partial(sparsity_distributions.erk, sparsity=0.9),
+        sparsity_type=jaxpruner.Block((2, 2)),
+        rng_seed=3,
+        use_packed_masks=True,
+    )
+    assert type(pruner) is type(expected)
+    for name in ('scheduler', 'sparsity_type', 'rng_seed', 'use_packed_masks'):
+        assert getattr(pruner, name) == getattr(expected, name)
+    assert pruner.get_target_sparsities(PARAMS) == expected.get_target_sparsities(PARAMS)
+
+
+@pytest.mark.parametrize('name', jaxpruner.all_algorithm_names())
+def test_the_algorithm_alone_can_be_exchanged(name):
+    # Keys of other algorithms are accepted.
+    keys = {'drop_fraction': 0.3, 'normalize_scores': True, 'reset_optimizer': False, 'power': 2}
+    config = CONFIG | keys | {'sparsity_type': None, 'sparsity': 0.5, 'dist_type': 'uniform'}
+    pruner = make(**config | {'algorithm': name})
+    assert type(pruner) is jaxpruner.ALGORITHM_REGISTRY[name]
+    if name != 'no_prune':
+        expected = sparsity_schedules.PolynomialSchedule(10, 20, 100, power=2)
+        assert pruner.scheduler == expected
+        once = {'update_freq': 1000, 'update_start_step': 1, 'update_end_step': 1}
+        once |= {'scheduler': None, 'drop_fraction_fn': optax.constant_schedule(0.3), 'power': None}
+        pruner = make(**config | once | {'algorithm': name, 'drop_fraction': None})
+        _, state = steps.history(pruner, 3, PARAMS, tx=optax.adam(0.1))[-1]
+        assert jaxpruner.sparsity_metrics(state)['_mask_sparsity'] == 0.5
+
+
+def test_acdc_counts_its_phases_itself_where_it_is_told_their_lengths():
+    counts = {
+        'init_dense_steps_end': 2,
+        'final_sparse_steps_start': 9.0,
+        'cycle_sparse_steps': 3,
+        'cycle_dense_steps': 1,
+    }
+    for others in ({}, WINDOW):
+        schedule = make('acdc', sparsity=0.5, **counts, **others).scheduler
+        assert [step for step in range(12) if schedule.is_mask_update_iter(step)] == [2, 5, 6]
+        assert make('magnitude', sparsity=0.5, **counts, **others).scheduler != schedule
+
+
+@pytest.mark.parametrize(
+    ('settings', 'fractions'),
+    [
+        ({'drop_fraction': 0.3} | WINDOW, (0.3, 0.15, 0.0)),
+        ({'drop_fraction': 0.3, 'update_freq': 10}, (0.3, 0.3, 0.3)),  # without an end
+        ({'update_end_step': 100.0}, (0.1, 0.05, 0.0)),
+        ({'update_end_step': 0}, (0.1, 0.1, 0.1)),
+    ],
+)
+def test_the_drop_fraction_decays_to_the_end_of_updates(settings, fractions):
+    fraction = make('rigl', **settings).drop_fraction_fn
+    assert [float(fraction(step)) for step in (0, 50, 100)] == pytest.approx(fractions, abs=1e-6)
+
+
+NEVER = sparsity_schedules.NoUpdateSchedule()
+OWN = sparsity_schedules.OneShotSchedule(3)
+WHEN = [
+    ({}, NEVER),
+    ({'update_freq': 10, 'update_end_step': 100}, NEVER),
+    ({'update_freq': 10, 'update_start_step': None, 'update_end_step': 100}, NEVER),
+    (
+        {'update_freq': 9, 'update_start_step': 1, 'update_end_step': 1},
+        jaxpruner.OneShotSchedule(1),
+    ),
+    ({'update_start_step': 0, 'update_end_step': 0}, jaxpruner.OneShotSchedule(0)),
+    ({'update_freq': 10, 'update_start_step': 5}, jaxpruner.PeriodicSchedule(10, 5)),
+    (
+        {'update_freq': 1e3, 'update_start_step': 1e4, 'update_end_step': 4e5},
+        jaxpruner.PolynomialSchedule(1000, 10000, 400000),
+    ),
+    (
+        {'initial_sparsity': 0.5} | WINDOW,
+        jaxpruner.PolynomialSchedule(10, 20, 100, initial_sparsity=0.5),
+    ),
+    ({'scheduler': OWN}, OWN),
+]
+
+
+@pytest.mark.parametrize(('config', 'schedule'), WHEN)
+@pytest.mark.parametrize('source', [dict, ml_collections.ConfigDict], ids=['dict', 'ConfigDict'])
+def test_when_masks_are_updated(config, schedule, source):
+    config = source({'algorithm': 'magnitude', 'sparsity': 0.9} | config)
+    assert api.create_updater_from_config(config).scheduler == schedule
+
+
+# Settings, and the target of each kernel.
+TARGETS = [
+    ({'sparsity': 0.5}, 0.5, 0.5),
+    ({'sparsity': 0.5, 'filter_fn': lambda path, leaf: path[0] == 'a'}, 0.5, None),
+    ({'sparsity': 0.5, 'custom_sparsity_map': {('a', 'kernel'): 0.25, 'head/*': None}}, 0.25, None),
+    ({'sparsity': 0.5, 'custom_sparsity_map': [['head/*', None], ['*/kernel', 0.25]]}, 0.25, None),
+    ({'sparsity': 0.5, 'custom_sparsity_map': [[['a', 'kernel'], 0.25]]}, 0.25, 0.5),
+    ({'sparsity_type': '1:4'}, 0.75, 0.75),
+    ({'sparsity_type': {'head/*': 'dense', '*': '1:4'}}, 0.75, None),
+    ({'sparsity_type': '1:4', 'filter_fn': lambda path, leaf: path[0] == 'a'}, 0.75, None),
+    ({'algorithm': 'iterative_nm', 'filter_fn': lambda path, leaf: path[0] == 'a'}, 0.5, None),
+    ({'sparsity_type': [['head/*', None], ['*', '2:4']], 'sparsity': 0.5}, 0.5, None),
+]
+
+
+@pytest.mark.parametrize(('settings', 'kernel', 'head'), TARGETS)
+def test_targets_of_kernels(settings, kernel, head):
+    targets = make(**settings).get_target_sparsities(PARAMS)
+    assert (targets['a']['kernel'], targets['head']['kernel']) == (kernel, head)
+
+
+def test_rules_that_a_config_dict_has_sorted_are_refused():
+    rules = {'head/*': None, '*': '2:4'}  # '*' comes first where keys are sorted
+    config = {'algorithm': 'magnitude', 'sparsity': 0.5, 'sparsity_type': rules}
+    pruner = api.create_updater_from_config(ml_collections.ConfigDict(config))
+    with pytest.raises(ValueError, match=r'sparsity_type.*ConfigDict'):
+        pruner.instant_sparsify(PARAMS)
+
+
+def test_a_placeholder_that_is_not_filled():
+    placeholder = ml_collections.config_dict.placeholder(int)
+    config = ml_collections.ConfigDict({'algorithm': 'set', 'rng_seed': placeholder})
+    assert api.create_updater_from_config(config).rng_seed == jax.random.key(8)
+    config.sparsity = ml_collections.config_dict.required_placeholder(float)
+    with pytest.raises(ValueError, match="'sparsity'"):
+        api.create_updater_from_config(config)
+
+
+# Values that each kind of key takes and refuses.
+FLAG = (True, np.True_), ('no', 1, [])
+SHARE = (0, 1, np.float32(0.5)), ('0.5', True, [], -0.1, 1.5, math.nan)
+STEP = (0, 8.0, np.int64(9)), ('10', 1.5, -1, math.inf, True, 2**31)
+FROM_ZERO = (0, 1e-8), ('0.5', True, -1, math.nan)
+ABOVE_ZERO = (0.5, 3), ('0.5', True, 0, -1, math.inf)
+COUNT = (1, np.int32(3)), (0, 1.5, '3', True)
+FUNCTION = (lambda *values: 0.5,), ('x', 3, True)
+NEEDS = {
+    'dist_type': {'sparsity': 0.5},
+    'filter_fn': {'sparsity': 0.5},
+    'count_excluded': {'sparsity': 0.5},
+    'update_start_step': {'update_freq': 5},
+    'blocks': {'sequential': True},
+}
+OF_WANDA = 'per owl owl_per owl_multiple owl_deviation sequential blocks damping block_size'.split()
+KEYS = {
+    'algorithm': (('magnitude', 'adam-fisher'), ('magnitud', ['set'], 3, jaxpruner.SET)),
+    'dist_type': (('uniform', 'erk'), ('erdos', ['erk'], 3)),
+    'sparsity_distribution_fn': FUNCTION,
+    'custom_sparsity_map': (({'head/*': None}, {}), (True, 'head/*', {'a/*': 1.5}, {3: 0.5})),
+    'update_freq': ((1, 1e3), (0, '10', 1.5, True)),
+    'power': ABOVE_ZERO,
+    'scheduler': ((OWN,), (3, 'never', sparsity_schedules.NoUpdateSchedule)),
+    'sparsity_type': (('2:4', {'*': '2:4'}), ('zzz', 'nm_4,2', [], 3, {'*': 3}, jaxpruner.NByM)),
+    'stacked': (('a/*', [('a', 'kernel')]), (3, True, {'a': 'b'})),
+    'rng_seed': ((0, 2**40, jax.random.PRNGKey(3)), (-1, 1.5, '8', True, [])),
+    'per': (('output', 'layer'), ('row', 3)),
+    'owl_per': (('block', 'leaf'), ('row', 3)),
+    'blocks': ((['a/*'],), ('a/*', 3, [3])),
+} | {
+    key: values
+    for keys, values in [
+        ('sparsity initial_sparsity drop_fraction owl_deviation', SHARE),
+        ('filter_fn topk_fn drop_fraction_fn', FUNCTION),
+        ('update_start_step update_end_step init_dense_steps_end final_sparse_steps_start', STEP),
+        ('cycle_sparse_steps cycle_dense_steps', STEP),
+        ('skip_gradients is_sparse_gradients use_packed_masks is_packed is_debug owl', FLAG),
+        ('normalize_scores use_normalization reset_optimizer reset_adam count_excluded', FLAG),
+        ('sequential keep_zeros', FLAG),
+        ('eps normalization_eps damping', FROM_ZERO),
+        ('owl_multiple', ABOVE_ZERO),
+        ('block_size rounds', COUNT),
+    ]
+    for key in keys.split()
+}
+
+
+def test_every_field_of_every_algorithm_is_a_key_of_the_table():
+    every = (api.ALGORITHM_REGISTRY | api.ONE_SHOT_REGISTRY).values()
+    fields = {field.name for cls in every for field in dataclasses.fields(cls) if field.init}
+    assert fields - KEYS.keys() <= {'compact_moments'}
+
+
+@pytest.mark.parametrize('key', KEYS)
+def test_values_of_a_key_are_taken_or_refused_by_name_whatever_the_algorithm(key):
+    good, bad = KEYS[key]
+    of = {
+        'rounds': 'snip',
+        'drop_fraction_fn': 'rigl',
+        'damping': 'sparsegpt',
+        'block_size': 'sparsegpt',
+    }
+    own = of.get(key, 'wanda' if key in OF_WANDA else 'magnitude')
+    needed = NEEDS.get(key, {})
+    for value in good:
+        if key != 'initial_sparsity':  # it needs a window
+            assert isinstance(
+                make(**{'algorithm': own} | needed | {key: value}), jaxpruner.BaseUpdater
+            )
+    for algorithm in ('no_prune', own):
+        for value in bad:
+            with pytest.raises((TypeError, ValueError), match=rf'\b{key}\b'):
+                make(**{'algorithm': algorithm} | needed | {key: value})
+
+
+BAD = [
+    ({'algorithm': 'magnitud'}, "'magnitud'.*'magnitude'"),
+    ({'sparsity': 0.5}, "'algorithm'"),
+    ({'algorithm': 'magnitude', 'sparsty': 0.5}, "'sparsty'.*'sparsity'"),
+    ({'algorithm': 'magnitude', 'total_steps': 100}, "'total_steps'"),
+    ({'algorithm': 'magnitude', 'initial_sparsity': 0.5, 'update_freq': 1}, 'initial_sparsity'),
+    ({'algorithm': 'magnitude', 'dist_type': 'erk'}, 'dist_type.*sparsity'),
+    ({'algorithm': 'rigl', 'update_start_step': 5}, 'update_start_step=5.*update_freq'),
+    ({'algorithm': 'magnitude', 'custom_sparsity_map': {'x': 1.5}}, "'x'.*1.5"),
+    (
+        {'algorithm': 'magnitude', 'update_freq': 5, 'update_start_step': 9, 'update_end_step': 3},
+        '3.*before.*9',
+    ),
+    ({'algorithm': 'magnitude', 3: 0.5}, 'key 3'),
+    (17, '17'),
+    ({'algorithm': 'rigl', 'scheduler': NEVER, 'update_freq': 5}, 'scheduler'),
+    ({'algorithm': 'rigl', 'sparsity_distribution_fn': len, 'sparsity': 0.5}, 'sparsity'),
+    ({'algorithm': 'rigl', 'drop_fraction_fn': abs, 'drop_fraction': 0.3}, 'drop_fraction'),
+    ({'algorithm': 'rigl', 'is_packed': True, 'use_packed_masks': False}, 'use_packed_masks'),
+]
+
+
+@pytest.mark.parametrize(('config', 'words'), BAD)
+def test_bad_configurations(config, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        api.create_updater_from_config(config)
+
+
+@pytest.mark.parametrize(
+    ('name', 'content', 'error'),
+    [
+        ('missing.toml', None, FileNotFoundError),
+        ('config.yaml', 'a: 1', ValueError),
+        ('half.json', '{"algorithm": "magn', ValueError),
+        ('half.toml', 'algorithm = "magn', ValueError),
+        ('list.json', '[1]', ValueError),
+    ],
+)
+def test_bad_files_are_named(name, content, error, tmp_path):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(error, match=name):
+        api.create_updater_from_config(tmp_path / name)
+
+
+def test_keys_mean_nothing_to_the_dense_baseline():
+    for settings in (WINDOW, {'dist_type': 'erk'}, {'sparsity_type': 'block_1,4'}):
+        assert make('no_prune', **settings) == jaxpruner.NoPruning()
+
+
+@dataclasses.dataclass
+class Smallest(jaxpruner.MagnitudePruning):
+    temperature: float = 1.0
+    per: tuple[int, ...] = (1,)
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        return jax.tree.map(lambda param: -jnp.abs(param), params)
+
+
+@pytest.mark.usefixtures('registry')
+def test_registering_an_algorithm():
+    for _ in range(2):  # as a cell of a notebook does that is run again
+        api.register_algorithm('smallest', Smallest)
+    pruner = make('smallest', sparsity=0.5, temperature=2.0, per=(2, 3))
+    assert (pruner.temperature, pruner.per) == (2.0, (2, 3))
+    assert pruner.instant_sparsify({'w': jnp.array([[3.0, 1.0]])})[1]['w'].tolist() == [[0, 1]]
+    with pytest.raises(TypeError, match=r'temperature.*warm'):
+        make('smallest', temperature='warm')
+    for name, cls, words in [('three', 3, "'three'.*3"), (3, Smallest, '3')]:
+        with pytest.raises(TypeError, match=words):
+            api.register_algorithm(name, cls)
+    names = api.all_algorithm_names()
+    for name in ('acdc', 'adam-fisher', 'wanda'):
+        api.register_algorithm(algorithm_name=name, algorithm=Smallest)
+        assert type(make(name)) is Smallest
+    assert {*api.all_algorithm_names()} - {*names} == {'adam-fisher', 'wanda'}
+    assert type(make('adam_fisher')) is jaxpruner.AdamFisherPruning
+
+
+@pytest.mark.usefixtures('registry')
+def test_annotations_without_the_decorator_are_refused_with_the_remedy():
+    class Undecorated(jaxpruner.MagnitudePruning):
+        decay: float = 0.9
+
+    with pytest.raises(TypeError, match=r'decay.*@dataclasses\.dataclass'):
+        api.register_algorithm('mine', Undecorated)
+    assert 'mine' not in api.ALGORITHM_REGISTRY
+
+
+def test_an_algorithm_of_two_names_is_listed_once():
+    assert api.ALGORITHMS is api.ALGORITHM_REGISTRY
+    assert api.ALGORITHMS['adam-fisher'] is api.ALGORITHMS['adam_fisher']
+    assert 'adam-fisher' not in jaxpruner.all_algorithm_names()
+
+
+# Configurations as public projects write them, and the pruner that each means.
+
+
+def not_the_head(path, leaf):
+    return leaf.ndim > 1 and path[0] != 'head'
+
+
+def window(freq, start, end):
+    return {'update_freq': freq, 'update_start_step': start, 'update_end_step': end}
+
+
+def with_distribution(name, **settings):
+    distribution = getattr(sparsity_distributions, name)
+    return {'sparsity_distribution_fn': functools.partial(distribution, **settings)}
+
+
+CLIENTS = {
+    't5x': (  # pruned once, early; the period of the library's default config is never reached
+        ml_collections.ConfigDict(
+            {'algorithm': 'magnitude', 'sparsity': 0.75, 'dist_type': 'uniform'}
+            | {'sparsity_type': 'nm_1,4'}
+            | window(1000, 1, 1)
+        ),
+        algorithms.MagnitudePruning(
+            sparsity_schedules.OneShotSchedule(1),
+            sparsity_type=jaxpruner.NByM(1, 4),
+            **with_distribution('uniform', sparsity=0.75),
+        ),
+    ),
+    'dopamine': (
+        ml_collections.ConfigDict(
+            {'algorithm': 'rigl', 'dist_type': 'erk', 'sparsity': 0.75, 'drop_fraction': 0.4}
+            | {'sparsity_type': 'unstructured', 'rng_seed': 3}
+            | window(2, 1, 5)
+        ),
+        algorithms.RigL(
+            sparsity_schedules.PolynomialSchedule(2, 1, 5),
+            rng_seed=3,
+            drop_fraction_fn=optax.cosine_decay_schedule(0.4, 5),
+            **with_distribution('erk', sparsity=0.75),
+        ),
+    ),
+    'scenic': (  # what is not set is `None`
+        ml_collections.FrozenConfigDict(
+            {'algorithm': 'saliency', 'dist_type': 'erk', 'sparsity': 0.5, 'sparsity_type': None}
+            | {'custom_sparsity_map': {('head', 'kernel'): 0.25}, 'drop_fraction': None}
+            | {'rng_seed': ml_collections.config_dict.placeholder(int)}
+            | window(2, 1e0, 4e0)
+        ),
+        algorithms.SaliencyPruning(
+            sparsity_schedules.PolynomialSchedule(2, 1, 4),
+            **with_distribution('erk', sparsity=0.5, custom_sparsity_map={'head/kernel': 0.25}),
+        ),
+    ),
+    'fedjax': (
+        {'algorithm': 'global_magnitude', 'sparsity': 0.5, 'dist_type': 'uniform'}
+        | {'filter_fn': not_the_head}
+        | window(1, 0, 3),
+        algorithms.GlobalMagnitudePruning(
+            sparsity_schedules.PolynomialSchedule(1, 0, 3), sparsity=0.5, filter_fn=not_the_head
+        ),
+    ),
+    'straight-through': (
+        {'algorithm': 'magnitude_ste', 'sparsity': 0.5, 'use_packed_masks': True}
+        | window(None, 2, 2),
+        algorithms.SteMagnitudePruning(
+            sparsity_schedules.OneShotSchedule(2), sparsity=0.5, use_packed_masks=True
+        ),
+    ),
+    'no start': (
+        {'algorithm': 'static_sparse', 'sparsity': 0.5, 'update_freq': 1, 'update_end_step': 5},
+        algorithms.StaticRandomSparse(sparsity_schedules.NoUpdateSchedule(), sparsity=0.5),
+    ),
+}
+
+
+@pytest.mark.parametrize('client', CLIENTS)
+def test_a_configuration_trains_as_the_class_that_it_means(client):
+    config, expected = CLIENTS[client]
+    pruner = api.create_updater_from_config(config)
+    assert type(pruner) is type(expected)
+    assert pruner.scheduler == expected.scheduler
+    random = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: jnp.asarray(random.normal(size=leaf.shape)), PARAMS)
+    (found, state), (wanted, _) = (
+        steps.history(p, 6, params, tx=optax.adam(1e-2))[-1] for p in (pruner, expected)
+    )
+    steps.assert_equal(found, wanted)
+    used = jaxpruner.summarize_sparsity(pruner.pre_forward_update(found, state))
+    assert used['_total_sparsity'] > 0.2
