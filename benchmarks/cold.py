@@ -33,14 +33,10 @@ METHODS = {
     'RigL': Method(jaxpruner.RigL(**_settings)),
     'SET': Method(jaxpruner.SET(**_settings)),
     'straight-through magnitude': Method(jaxpruner.SteMagnitudePruning(**_settings)),
-    'magnitude, host-driven': Method(_MAGNITUDE),
-    'magnitude, host-driven, masks due': Method(_MAGNITUDE),
     'magnitude, 2:4': Method(
         jaxpruner.MagnitudePruning(_scheduler, sparsity_type='2:4', sparsity=0.5)
     ),
 }
-# Whether `HostDriven` makes masks before the step, for those whose step does not decide.
-MASKS_DUE = {'magnitude, host-driven': False, 'magnitude, host-driven, masks due': True}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +45,6 @@ class FirstStep:
 
     model: Model
     method: Method
-    masks_due: bool | None = None  # what `HostDriven` decides; None leaves it to the step
 
     def measure(self) -> dict[str, Lap]:
         """What each part takes."""
@@ -57,12 +52,9 @@ class FirstStep:
         batch = jax.block_until_ready(self.model.batch())
         watch = Stopwatch()
         state = self.method.optimizer().init(params)
-        if self.masks_due is not None:
-            masks = jaxpruner.HostDriven(self.method.pruner)
-            state = masks.update(params, state, step=0, due=self.masks_due)
         jax.block_until_ready(state)
         init = watch.lap()
-        lowered = compiled_step(self.model, self.method).lower(params, state, (), batch)
+        lowered = compiled_step(self.model, self.method).lower(params, state, batch)
         lower = watch.lap()
         lowered.compile()
         return {'init': init, 'lower': lower, 'compile': watch.lap()}
@@ -101,9 +93,7 @@ SMALL = BareTransformer(1, 16, heads=2, batch_size=2, sequence=8)
 
 
 def _first_steps(title: str, model: Model, methods: Iterable[str]) -> dict[str, Case]:
-    return {
-        f'{title}: {name}': FirstStep(model, METHODS[name], MASKS_DUE.get(name)) for name in methods
-    }
+    return {f'{title}: {name}': FirstStep(model, METHODS[name]) for name in methods}
 
 
 _ON_DEVICES: dict[str, Case] = {

@@ -39,7 +39,6 @@ LIMITS = {
     '24 layers, 96 kernels: global magnitude': 2.0,
     '24 layers, 96 kernels: RigL': 3.0,
     '24 layers, 96 kernels: straight-through magnitude': 2.5,
-    '24 layers, 96 kernels: magnitude, host-driven': 1.15,
     '13 blocks, 214 arrays: magnitude': 1.6,
 }
 LIMITS_IN_SECONDS = {'instant_sparsify, 96 kernels of 4 shapes: cold': 1.5}

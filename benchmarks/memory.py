@@ -46,9 +46,9 @@ def _rows(title: str, model: Model) -> list[Row]:
 
 def _program(model: Model, params: Any, method: Method) -> tuple[int, int]:
     """Temporary bytes of a compiled step, and its number of loops and branches."""
-    opt_state, masks = method.split(jax.eval_shape(method.optimizer().init, params))
+    opt_state = jax.eval_shape(method.optimizer().init, params)
     batch = jax.eval_shape(model.batch)
-    compiled = compiled_step(model, method).lower(params, opt_state, masks, batch).compile()
+    compiled = compiled_step(model, method).lower(params, opt_state, batch).compile()
     return compiled.memory_analysis().temp_size_in_bytes, loops_and_branches(compiled.as_text())
 
 

@@ -1,4 +1,4 @@
-"""Training steps on single kept weights against dense ones, and compact moments against all moments of a masked step.
+"""Training steps on single kept weights against dense ones.
 
 Adam, donated buffers. Both sides run under settings of the allocator that keep memory from step to step.
 """
@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import optax
 
-import jaxpruner
 from benchmarks.models import Mlp, Params, mean_cross_entropy
 from benchmarks.report import Row, Value
 from benchmarks.step import environment as environment
@@ -34,7 +33,6 @@ MOVED_EVERY = 100  # steps
 # Hidden layers, their width, and how many times as fast a step at 95 % has to be.
 _MLPS = {'small': ((1, 32, None),), 'cpu': ((3, 1024, 1.3), (2, 4096, 1.3))}
 SPARSITIES = (0.9, 0.95, 0.98)
-MOMENT_SPARSITIES = (0.8, 0.95)
 
 
 def run(size: str, rounds: int) -> list[Row]:
@@ -52,9 +50,6 @@ def run(size: str, rounds: int) -> list[Row]:
         rows.append(
             _row(f'{name}, 95% in CSR, RigL every {MOVED_EVERY}, to static', _rigl(model, rounds))
         )
-        for sparsity in MOMENT_SPARSITIES:
-            row = _compact_moments(model, sparsity, rounds)
-            rows.append(_row(f'{name}, {sparsity:.0%}, compact moments, to all', row))
     return rows
 
 
@@ -151,37 +146,3 @@ def _rigl(model: Mlp, rounds: int) -> dict[str, Value]:
         'times as fast': ratio(times['static'], on_average),
         'milliseconds': times['rigl'].milliseconds,
     }
-
-
-def _compact_moments(model: Mlp, sparsity: float, rounds: int) -> dict[str, Value]:
-    runs = {}
-    for name, compact in (('all', False), ('compact', True)):
-        pruner = jaxpruner.RigL(_NEVER, sparsity=sparsity, compact_moments=compact)
-        runs[name] = _masked_run(model, pruner)
-    states = {name: masked.carried[1].inner_state for name, masked in runs.items()}
-    weights = _bytes(runs['all'].carried[0])
-    trained = weights + _bytes(states['compact'].inner_state)
-    everything = weights + _bytes(states['all'])
-    kept = runs['all'].carried[1].masks
-    share = sum(float(mask.mean() * mask.size) for mask in jax.tree.leaves(kept))
-    times = interleaved(runs, rounds, SECONDS)
-    return {
-        'times as fast': ratio(times['all'], times['compact']),
-        'milliseconds': times['compact'].milliseconds,
-        'weights and moments, share of bytes': trained / everything,
-        'with positions': (weights + _bytes(states['compact'])) / everything,
-        'share of weights': share / sum(mask.size for mask in jax.tree.leaves(kept)),
-    }
-
-
-def _masked_run(model: Mlp, pruner: jaxpruner.BaseUpdater) -> _Run:
-    tx = pruner.wrap_optax(_TX)
-
-    def step(carried: Any, batch: Any) -> Any:
-        params, state = carried
-        updates, state = tx.update(jax.grad(model.loss)(params, batch), state, params)
-        return optax.apply_updates(params, updates), state
-
-    params = jax.jit(model.init)()
-    state = tx.init(params)
-    return _Run(step, (pruner.post_gradient_update(params, state), state), model.batch())

@@ -36,10 +36,8 @@ COLUMNS = (
 )
 # What the lower end of the interval has to stay below, for the transformer and for the MLP, whose step is short.
 LIMITS = {
-    'magnitude, host-driven': (1.01, 1.03),
     'magnitude, in-graph': (1.03, 1.05),
     'magnitude, in-graph, packed': (1.03, 1.05),
-    'RigL, host-driven': (1.01, 1.03),
     'RigL, in-graph': (1.06, 1.12),
     'straight-through magnitude': (1.12, 1.40),
     'magnitude, an update due': (1.5, 1.5),

@@ -24,11 +24,9 @@ _once = _settings(scheduler=_FIRST_STEP_ALONE)
 
 
 class Method(NamedTuple):
-    """A way to train: a pruner, and who decides whether masks are updated."""
+    """A way to train."""
 
     pruner: jaxpruner.BaseUpdater | None  # None trains dense
-    # Of the steps after the first; None leaves it to the schedule in the graph.
-    update_masks: bool | None = None
 
     def optimizer(self) -> optax.GradientTransformationExtraArgs:
         """Adam, wrapped by the pruner."""
@@ -36,21 +34,13 @@ class Method(NamedTuple):
             return optax.with_extra_args_support(DENSE_OPTIMIZER)
         return self.pruner.wrap_optax(DENSE_OPTIMIZER)
 
-    def split(self, opt_state: Any) -> tuple[Any, tuple]:
-        """The optimizer's state, and apart from it the masks, if steps only read these."""
-        if self.update_masks is False:
-            return jaxpruner.split_masks(opt_state)
-        return opt_state, ()
-
 
 METHODS = {
     'dense': Method(None),
-    'magnitude, host-driven': Method(jaxpruner.MagnitudePruning(**_once), update_masks=False),
     'magnitude, in-graph': Method(jaxpruner.MagnitudePruning(**_once)),
     'magnitude, in-graph, packed': Method(
         jaxpruner.MagnitudePruning(**_once, use_packed_masks=True)
     ),
-    'RigL, host-driven': Method(jaxpruner.RigL(**_once), update_masks=False),
     'RigL, in-graph': Method(jaxpruner.RigL(**_once)),
     'straight-through magnitude': Method(jaxpruner.SteMagnitudePruning(**_once)),
     'magnitude, an update due': Method(
@@ -69,36 +59,26 @@ class Training:
         if method.pruner is not None:
             params = method.pruner.post_gradient_update(params, opt_state)
         self._step = compiled_step(model, method)
-        if method.update_masks is False:
-            # Makes the masks sparse, as the schedule does in the other runs.
-            update_step = compiled_step(model, method._replace(update_masks=True))
-            params, opt_state = update_step(params, opt_state, (), self._batch)
-        rest, self._masks = method.split(opt_state)
-        self._carried = params, rest
+        self._carried = params, opt_state
 
     def __call__(self) -> Any:
-        """The parameters and the optimizer's state after one more step, without masks that it only read."""
-        self._carried = self._step(*self._carried, self._masks, self._batch)
+        """The parameters and the optimizer's state after one more step."""
+        self._carried = self._step(*self._carried, self._batch)
         return self._carried
 
 
 def compiled_step(model: Model, method: Method) -> Callable[..., tuple[Params, Any]]:
-    """A training step `(params, opt_state, masks, batch) -> (params, opt_state)`; the first two are donated.
-
-    The optimizer's state and the masks are what `method.split` returns.
-    """
+    """A training step `(params, opt_state, batch) -> (params, opt_state)`; the first two are donated."""
     optimizer = method.optimizer()
-    decided = {} if method.pruner is None else {'update_masks': method.update_masks}
 
-    def step(params: Params, rest: Any, masks: tuple, batch: Batch) -> tuple[Params, Any]:
-        opt_state = jaxpruner.join_masks(rest, masks)
+    def step(params: Params, opt_state: Any, batch: Batch) -> tuple[Params, Any]:
 
         def loss(trained: Params) -> jax.Array:
             if method.pruner is not None:
                 trained = method.pruner.pre_forward_update(trained, opt_state)
             return model.loss(trained, batch)
 
-        updates, new_state = optimizer.update(jax.grad(loss)(params), opt_state, params, **decided)
-        return optax.apply_updates(params, updates), method.split(new_state)[0]
+        updates, new_state = optimizer.update(jax.grad(loss)(params), opt_state, params)
+        return optax.apply_updates(params, updates), new_state
 
     return jax.jit(step, donate_argnums=(0, 1))

@@ -68,7 +68,7 @@ def test_every_module_says_what_it_is_for(module):
 
 
 NAMES = """
-    ALGORITHM_REGISTRY BaseUpdater Block Channel FixedMask HostDriven NByM NoPruning SparseState Unstructured
+    ALGORITHM_REGISTRY BaseUpdater Block Channel FixedMask NByM NoPruning SparseState Unstructured
     all_algorithm_names apply_mask
     PruningStrategy StrategyPruning gradual_strategy pruning pruning_apply jax_pruning.pruning jax_pruning.pruning_apply
     jax_pruning.initial_masks sparsify_activations summarize_activations
@@ -78,13 +78,13 @@ NAMES = """
     summarize_sparsity sparsity_types.NByM sparsity_types.Block sparsity_types.Channel sparsity_types.Unstructured
     sparsity_distributions.uniform sparsity_distributions.erk sparsity_schedules.NoUpdateSchedule
     sparsity_schedules.OneShotSchedule sparsity_schedules.PeriodicSchedule sparsity_schedules.PolynomialSchedule
-    HostSchedule sparsity_schedules.HostSchedule sparsity_distributions.NOT_BIAS_FILTER
+    sparsity_distributions.NOT_BIAS_FILTER
     base_updater.SparseState base_updater.BaseUpdater base_updater.NoPruning base_updater.apply_mask
     mask_calculator.topk_mask_calculator mask_calculator.topk_n_by_m_mask_calculator
     mask_calculator.topk_block_mask_calculator mask_calculator.topk_channel_mask_calculator mask_calculator.get_topk_fn
     mask_calculator.MASK_DTYPE algorithms.pruners.generate_random_scores pruners.generate_random_scores
     utils.summarize_sparsity utils.summarize_intersection param_uses Use UseGraph UnsupportedPrimitive
-    uses.param_uses uses.with_input_axes uses.run_with_taps split_masks join_masks
+    uses.param_uses uses.with_input_axes uses.run_with_taps
     shrink structure.ShrunkModel channel_groups ChannelGraph structure.channel_groups structure.Group structure.Member
     structure.OldNumbers structure.OldNumber structure.constructor_arguments structure.ConstructorArguments
     structure.Folded structure.SourceComparison register_sparsity_type

@@ -230,36 +230,6 @@ def check_values_of_an_algorithm_lie_with_their_parameters():
         assert_sharded(state.algorithm_state[name], shape)
 
 
-@pytest.mark.parametrize('is_explicit', [False, True], ids=['auto', 'explicit'])
-def check_compact_moments_are_those_of_one_device(is_explicit):
-    if is_explicit and not hasattr(jax, 'typeof'):
-        pytest.skip('types of this version of JAX have no sharding')
-    place = sharding()
-    if is_explicit:
-        explicit = (jax.sharding.AxisType.Explicit,) * len(MESH)
-        place = NamedSharding(Mesh(place.mesh.devices, tuple(MESH), axis_types=explicit), SPECS[0])
-    pruner = jaxpruner.RigL(
-        jaxpruner.PeriodicSchedule(2, 1, 9), sparsity=0.75, compact_moments=True
-    )
-    tx = pruner.wrap_optax(optax.adam(0.1))
-
-    def trained(params, grads):
-        state = tx.init(params)
-        for _ in range(3):
-            updates, state = jax.jit(tx.update)(grads, state, params)
-            params = optax.apply_updates(params, updates)
-        return params, state
-
-    expected, _ = trained(arrays(0), arrays(1))
-    with pytest.warns(UserWarning, match='moments of .* whole on each device'):
-        params, state = trained(*jax.device_put((arrays(0), arrays(1)), place))
-    for name, param in params.items():
-        np.testing.assert_allclose(param, expected[name], rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(
-            state.inner_state.positions[name], np.flatnonzero(state.masks[name])
-        )
-
-
 def on_mesh(shapes, spec):
     keys = jax.random.split(jax.random.PRNGKey(0), len(shapes))
     params = {

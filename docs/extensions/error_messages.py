@@ -22,7 +22,6 @@ INTERNAL = frozenset(
     {
         'AssertionError',
         'OtherDifferenceError',
-        'StaysInStepError',
         '_NotElementwiseError',
         'NoLayoutError',
         'RefusedLeafError',

@@ -15,12 +15,11 @@ Pruners, which wrap an optax optimizer:
     of one's own: BaseUpdater, GlobalPruningMixin, SteMixin, register_algorithm
 Pruning a trained model once:
     prune, plan, apply_mask, unpack_masks, save_safetensors
-When: PolynomialSchedule, PeriodicSchedule, OneShotSchedule, NoUpdateSchedule, HostSchedule
+When: PolynomialSchedule, PeriodicSchedule, OneShotSchedule, NoUpdateSchedule
 Which weights together: Unstructured, NByM, Block, Channel, SparsityType, register_sparsity_type
 From a configuration: create_updater_from_config, all_algorithm_names, ALGORITHM_REGISTRY
 What a model holds: tabulate, sparsity_metrics, summarize_sparsity, summarize_intersection
-Masks from a loop, so that steps compile fast: HostDriven
-Optimizer states: SparseState, sparse_states, split_masks, join_masks
+Optimizer states: SparseState, sparse_states
 Activations: sparsify_activations, summarize_activations, prune_act_unstruct, prune_act_struct, puning_act_unstruct,
     pruning_act_struct
 How a model uses its parameters: param_uses, UseGraph, Use, UnsupportedPrimitive

@@ -27,14 +27,11 @@ from jaxpruner.api import all_algorithm_names as all_algorithm_names
 from jaxpruner.api import create_updater_from_config as create_updater_from_config
 from jaxpruner.api import register_algorithm as register_algorithm
 from jaxpruner.base_updater import BaseUpdater as BaseUpdater
-from jaxpruner.base_updater import HostDriven as HostDriven
 from jaxpruner.base_updater import NoPruning as NoPruning
 from jaxpruner.base_updater import apply_mask as apply_mask
 from jaxpruner.core.masking import unpack_masks as unpack_masks
 from jaxpruner.core.sparse_state import SparseState as SparseState
-from jaxpruner.core.sparse_state import join_masks as join_masks
 from jaxpruner.core.sparse_state import sparse_states as sparse_states
-from jaxpruner.core.sparse_state import split_masks as split_masks
 from jaxpruner.jax_pruning import PruningStrategy as PruningStrategy
 from jaxpruner.jax_pruning import StrategyPruning as StrategyPruning
 from jaxpruner.jax_pruning import gradual_strategy as gradual_strategy
@@ -47,7 +44,6 @@ from jaxpruner.saving import save_safetensors as save_safetensors
 from jaxpruner.small_models import SmallModel as SmallModel
 from jaxpruner.small_models import load_small_model as load_small_model
 from jaxpruner.small_models import save_small_model as save_small_model
-from jaxpruner.sparsity_schedules import HostSchedule as HostSchedule
 from jaxpruner.sparsity_schedules import NoUpdateSchedule as NoUpdateSchedule
 from jaxpruner.sparsity_schedules import OneShotSchedule as OneShotSchedule
 from jaxpruner.sparsity_schedules import PeriodicSchedule as PeriodicSchedule

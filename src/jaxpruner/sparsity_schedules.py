@@ -126,31 +126,6 @@ class NoUpdateSchedule:
 
 
 @dataclasses.dataclass(frozen=True)
-class HostSchedule:
-    """The training loop decides when masks are updated: `update(…, update_masks=True)`, always at the target sparsity.
-
-    >>> HostSchedule().get_sparsity_at_step(0.5, 3)
-    0.5
-    """
-
-    def is_mask_update_iter(self, step: Any) -> bool:
-        """Refused: no step is due by itself.
-
-        Raises:
-          ValueError: always.
-        """
-        raise ValueError(
-            f'HostSchedule leaves it to your loop whether step {step} updates masks; pass update_masks=True or False '
-            'to update, or due=True or False to HostDriven.update, or give another schedule'
-        )
-
-    def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
-        """The targets at every step."""
-        del step
-        return target_sparsities
-
-
-@dataclasses.dataclass(frozen=True)
 class OneShotSchedule:
     """Masks are updated once, to the target sparsity.
 

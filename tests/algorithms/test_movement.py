@@ -162,14 +162,6 @@ def test_vmap_keeps_values_of_each_model():
     )
 
 
-def test_values_stay_with_the_rest_where_masks_are_split_off():
-    tx = counting().wrap_optax(optax.sgd(0.1))
-    rest, masks = jaxpruner.split_masks(run(tx)[1])
-    assert masks[0].algorithm_state is None
-    joined = jaxpruner.join_masks(rest, masks)
-    np.testing.assert_allclose(joined.algorithm_state['kernel'], total_of(GRADIENTS), rtol=1e-5)
-
-
 def test_boxes_of_nnx_hold_values_too():
     model = nnx.Linear(6, 5, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, counting().wrap_optax(optax.sgd(0.1)), wrt=nnx.Param)

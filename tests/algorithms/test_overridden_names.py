@@ -213,24 +213,6 @@ def both_names():
             return params
 
 
-def whole_trees():
-    class Trees(jaxpruner.RigL):
-        def _update_masks(self, sparse_state, params, grads):
-            return sparse_state.masks
-
-
-def too_few_scores():
-    class Few(jaxpruner.RigL):
-        def _get_grow_scores(self, params, grads):
-            return grads
-
-
-def one_score_more():
-    class More(jaxpruner.RigL):
-        def _get_grow_scores(self, sparse_state, params, grads, scores):
-            return scores
-
-
 def scores_alone():
     class Alone(jaxpruner.RigL):
         def calculate_scores(self, params, sparse_state=None, grads=None):
@@ -249,15 +231,6 @@ def global_mixin_last():
 
 REFUSED = [
     (both_names, 'Both defines both get_drop_scores and _get_drop_scores'),
-    (
-        whole_trees,
-        r'Trees.update_masks \(or _update_masks\) must take \(self, old_mask, drop_score',
-    ),
-    (too_few_scores, r'Few.get_grow_scores .* must take \(self, sparse_state, params, grads\)'),
-    (
-        one_score_more,
-        r"More.get_grow_scores .* got \(self, sparse_state, params, grads, scores\): .*'scores'.* default",
-    ),
     (
         scores_alone,
         r'Alone overrides calculate_scores, .*: SET never does; override get_drop_scores',

@@ -21,7 +21,6 @@ _ACROSS_LEAVES = 'ranks single weights across leaves'
 _NOT_IN_GROUPS = 'which N:M groups do not allow'
 _NEEDS_GROUPS = 'needs NByM'
 _NOT_RESETTABLE = 'lbfgs keeps a history'
-_COUNT_CHANGES = 'as many kept weights at every step'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,16 +47,15 @@ def _all_but(kept: str, reason: str) -> dict[str, str]:
     return {name: reason for name in MASK_CHECKS if not name.startswith(kept)}
 
 
-# Blocks at the edges hold fewer weights, so that their number may change, which compact moments refuse.
+# Blocks at the edges hold fewer weights, so that their number may change.
 UNEVEN = 'block_4,3'
 N_BY_M = {'2:4': _NOT_IN_GROUPS, 'nm_1,4,0': _NOT_IN_GROUPS}
 _NO_NU = dict.fromkeys(('sgd_momentum', 'adafactor', 'lion', 'muon', 'lbfgs'), _NO_SECOND_MOMENT)
 _LBFGS = {'lbfgs': _NOT_RESETTABLE}
-_COMPACT = {'adam_compact': _COUNT_CHANGES}
 _SPARSE_TRAINER = Algorithm(refuses=N_BY_M | _LBFGS, starts_sparse=True, regrows=True)
-_GLOBAL = Algorithm(refuses=_all_but('unstructured', _ACROSS_LEAVES) | _COMPACT, joint=True)
-_GRADUAL = Algorithm(refuses=_COMPACT)
-_STRAIGHT_THROUGH = Algorithm(refuses=_COMPACT, straight_through=True)
+_GLOBAL = Algorithm(refuses=_all_but('unstructured', _ACROSS_LEAVES), joint=True)
+_GRADUAL = Algorithm()
+_STRAIGHT_THROUGH = Algorithm(straight_through=True)
 
 ALGORITHMS: dict[str, Algorithm] = {
     'no_prune': Algorithm(),
@@ -71,13 +69,9 @@ ALGORITHMS: dict[str, Algorithm] = {
     'static_sparse': Algorithm(starts_sparse=True),
     'set': _SPARSE_TRAINER,
     'rigl': _SPARSE_TRAINER,
-    'acdc': Algorithm(
-        refuses=_LBFGS | _COMPACT
-    ),  # the schedules below end in its last sparse phase
-    'adam_fisher': Algorithm(refuses=_NO_NU | _COMPACT),
-    'iterative_nm': Algorithm(
-        refuses={n: _NEEDS_GROUPS for n in MASK_CHECKS if n not in N_BY_M} | _COMPACT
-    ),
+    'acdc': Algorithm(refuses=_LBFGS),  # the schedules below end in its last sparse phase
+    'adam_fisher': Algorithm(refuses=_NO_NU),
+    'iterative_nm': Algorithm(refuses={n: _NEEDS_GROUPS for n in MASK_CHECKS if n not in N_BY_M}),
     'movement': _STRAIGHT_THROUGH,
 }
 
@@ -144,7 +138,6 @@ def _multi_steps(inner: optax.GradientTransformation) -> optax.GradientTransform
 OPTIMIZERS: dict[str, Optimizer] = {
     'sgd_momentum': _inside(optax.sgd(1e-2, momentum=0.9)),
     'adam': _inside(optax.adam(1e-2)),
-    'adam_compact': _inside(optax.adam(1e-2), compact_moments=True),
     'adamw': _inside(optax.adamw(1e-2, weight_decay=0.1)),
     # From 8 on, so that the first kernel's moments are factored and the second's are not.
     'adafactor': _inside(optax.adafactor(1e-2, min_dim_size_to_factor=8)),

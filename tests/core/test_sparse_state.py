@@ -140,7 +140,7 @@ def test_states_that_nnx_split_are_read(wrap, packed):
         assert float(metrics['_disagreement']) == 0
     assert jaxpruner.sparse_states({'masks': jnp.ones(3), 'inner_state': jnp.ones(3)}) == []
     with pytest.raises(ValueError, match=r'merge the optimizer first and give its `opt_state`'):
-        jaxpruner.HostDriven(updater).update(params, split)
+        updater.new_masks(split, params)
 
 
 def test_a_split_state_without_masks_is_read():

@@ -76,13 +76,13 @@ def test_every_raise_without_words_of_its_own_is_known():
 
 CALLS = {
     'a setting': lambda: jaxpruner.MagnitudePruning(sparsity=1.5),
-    'an argument': lambda: jaxpruner.HostDriven(3),
+    'an argument': lambda: jaxpruner.MagnitudePruning(sparsity=0.5).wrap_optax(3),
     'a missing key': lambda: jaxpruner.create_updater_from_config({}),
     'an unknown name': lambda: jaxpruner.create_updater_from_config({'algorithm': 'rigle'}),
     'a pattern': lambda: sparsity_types.parse_sparsity_type('3:2'),
     'a type': lambda: sparsity_types.parse_sparsity_type('nothing'),
     'a structure': lambda: jaxpruner.apply_mask({'a': jnp.ones(2)}, {'b': jnp.ones(2)}),
-    'a state': lambda: jaxpruner.split_masks({}),
+    'a state': lambda: jaxpruner.sparsity_metrics({}),
     'nothing': lambda: jaxpruner.FixedMask(None),
     'a schedule': lambda: jaxpruner.PeriodicSchedule(5, 10, 3),
 }
@@ -112,7 +112,7 @@ def test_messages_lead_to_functions_that_exist():
 
 
 def test_functions_with_an_entry_lead_to_it():
-    assert '{py:obj}`base_updater.host_driven.HostDriven.__init__ <jaxpruner.HostDriven>`' in page()
+    assert '{py:obj}`algorithms.fixed_mask.FixedMask.__init__ <jaxpruner.FixedMask>`' in page()
     assert inspect.getdoc(jaxpruner.base_updater).partition('\n\n')[0] in page()
 
 

@@ -79,7 +79,7 @@ def test_no_object_has_two_entries():
 
 def test_entries_lead_to_pages_that_use_them():
     expected = ':doc:`/how_to/drive_masks_from_the_loop`'
-    assert expected in pages_that_use.sentence('jaxpruner.HostDriven')
+    assert expected in pages_that_use.sentence('jaxpruner.PolynomialSchedule')
     assert expected in made_blocks.replace_blocks((DOCS / 'reference' / 'schedules.md').read_text())
     assert pages_that_use.sentence('jaxpruner.summarize_sparsity').count(':doc:') == 5
     assert ':doc:`/notebooks/' in ''.join(map(pages_that_use.sentence, coverage.documented_names()))

@@ -31,7 +31,7 @@ class FixedMask(base_updater.BaseUpdater):
     keeps_count: ClassVar[bool] = True
 
     is_sparse_gradients: bool = True
-    masks: Any
+    masks: Any = dataclasses.field(repr=False)
 
     def __init__(self, masks: tree_lib.PyTree, **settings: Any):
         if settings.get('sparsity') is not None:
@@ -53,18 +53,6 @@ class FixedMask(base_updater.BaseUpdater):
             return 1 - packing.kept_weights(mask) / max(mask.size, 1)
 
         return jax.tree.map(sparsity, self.get_initial_masks(params, None))
-
-    def kept_counts(self, params):
-        """Counts what the masks keep, which is known inside `jit`, too."""
-        if tree_lib.has_traced(self.masks):
-            raise ValueError(
-                'compact_moments=True needs to know how many weights the masks of FixedMask keep, and they are traced; '
-                'make FixedMask of masks that have values, outside of jit, or set compact_moments=False'
-            )
-        with jax.ensure_compile_time_eval():
-            masks = self.get_initial_masks(params, None)
-            counts = jax.tree.map(lambda mask: int(packing.kept_weights(mask)), masks)
-        return tree_lib.leaves_like(jax.tree.structure(params), counts)
 
     def get_initial_masks(self, params, target_sparsities):
         """Returns the given masks, unpacked, as zeros and ones."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxpruner import base_updater, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
-from jaxpruner.base_updater import init_checks, schedule_reach
+from jaxpruner.base_updater import init_checks
 from jaxpruner.mask_calculator import calculators, lazy_scores, n_by_m
 from jaxpruner.sparsity_types import Groups
 
@@ -54,23 +54,7 @@ class IterativeNMPruning(base_updater.BaseUpdater):
     def check_plan(self, plan):
         """Also warns where the last update leaves more than N of M."""
         super().check_plan(plan)
-        steps = schedule_reach.update_steps(self.scheduler)
-        if not steps:
-            return
-        for leaf in plan.pruned:
-            sparsity_type = leaf.sparsity_type
-            assert isinstance(sparsity_type, sparsity_types.NByM)
-            n, m = sparsity_type.n, sparsity_type.m
-            if not leaf.target:
-                return  # it is being traced
-            sparsity = schedule_reach.sparsity_at(self.scheduler, leaf.target, steps[-1])
-            if sparsity is None:
-                return
-            kept = m - round((m - n) * sparsity / leaf.target)
-            if kept > n:
-                reached = f'{kept} of {m}, not {n}'
-                init_checks.warn_of_fewer_removed(leaf.name, self.scheduler, steps[-1], reached)
-                return
+        init_checks.warn_of_an_early_end(plan.algorithm, self.scheduler)
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """Scores weights by magnitude."""

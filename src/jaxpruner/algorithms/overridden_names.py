@@ -7,15 +7,7 @@ for one method, whichever of them it defines, so that `self` and `super()` lead 
 import inspect
 from typing import Any
 
-from jaxpruner.core.arguments import signature_words
-
-# Our name -> the arguments that the method is called with, after `self`.
-_SCORES = ('sparse_state', 'params', 'grads')
-_METHOD_ARGUMENTS = {
-    'get_drop_scores': _SCORES,
-    'get_grow_scores': _SCORES,
-    'update_masks': ('old_mask', 'drop_score', 'grow_score', 'drop_fraction'),
-}
+_METHODS = ('get_drop_scores', 'get_grow_scores', 'update_masks')
 # Methods in which an override may call `calculate_scores` itself.
 _MAY_CALL_SCORES = {
     'get_initial_masks',
@@ -27,8 +19,8 @@ _MAY_CALL_SCORES = {
     'track',
     'update_state',
     'wrap_optax',
-    *_METHOD_ARGUMENTS,
-    *(f'_{name}' for name in _METHOD_ARGUMENTS),
+    *_METHODS,
+    *(f'_{name}' for name in _METHODS),
 }
 
 
@@ -36,8 +28,7 @@ def unify_names(cls: type, root: type) -> None:
     """Gives a new subclass both names of each method, and refuses what would never be called.
 
     Raises:
-      TypeError: the class defines a method under both names, with other arguments than it is called with, or
-        `calculate_scores` alone, which `root` never calls.
+      TypeError: the class defines a method under both names, or `calculate_scores` alone, which `root` never calls.
 
     >>> import jaxpruner
     >>> class Mine(jaxpruner.SET):
@@ -46,9 +37,8 @@ def unify_names(cls: type, root: type) -> None:
     >>> Mine.get_drop_scores is Mine._get_drop_scores
     True
     """
-    for name, arguments in _METHOD_ARGUMENTS.items():
+    for name in _METHODS:
         method = _nearest_definition(cls, name)
-        _check_arguments(cls, name, method, arguments)
         for alias in (name, f'_{name}'):
             if inspect.getattr_static(cls, alias) is not method:
                 setattr(cls, alias, method)
@@ -67,24 +57,6 @@ def _nearest_definition(cls: type, name: str) -> Any:
         if definitions:
             return definitions[0]
     raise AssertionError(name)
-
-
-def _check_arguments(cls: type, name: str, method: Any, arguments: tuple[str, ...]) -> None:
-    function = getattr(method, '__func__', method)  # of a staticmethod or classmethod
-    first = () if isinstance(method, staticmethod) else (None,)
-    positional, by_name = list(first), {}
-    for argument in arguments:
-        if argument == 'drop_fraction':  # the one that is given by name
-            by_name[argument] = None
-        else:
-            positional.append(None)
-    try:
-        inspect.signature(function).bind(*positional, **by_name)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f'{cls.__name__}.{name} (or _{name}) must take ({", ".join(("self", *arguments))}), got '
-            f'{signature_words(function)}: {error}; a further argument needs a default, such as None'
-        ) from None
 
 
 def _check_is_called(cls: type, root: type) -> None:

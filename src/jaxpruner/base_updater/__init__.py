@@ -1,6 +1,5 @@
 """The base of all algorithms, and the step that it makes of an optimizer."""
 
-from jaxpruner.base_updater.host_driven import HostDriven as HostDriven
 from jaxpruner.base_updater.no_pruning import NoPruning as NoPruning
 from jaxpruner.base_updater.updater import BaseUpdater as BaseUpdater
 from jaxpruner.base_updater.updater import DistributionFn as DistributionFn

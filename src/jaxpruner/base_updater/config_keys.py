@@ -88,7 +88,6 @@ CONFIG_KEYS: Mapping[str, Check] = {
     'rng_seed': by_value(seeds.check_seed),
     'use_packed_masks': _FLAG,
     'is_packed': _FLAG,
-    'compact_moments': _FLAG,
     # SET and RigL.
     'drop_fraction': Setting(
         'a number between 0 and 1, the share of kept weights that is replaced',

@@ -2,18 +2,11 @@
 
 A step lets the pruner track what it keeps of every step, makes new masks if they are due, runs the optimizer, and lands
 pruned weights on zero. Mask updates are rare, so they stand in loops that run zero or one times: the other steps do not
-pay for them. Where the host says whether masks are due, there is no loop: the mask update is in the program, or not.
+pay for them. Where the caller says whether masks are due (`update_masks`), there is no loop: the mask update is in the
+program, or not.
 
 With `skip_gradients` (SET, RigL) a step that makes new masks runs no optimizer: updates are 0, or -p where a weight is
 pruned or regrown.
-
-Programs and rounding. The schedule decides inside the program (`is_due` is traced), or the host does (it is a bool),
-which compiles one program for steps with new masks and one for steps without. The three programs round alike, to the
-last bit:
-- A mask update rounds in a branch of its own as it does in a loop (`control.run_once`).
-- Where the optimizer runs in a loop (`skip_gradients`), its updates are rounded when they leave it, and its state has
-  the dtypes of the loop's carry. The program without new masks has no loop, and does the same by hand
-  (`Step._update_alone`).
 """
 
 import dataclasses
@@ -25,16 +18,10 @@ import numpy as np
 import optax
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.base_updater import compact_moments, optional_hooks, targets
+from jaxpruner.base_updater import optional_hooks, targets
 from jaxpruner.base_updater.pruner import Pruner
 from jaxpruner.core import arguments, caller_warnings, control, masking, optimizer_state, packing
-from jaxpruner.core.sparse_state import (
-    DueState,
-    HostDrivenState,
-    SparseState,
-    check_has_masks,
-    leaf_targets,
-)
+from jaxpruner.core.sparse_state import SparseState, leaf_targets
 
 # The words of optax for the same mistake.
 _NO_PARAMS = (
@@ -80,10 +67,6 @@ def wrap(
                 f'the state of a wrapped optimizer is a SparseState, got {type(state).__name__}; make it with the init '
                 'of the wrapped optimizer, and restore checkpoints with the target `jax.eval_shape(tx.init, params)`'
             )
-        check_has_masks(state)
-        is_compact = isinstance(state.inner_state, compact_moments.CompactMoments)
-        if pruner.compact_moments != is_compact:
-            compact_moments.refuse_state(pruner)
         held = jax.tree.leaves(state.target_sparsities)
         if not tree_lib.has_traced((held, params)):
             if list(map(id, held)) != list(map(id, seen)):
@@ -92,13 +75,7 @@ def wrap(
             seen[:] = held
         step = Step(pruner, optimizer, extra_args)
         is_due = _is_due(pruner, state, update_masks)
-        updates, new_state = step.run(
-            is_due,
-            tree_lib.as_arrays(updates),
-            SparseState(*state),
-            tree_lib.as_arrays(params),
-        )
-        return updates, type(state)(*new_state)
+        return step.run(is_due, tree_lib.as_arrays(updates), state, tree_lib.as_arrays(params))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -117,13 +94,9 @@ def _complete_state(
     algorithm_state = state.algorithm_state
     if algorithm_state is None:
         algorithm_state = pruner.init_algorithm_state(params, leaf_targets(state))
-    if pruner.compact_moments:
-        inner_state = compact_moments.init(pruner, optimizer, params, masks)
-    else:
-        inner_state = optimizer.init(params)
     return state._replace(
         masks=masks,
-        inner_state=inner_state,
+        inner_state=optimizer.init(params),
         sizes=masking.mask_sizes(masks, params),
         algorithm_state=algorithm_state,
     )
@@ -131,8 +104,6 @@ def _complete_state(
 
 def _is_due(pruner: Pruner, state: SparseState, update_masks: Any) -> Any:
     """Tells whether this step updates the masks: a bool where that is known now, else a traced scalar."""
-    if isinstance(state, HostDrivenState):
-        return _is_due_by_host(isinstance(state, DueState), update_masks)
     if update_masks is None:
         is_due = pruner.scheduler.is_mask_update_iter(state.count)
         return is_due if tree_lib.is_traced(is_due) else bool(is_due)
@@ -145,21 +116,12 @@ def _is_due(pruner: Pruner, state: SparseState, update_masks: Any) -> Any:
     return bool(update_masks)
 
 
-def _is_due_by_host(is_due: bool, update_masks: Any) -> bool:
-    if update_masks is not None and update_masks is not is_due:
-        raise ValueError(
-            f'update_masks={update_masks!r} contradicts the state, which HostDriven.update has made, and which says '
-            f'{is_due}; leave update_masks out, or call no HostDriven.update'
-        )
-    return is_due
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
     """One training step, and the ways it can go."""
 
     pruner: Pruner
-    optimizer: optax.GradientTransformationExtraArgs
+    optimizer: Any  # an optax transformation; None where masks alone are made
     extra_args: dict[str, Any]  # those of `update`, by name
 
     def run(
@@ -173,7 +135,8 @@ class Step:
             if self.pruner.regrows_from_zero:
                 lands_regrown = is_due
         elif is_due is False:
-            updates, state = self._update_alone(grads, state, params)
+            updates, inner_state = self._update(grads, state.inner_state, params, state.masks)
+            state = state._replace(inner_state=inner_state)
         else:
             updates, state = self._masks_or_update(is_due, grads, state, params, tracked)
         if self.pruner.lands_on_zero():
@@ -208,22 +171,6 @@ class Step:
         # If `ranks_next_params` is set, the parameters after this optimizer step were ranked, under the old masks.
         masks = masks_before if self.pruner.ranks_next_params else state.masks
         updates, inner_state = self._update(grads, state.inner_state, params, masks)
-        return updates, state._replace(inner_state=inner_state)
-
-    def _update_alone(
-        self, grads: tree_lib.PyTree, state: SparseState, params: tree_lib.PyTree
-    ) -> tuple[tree_lib.PyTree, SparseState]:
-        """Runs the optimizer alone, with updates and state as they leave the loop of `_masks_or_update`."""
-        updates, inner_state = self._update(grads, state.inner_state, params, state.masks)
-        lands_on_zero = self.pruner.lands_on_zero()
-
-        def rounded(param: jax.Array, update: Any, mask: Any) -> Any:
-            # The select by which masked leaves land on zero rounds, too.
-            lands = lands_on_zero and mask is not None
-            return update if update is None or lands else control.round_before_adding(update, param)
-
-        updates = tree_lib.map_with_missing(rounded, params, updates, state.masks)
-        inner_state = control.cast_like(inner_state, state.inner_state)
         return updates, state._replace(inner_state=inner_state)
 
     def _masks_or_update(
@@ -308,10 +255,6 @@ class Step:
         masks: tree_lib.PyTree,
     ) -> tuple[tree_lib.PyTree, Any]:
         """Runs the optimizer, which sees masked gradients if that is asked for; returns its updates and state."""
-        if self.pruner.compact_moments:
-            return compact_moments.update(
-                self.optimizer, grads, inner_state, params, self.extra_args
-            )
         if self.pruner.is_sparse_gradients:
             grads = masking.apply_mask(grads, masks)
         return self.optimizer.update(grads, inner_state, params, **self.extra_args)
@@ -335,15 +278,13 @@ class Step:
         reset = None
         if self.pruner.overrides('moments_to_reset'):
             reset = self.pruner.moments_to_reset(old_state, new_state)
-        if self.pruner.compact_moments and not masks_unchanged:
-            inner_state = compact_moments.after_mask_update(
-                self.optimizer, new_state, params, reset
-            )
-            new_state = new_state._replace(inner_state=inner_state)
-        elif reset is not None:
-            inner_state = optimizer_state.zero_moments(
-                self.optimizer, new_state.inner_state, reset, params
-            )
+        if reset is not None:
+            if self.optimizer is None:
+                inner_state = optimizer_state.restart_inner_state(new_state.inner_state, reset)
+            else:
+                inner_state = optimizer_state.zero_moments(
+                    self.optimizer, new_state.inner_state, reset, params
+                )
             new_state = new_state._replace(inner_state=inner_state)
         if masks_unchanged:
             return new_state._replace(masks=state.masks)

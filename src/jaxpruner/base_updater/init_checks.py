@@ -18,14 +18,12 @@ from jaxpruner.core import caller_warnings, masking
 from jaxpruner.mask_calculator import calculators
 from jaxpruner.sparsity_types import NByM
 
-# A training that ends this near its target, as a share of it, or within one weight, has reached it.
-_NEAR_ENOUGH = 0.001
 # The drop fraction is sampled at the first 4 update steps, and at 4 spread over all of them.
 _SAMPLED_STEPS = 4
 _MOST_NAMED = 3
 _SEE_PLAN = 'print(pruner.plan(params)) shows each leaf'
 _HOST = (
-    'HostSchedule() where your own loop decides with update_masks=…, '
+    'PeriodicSchedule(update_freq=1) where your own loop decides with update_masks=…, '
     'instant_sparsify for pruning once without training'
 )
 
@@ -57,7 +55,12 @@ def check_plan(pruner: PlannedPruner, plan: PruningPlan) -> None:
             f'PolynomialSchedule(update_freq, update_start_step, update_end_step); or {_HOST}'
         )
     elif not pruner.overrides('update_state'):
-        _warn_of_a_shortfall(pruner, plan, steps[-1])
+        is_ranked_by_type = calculators.own_topk_fn(pruner.topk_fn) is None
+        # Of N:M any sparsity above 0 means N of M.
+        if not (
+            is_ranked_by_type and all(isinstance(leaf.sparsity_type, NByM) for leaf in plan.pruned)
+        ):
+            warn_of_an_early_end(plan.algorithm, pruner.scheduler)
 
 
 def check_masks(pruner: PlannedPruner, params: tree_lib.PyTree, masks: tree_lib.PyTree) -> None:
@@ -108,8 +111,8 @@ def check_replacement(
         caller_warnings.warn(
             f'{plan.algorithm} never updates its masks, so that they stay as they were drawn: '
             f'{_why_never(pruner.scheduler)}. Give a schedule that updates, such as '
-            f'PeriodicSchedule(update_freq, update_start_step, update_end_step); {static}; or HostSchedule() where '
-            'your own loop decides with update_masks=…'
+            f'PeriodicSchedule(update_freq, update_start_step, update_end_step); {static}; or PeriodicSchedule(1) '
+            'where your own loop decides with update_masks=…'
         )
         return
     fractions = _fractions(drop_fraction_fn, steps)
@@ -120,32 +123,19 @@ def check_replacement(
         )
 
 
-def warn_of_fewer_removed(where: str, schedule: Any, step: int, reached: str) -> None:
-    """Says that masks are updated for the last time before the schedule is at its target.
+def warn_of_an_early_end(algorithm: str, schedule: Any) -> None:
+    """Warns where the last mask update comes before a `PolynomialSchedule` is at its target.
 
-    Args:
-      where: what falls short.
-      schedule: a `PolynomialSchedule`.
-      step: of the last update.
-      reached: how far it comes by then, and how far it was to come.
-
-    >>> import warnings
     >>> from jaxpruner.sparsity_schedules import PolynomialSchedule
-    >>> with warnings.catch_warnings(record=True) as caught:
-    ...     warnings.simplefilter('always')
-    ...     warn_of_fewer_removed('MagnitudePruning', PolynomialSchedule(100, 0, 150), 100, 'sparsity 0.77, not 0.8')
-    >>> 'update_end_step=200' in str(caught[0].message)
-    True
+    >>> warn_of_an_early_end('MagnitudePruning', PolynomialSchedule(100, 0, 101))  # the update at step 100 reaches it
     """
-    freq, end = schedule.update_freq, schedule.update_end_step
-    later = math.ceil(end / freq) * freq
-    # The target is reached one step before the end.
-    fitting = f'update_end_step={step + 1}' if step >= schedule.update_start_step else ''
-    either = ' or '.join(setting for setting in (fitting, f'update_end_step={later}') if setting)
-    caller_warnings.warn(
-        f'{where} ends at {reached}: the last mask update comes at step {step}, the last multiple of '
-        f'update_freq={freq}, and the schedule reaches its target at update_end_step={end}. Give {either}'
-    )
+    steps = schedule_reach.update_steps(schedule)
+    reached = schedule_reach.sparsity_at(schedule, 1.0, steps[-1]) if steps else None
+    if reached is not None and reached < 0.999:
+        caller_warnings.warn(
+            f'{algorithm} ends at {reached:.1%} of its target: the last mask update comes at step {steps[-1]} with '
+            f'{schedule}; give update_end_step={steps[-1] + 1}'
+        )
 
 
 def _warn_that_nothing_is_pruned(plan: PruningPlan) -> None:
@@ -187,25 +177,6 @@ def _why_never(schedule: Any) -> str:
         return f'{schedule!r} has no step at which it does'
     window = f'from update_start_step={schedule.update_start_step} to update_end_step={schedule.update_end_step}'
     return f'{name} has no multiple of update_freq={schedule.update_freq} {window}'
-
-
-def _warn_of_a_shortfall(pruner: PlannedPruner, plan: PruningPlan, last: int) -> None:
-    is_ranked_by_type = calculators.own_topk_fn(pruner.topk_fn) is None
-    missing, largest, reached = 0.0, 0.0, 0.0
-    for leaf in plan.pruned:
-        # Of N:M any sparsity above 0 means N of M.
-        if leaf.target is None or (is_ranked_by_type and isinstance(leaf.sparsity_type, NByM)):
-            continue
-        sparsity = schedule_reach.sparsity_at(pruner.scheduler, leaf.target, last)
-        if sparsity is None:
-            return
-        missing += (leaf.target - sparsity) * leaf.size
-        if leaf.target > largest:
-            largest, reached = leaf.target, sparsity
-    if missing < 1 or reached > largest * (1 - _NEAR_ENOUGH):
-        return
-    words = f'sparsity {reached:.4g}, not {largest:.4g}'
-    warn_of_fewer_removed(plan.algorithm, pruner.scheduler, last, words)
 
 
 def _fractions(drop_fraction_fn: Callable[[Any], Any], steps: Sequence[int]) -> list[float]:

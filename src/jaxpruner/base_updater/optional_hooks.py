@@ -16,21 +16,8 @@ import optax
 from jaxpruner import sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import config_keys
-from jaxpruner.core.arguments import signature_words
 from jaxpruner.core.sparse_state import SparseState
 
-# Hook -> the arguments it is called with, after `self`. JaxPruner calls none of these, so that a subclass written for
-# it may have a method of such a name that means something else. `check_plan` is defined in `BaseUpdater`.
-# `pre_forward_update` is missing because JaxPruner calls it, too.
-HOOK_ARGUMENTS = {
-    'elementwise_score': (),
-    'init_algorithm_state': ('params', 'target_sparsities'),
-    'track': ('sparse_state', 'params'),
-    'moments_to_reset': ('old_state', 'new_state'),
-    'check_type': ('sparsity_type', 'where'),
-    'check_optimizer': ('inner', 'params'),
-    'check_plan': ('plan',),
-}
 # How many leaves a message names.
 _MOST_NAMED = 3
 _RENAME = 'if it is a method of your own that means something else, rename it'
@@ -39,7 +26,7 @@ _RENAME = 'if it is a method of your own that means something else, rename it'
 def check_track_arguments(pruner: Any, extra_arguments: dict[str, Any]) -> None:
     """Refuses a `track` that needs an argument which `update` was not given; `extra_arguments` are those it takes."""
     try:
-        inspect.signature(pruner.track).bind(*HOOK_ARGUMENTS['track'], **extra_arguments)
+        inspect.signature(pruner.track).bind(None, None, **extra_arguments)
     except TypeError as error:
         raise TypeError(
             f'{type(pruner).__name__}.track is called in each step with (sparse_state, params), and with those of '
@@ -49,11 +36,6 @@ def check_track_arguments(pruner: Any, extra_arguments: dict[str, Any]) -> None:
 
 class OptionalHooks:
     """The part of `BaseUpdater` that does nothing by default."""
-
-    def __init_subclass__(cls, **settings: Any):
-        super().__init_subclass__(**settings)
-        for name, arguments in HOOK_ARGUMENTS.items():
-            _check_hook(cls, name, arguments)
 
     def __new__(cls, *_: Any, **settings: Any) -> Self:
         config_keys.check_constructor_takes(cls, settings)
@@ -151,30 +133,6 @@ class OptionalHooks:
     def check_optimizer(self, inner: optax.GradientTransformation, params: tree_lib.PyTree) -> None:
         """Refuses an optimizer with which the algorithm cannot work; called by `init` before anything is computed."""
         del inner, params
-
-
-def _check_hook(cls: type, name: str, arguments: tuple[str, ...]) -> None:
-    """Refuses a method that has the name of a hook and cannot be called as one."""
-    hook = inspect.getattr_static(cls, name, None)
-    if hook is None:  # defined by a class below
-        return
-    function = getattr(hook, '__func__', hook)  # of a staticmethod or classmethod
-    first = () if isinstance(hook, staticmethod) else (None,)
-    called_with = f'{cls.__name__}.{name} is called by wrap_optax with ({", ".join(arguments)})'
-    if not callable(function):
-        raise TypeError(f'{called_with}, and is no method here, but {function!r}; rename it')
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # some functions of C do not say what they take
-        return
-    # The further arguments of `track` are extra arguments of `update`, and not known yet.
-    bind = signature.bind_partial if name == 'track' else signature.bind
-    try:
-        bind(*first, *arguments)
-    except TypeError as error:
-        raise TypeError(
-            f'{called_with}, got {signature_words(function)}: {error}; {_RENAME}'
-        ) from None
 
 
 def check_tracked(pruner: Any, state: SparseState, returned: Any) -> tuple[SparseState, Any]:

@@ -57,7 +57,6 @@ class Pruner(Protocol):
     scheduler: sparsity_schedules.BaseSchedule  # says at which steps masks are updated
     skip_gradients: bool  # no optimizer step where masks are updated
     is_sparse_gradients: bool  # the optimizer sees masked gradients
-    compact_moments: bool  # the optimizer keeps moments of kept weights alone
 
     def check_optimizer(self, inner: optax.GradientTransformation, params: tree_lib.PyTree) -> None:
         """Refuses an optimizer with which the algorithm cannot work."""
@@ -75,10 +74,6 @@ class Pruner(Protocol):
 
     def plan(self, params: tree_lib.PyTree) -> Any:
         """Tells what will happen to each leaf; handed on to `check_plan` as it is."""
-        ...
-
-    def kept_counts(self, params: tree_lib.PyTree) -> list[int | None]:
-        """Counts the kept weights of each leaf; `None` where that is not known before training."""
         ...
 
     def check_plan(self, plan: Any) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from jaxpruner import sparsity_distributions
 from jaxpruner.base_updater.pruner import PlannedPruner
-from jaxpruner.core.short_repr import describe
 
 _NAME = 'sparsity_distribution_fn'
 
@@ -14,7 +13,7 @@ _NAME = 'sparsity_distribution_fn'
 class FromSparsity(functools.partial):
     """A distribution that a pruner made of its own settings: another `sparsity` replaces it."""
 
-    # The `repr` of a pruner shows the settings themselves.
+    # The settings themselves are compared.
     is_derived_setting = True
 
 
@@ -48,10 +47,9 @@ def distribution_of(pruner: PlannedPruner) -> Any:
 def check_not_both(pruner: PlannedPruner, names: str = 'sparsity') -> None:
     """Refuses settings (`names`) beside a distribution, where they would have no effect."""
     if _contradicts_settings(pruner):
-        function = describe(pruner.sparsity_distribution_fn)
         raise ValueError(
-            f'{type(pruner).__name__} got {names} and sparsity_distribution_fn={function}, which both say how sparse '
-            'leaves are to be; give one of them. functools.partial(f, sparsity=0.7, custom_sparsity_map=…) gives a '
+            f'{type(pruner).__name__} got {names} and sparsity_distribution_fn, which both say how sparse leaves are '
+            'to be; give one of them. functools.partial(f, sparsity=0.7, custom_sparsity_map=…) gives a '
             'distribution f a sparsity; where dataclasses.replace gives it, give also sparsity=None'
         )
 

@@ -5,6 +5,7 @@ Most hooks see unpacked masks, and may return them packed or not. `track`, `pre_
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -20,7 +21,6 @@ from jaxpruner import (
 )
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import (
-    compact_moments,
     config_keys,
     driver,
     init_checks,
@@ -29,12 +29,11 @@ from jaxpruner.base_updater import (
     targets,
 )
 from jaxpruner.base_updater.optional_hooks import OptionalHooks
-from jaxpruner.core import arguments, masking, seeds
+from jaxpruner.core import arguments, control, masking, seeds
 from jaxpruner.core.equal_settings import EqualSettings
 from jaxpruner.core.masking import apply_mask as apply_mask
-from jaxpruner.core.short_repr import ShortRepr
 from jaxpruner.core.sparse_state import SparseState as SparseState
-from jaxpruner.core.sparse_state import only_sparse_state
+from jaxpruner.core.sparse_state import only_sparse_state, outermost_states, with_state
 from jaxpruner.mask_calculator import calculators, joint_leaves, lazy_scores
 from jaxpruner.sparsity_types import (
     Leaf,
@@ -50,7 +49,7 @@ _SEED = seeds.SeedField()
 
 
 @dataclasses.dataclass
-class BaseUpdater(OptionalHooks, EqualSettings, ShortRepr):
+class BaseUpdater(OptionalHooks, EqualSettings):
     """Base of all algorithms; an algorithm overrides `calculate_scores`, or the methods around it.
 
     The wrapped optimizer emits updates that land pruned weights on exactly zero. That is exact as long as nothing
@@ -73,9 +72,6 @@ class BaseUpdater(OptionalHooks, EqualSettings, ShortRepr):
       stacked: names or globs of leaves whose first axis counts layers, or a mapping from them to the axis that does
         (`{'*layers*': 1}`); each layer is ranked on its own.
       sparsity: the sparsity of every selected leaf, short for `sparsity_distribution_fn=partial(uniform, sparsity=…)`.
-      compact_moments: the optimizer keeps moments of kept weights alone. For algorithms with a fixed number of kept
-        weights (static, SET, RigL, fixed masks) and optimizers that treat each weight by itself (sgd, adam, adamw,
-        lion, rmsprop).
 
     Raises:
       TypeError, ValueError: a setting is wrong; the message says which and what would be right.
@@ -91,8 +87,7 @@ class BaseUpdater(OptionalHooks, EqualSettings, ShortRepr):
     # Whether `create_masks` and `select_masks` take lazy scores (`selection.Scores`), too. A subclass that overrides
     # one of them gets arrays, unless it says so again.
     ranks_lazy_scores: ClassVar[bool] = True
-    # Whether the number of kept weights is the same at every step. A subclass that overrides what makes masks sets it
-    # again.
+    # Whether the number of kept weights is the same at every step, so that targets cannot change later.
     keeps_count: ClassVar[bool] = False
     # Whether scores are made of gradients, which integers have none of.
     needs_gradients: ClassVar[bool] = False
@@ -111,12 +106,9 @@ class BaseUpdater(OptionalHooks, EqualSettings, ShortRepr):
     is_packed: bool | None = None
     stacked: tree_lib.Stacked = ()
     sparsity: Any = None
-    compact_moments: bool = False
 
     def __post_init__(self):
         config_keys.check_fields(self)
-        if self.compact_moments:
-            compact_moments.check_pruner(self)
         if self.is_packed is not None:
             self.use_packed_masks, self.is_packed = self.is_packed, None
         self.sparsity_type = normalize_setting(self.sparsity_type)
@@ -361,6 +353,56 @@ class BaseUpdater(OptionalHooks, EqualSettings, ShortRepr):
         """
         return driver.wrap(self, inner)
 
+    def new_masks(
+        self,
+        state: Any,
+        params: tree_lib.PyTree,
+        grads: tree_lib.PyTree | None = None,
+        **extra_args: Any,
+    ) -> Any:
+        """Makes the masks of the next step before it, in a compiled program of their own.
+
+        For loops that say themselves when masks are updated: the step is then `update(…, update_masks=False)`, which
+        compiles without the making of masks. The masks are those that `update` makes where the schedule says so.
+        The optimizer runs in the step that follows, with SET and RigL, too, which leave it out where `update` makes
+        masks. What `track` computes in every step is left to that step.
+
+        Args:
+          state: a `SparseState`, or any optimizer state that holds one.
+          params: the parameters, as `init` was given them.
+          grads: their gradients, for algorithms that score by them.
+          **extra_args: extra arguments, as `update` gets them.
+
+        Returns:
+          The state with new masks, and zeroed moments of regrown weights; its count is unchanged.
+
+        Raises:
+          ValueError: the scores need gradients, or parameters after an optimizer step; or the state holds no
+            `SparseState`, or several.
+
+        >>> import optax, jaxpruner
+        >>> pruner = jaxpruner.MagnitudePruning(jaxpruner.PeriodicSchedule(update_freq=100), sparsity=0.5)
+        >>> tx, params = pruner.wrap_optax(optax.sgd(0.1)), {'w': jnp.array([[3.0, 4.0]])}
+        >>> pruner.new_masks(tx.init(params), params).masks
+        {'w': Array([[0, 1]], dtype=uint8)}
+        """
+        if self.needs_gradients and grads is None:
+            raise ValueError(
+                f'{type(self).__name__} scores weights by their gradients; give them: new_masks(state, params, grads)'
+            )
+        if self.ranks_next_params:
+            raise ValueError(
+                f'{type(self).__name__} ranks the parameters after an optimizer step; let the step make its masks: '
+                'update(…, update_masks=True)'
+            )
+        held = only_sparse_state(state)
+        params, grads = tree_lib.as_arrays(params), tree_lib.as_arrays(grads)
+        new = jax.tree.leaves(_new_masks(self, held, params, grads, extra_args))
+        (raw,) = outermost_states(state)
+        old, treedef = jax.tree.flatten(raw)  # Flax NNX may keep arrays in boxes
+        boxed = [b.replace(a) if hasattr(b, 'value') else a for b, a in zip(old, new, strict=True)]
+        return with_state(state, jax.tree.unflatten(treedef, boxed))
+
     def plan(self, params: tree_lib.PyTree, opt_state: Any = None) -> leaf_plans.PruningPlan:
         """Tells what will happen to each leaf: its type, its target, how many weights stay, or why it stays dense.
 
@@ -452,20 +494,6 @@ class BaseUpdater(OptionalHooks, EqualSettings, ShortRepr):
         """Returns what `sparsity` and `sparsity_distribution_fn` mean together; `None` for no target at all."""
         return sparsity_setting.distribution_of(self)
 
-    def kept_counts(self, params: tree_lib.PyTree) -> list[int | None]:
-        """Counts the weights of each leaf that are kept at every step, if `keeps_count` says that the number stays.
-
-        Args:
-          params: the parameters, or their shapes.
-
-        Returns:
-          One number for each leaf; `None` where it is not known before training.
-        """
-        counts = []
-        for leaf in self.plan(params):
-            counts.append(leaf.kept)
-        return counts
-
     def scores_now(
         self,
         params: tree_lib.PyTree,
@@ -525,3 +553,27 @@ class BaseUpdater(OptionalHooks, EqualSettings, ShortRepr):
         setting = normalize_setting(self.sparsity_type)
         types = resolve_types(setting, paths, arrays)
         return resolve_leaves(paths, arrays, types, self.stacked)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _new_masks(pruner, state, params, grads, extra_args):
+    def is_foreign(node: Any) -> bool:  # a parameter that optax.masked gives to another optimizer
+        return isinstance(node, optax.MaskedNode)
+
+    if any(map(is_foreign, jax.tree.leaves(state.masks, is_leaf=is_foreign))):
+        params, grads = (
+            jax.tree.map(
+                lambda mask, leaf: mask if is_foreign(mask) else leaf,
+                state.masks,
+                tree,
+                is_leaf=lambda node: node is None or is_foreign(node),
+            )
+            for tree in (params, grads)
+        )
+    step = driver.Step(pruner, None, extra_args)
+    tracked_state, tracked = step.track(grads, state, params)
+    new = step.with_new_masks(tracked_state, params, grads, tracked)
+    if new.algorithm_state is tracked_state.algorithm_state:  # the step tracks it
+        new = new._replace(algorithm_state=state.algorithm_state)
+    new = new._replace(thresholds=state.thresholds)
+    return control.cast_like(new, state)

@@ -8,7 +8,6 @@
     compute_apart            fuses a computation with its readers, which computes it anew and rounds otherwise
     hide_constants           compiles programs that differ by a constant separately
     jit_when_eager           compiles and starts each operation of an eager function alone
-    round_before_adding      rounds a product and the addition behind it once instead of twice
     sum_squares_in_passing   writes values to memory before it sums them
 
 Each docstring says what happens without the function, and where that was seen.
@@ -64,15 +63,8 @@ def run_once(
         done = jnp.zeros_like(pending)
         return done, run(current, *read)
 
-    def unchanged(current: Any, *_: Any) -> Any:
-        return jax.tree.map(jnp.asarray, current)
-
     if not tree_lib.is_traced(condition):  # outside jit, a loop would be compiled anew at each call
-        if not condition:
-            return state
-        if not tree_lib.has_traced((state, inputs)):
-            return run(state, *inputs)
-        return _in_branch(run, state, *inputs, not_taken=unchanged)
+        return run(state, *inputs) if condition else state
     if narrow:
         return _run_once_narrowly(condition, run, state, *inputs)
     _, result = jax.lax.while_loop(is_pending, body, (condition, state))
@@ -222,10 +214,9 @@ def draw_in_loop(function: Callable[[jax.Array], jax.Array], key: jax.Array) -> 
 def _in_branch(
     function: Callable[..., Any],
     *inputs: Any,
-    not_taken: Callable[..., Any] | None = None,
     beside: Any = None,
 ) -> Any:
-    """Calls a function in a `cond` that always takes it, which XLA cannot see; `not_taken` makes zeros by default."""
+    """Calls a function in a `cond` that always takes it, which XLA cannot see."""
 
     def zeros_like(result: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.zeros(result.shape, result.dtype)
@@ -237,21 +228,7 @@ def _in_branch(
     # A condition that XLA can see through would take the branch away.
     true = jnp.bool_(True)
     always, _ = jax.lax.optimization_barrier((true, beside))
-    return jax.lax.cond(always, function, not_taken or zeros, *inputs)
-
-
-def round_before_adding(update: jax.Array, param: jax.Array) -> jax.Array:
-    """Rounds the update before it is added to the parameter, as an update that leaves a loop is rounded.
-
-    Without this, LLVM makes one multiply-add of the update's last product and that addition, which rounds once instead
-    of twice. A select between the two prevents it, and stays in registers. It changes no sum: NaN plus anything is NaN.
-    Seen with jaxlib 0.10.2 on CPU.
-    """
-    if not jnp.issubdtype(update.dtype, jnp.inexact):
-        return update
-    is_nan = jnp.isnan(param)
-    nan = jnp.asarray(jnp.nan, update.dtype)
-    return jnp.where(is_nan, nan, update)
+    return jax.lax.cond(always, function, zeros, *inputs)
 
 
 def sum_squares_in_passing(values: jax.Array) -> jax.Array:

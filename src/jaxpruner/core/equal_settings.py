@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.core.short_repr import is_derived, is_generated
 
 
 class EqualSettings:
@@ -56,6 +55,18 @@ class EqualSettings:
                     'if it is a dataclass of your own, make it frozen'
                 ) from None
         return hash(tuple(hashes))
+
+
+def is_generated(method: Any) -> bool:
+    """Whether `dataclasses.dataclass` made a method; it wraps some of those that it makes."""
+    inner = getattr(method, '__wrapped__', method)
+    code = getattr(inner, '__code__', None)
+    return code is not None and code.co_qualname.startswith('__create_fn__.')
+
+
+def is_derived(value: Any) -> bool:
+    """Whether a pruner made a value of its other settings, which are compared instead; its class says so."""
+    return getattr(type(value), 'is_derived_setting', False)
 
 
 def _settings(instance: Any) -> dict[str, Any]:

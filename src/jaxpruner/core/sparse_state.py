@@ -1,6 +1,6 @@
-"""The state that a pruner keeps inside an optax state, what can be read off it, and how its masks are held apart."""
+"""The state that a pruner keeps inside an optax state, and how it is found there."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -34,120 +34,10 @@ class SparseState(NamedTuple):
     algorithm_state: Any = None
 
 
-# The class itself says who decides whether a step updates the masks. `jit` compiles a program for each class, and
-# checkpoints stay the same, since no array says it. Add no fields or methods to these classes.
-class HostDrivenState(SparseState):
-    """A state whose masks the host updates; the next step leaves them as they are."""
-
-    __slots__ = ()
-
-
-class DueState(HostDrivenState):
-    """A state whose masks the host wants updated in the next step, by the program of this step."""
-
-    __slots__ = ()
-
-
 # The message where an optimizer state holds no state of a pruner.
 NO_STATE = (
     'there is no SparseState in the optimizer state; wrap the optimizer with `updater.wrap_optax`'
 )
-
-
-class _SplitOff(NamedTuple):
-    """Stands where masks were split off; without leaves, so that it travels through compiled programs."""
-
-
-def split_masks(opt_state: Any) -> tuple[Any, tuple[SparseState, ...]]:
-    """Splits what only mask updates change off an optimizer state, so that a step may read it without handing it on.
-
-    Each array that a step takes and returns costs it some microseconds. Masks, targets and sizes that are an argument
-    of their own, which is not donated, stay where they are. A step may leave the new ones out if it calls `update` with
-    `update_masks=False`, and not else: masks that the schedule updates would be lost.
-
-    Args:
-      opt_state: any optimizer state.
-
-    Returns:
-      The rest, a state of the same structure without those arrays, and a `SparseState` of them for each pruner.
-
-    Raises:
-      ValueError: the masks were split off already, or there is no `SparseState`.
-
-    >>> import jax.numpy as jnp, optax, jaxpruner
-    >>> tx = jaxpruner.StaticRandomSparse(sparsity_type='1:2').wrap_optax(optax.adam(1e-3))
-    >>> state = tx.init({'kernel': jnp.ones((2, 2))})
-    >>> rest, masks = split_masks(state)
-    >>> masks[0].masks['kernel'].shape, jax.tree.structure(join_masks(rest, masks)) == jax.tree.structure(state)
-    ((2, 2), True)
-    """
-    held: list[SparseState] = []
-
-    def take(state: SparseState) -> SparseState:
-        check_has_masks(state)
-        held.append(
-            SparseState(state.masks, target_sparsities=state.target_sparsities, sizes=state.sizes)
-        )
-        return state._replace(masks=_SplitOff(), target_sparsities=None, sizes=None)
-
-    rest = _map_states(take, opt_state)
-    if not held:
-        raise ValueError(NO_STATE)
-    return rest, tuple(held)
-
-
-def join_masks(rest: Any, masks: tuple[SparseState, ...]) -> Any:
-    """Joins what `split_masks` split: the optimizer state without masks, and the masks.
-
-    Args:
-      rest: the state without masks, or what a step made of it.
-      masks: a `SparseState` for each pruner.
-
-    Returns:
-      The state that a wrapped optimizer takes.
-
-    Raises:
-      TypeError: `masks` is no tuple of `SparseState`.
-      ValueError: `rest` lacks the masks of more or fewer pruners than are given.
-
-    >>> rest, masks = split_masks(SparseState(masks={'kernel': None}, count=3))
-    >>> join_masks(rest._replace(count=4), masks)[:4]
-    ({'kernel': None}, None, None, 4)
-    """
-    if isinstance(masks, SparseState) or not all(isinstance(held, SparseState) for held in masks):
-        raise TypeError(
-            f'masks must be the second result of split_masks, a tuple of SparseState, got {type(masks)}'
-        )
-    nodes = jax.tree.leaves(rest, is_leaf=lambda node: isinstance(node, _SplitOff))
-    lacking = sum(isinstance(node, _SplitOff) for node in nodes)
-    if lacking != len(masks):
-        raise ValueError(
-            f'number of pruners whose masks the state lacks: {lacking}, and whose masks are given: {len(masks)}; join '
-            'what one call of split_masks returned, or the rest that a step made of it'
-        )
-    given = iter(masks)
-
-    def give(state: SparseState) -> SparseState:
-        if not isinstance(state.masks, _SplitOff):
-            return state
-        held = next(given)
-        return state._replace(
-            masks=held.masks, target_sparsities=held.target_sparsities, sizes=held.sizes
-        )
-
-    return _map_states(give, rest)
-
-
-def _map_states(change: Callable[[SparseState], SparseState], opt_state: Any) -> Any:
-    """Changes each `SparseState` in an optimizer state, outer before inner."""
-
-    def changed(node: Any) -> Any:
-        if not isinstance(node, SparseState):
-            return node
-        node = change(node)
-        return node._replace(inner_state=_map_states(change, node.inner_state))
-
-    return jax.tree.map(changed, opt_state, is_leaf=_is_state)
 
 
 def outermost_states(opt_state: Any) -> list[SparseState]:
@@ -195,14 +85,6 @@ def _is_state(node: Any) -> bool:
     return isinstance(node, SparseState)
 
 
-def check_has_masks(state: SparseState) -> None:
-    """Refuses a state whose masks were split off."""
-    if isinstance(state.masks, _SplitOff):
-        raise ValueError(
-            'the masks of this SparseState were split off by split_masks; give join_masks(rest, masks) instead'
-        )
-
-
 def sparse_states(opt_state: Any) -> list[SparseState]:
     """Finds every `SparseState` in an optimizer state, however deep in `chain`, `MultiSteps` or `multi_transform`.
 
@@ -211,9 +93,6 @@ def sparse_states(opt_state: Any) -> list[SparseState]:
 
     Returns:
       The states in the order of the tree, outer before inner; an empty list if there is none.
-
-    Raises:
-      ValueError: masks were split off.
 
     >>> import jax.numpy as jnp, optax, jaxpruner
     >>> tx = optax.chain(optax.clip(1.0), jaxpruner.NoPruning().wrap_optax(optax.sgd(0.1)))
@@ -229,7 +108,6 @@ def sparse_states(opt_state: Any) -> list[SparseState]:
 
 def without_boxes(state: SparseState) -> SparseState:
     """Makes a state of plain arrays: Flax NNX keeps each array of an optimizer state in a variable."""
-    check_has_masks(state)
     state = jax.tree.map(lambda leaf: getattr(leaf, 'value', leaf), state)
     counts = jax.tree.leaves(state.count)
     return state._replace(count=counts[0] if counts else None)

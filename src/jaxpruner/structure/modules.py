@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxpruner.activations import models
-from jaxpruner.core import short_repr, text_tables
+from jaxpruner.core import text_tables
 from jaxpruner.tree import Path, PyTree
 
 _FILES = {
@@ -83,9 +83,10 @@ def describe(model: Any) -> tuple[str, str]:
     """Describes an object that is not what is expected, and the function to give instead."""
     framework = models.known_framework(model) or ''
     function = _FUNCTIONS.get(framework, 'apply_fn')
+    text = getattr(model, '__name__', None) or ' '.join(repr(model).split())
     if is_function(model):
-        function = short_repr.describe(model)
-    return text_tables.shorten(short_repr.describe(model), _LONGEST), function
+        function = text
+    return text_tables.shorten(text, _LONGEST), function
 
 
 def shrunk_optimizer(optimizer: Any, shrink: Callable[[PyTree], PyTree], model: Any) -> Any:

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.base_updater import elementwise_optimizers
 from jaxpruner.core import control, optimizer_state
 from jaxpruner.sparse.program.models import Products
-from jaxpruner.sparse.training import fit_checks
+from jaxpruner.sparse.training import elementwise_optimizers, fit_checks
 from jaxpruner.sparse.training.conversion import Stored
 from jaxpruner.sparse.training.growing import GROW_SCORES, STATIC, GrowthInputs
 from jaxpruner.sparse.training.layouts import Layout
@@ -257,9 +256,7 @@ class CompactModel(abc.ABC):
             whole_leaves[name] = {**stored, self.chosen_array: shape}
         whole = self.products.put(compact, whole_leaves)
         optimizer = optax.with_extra_args_support(tx)
-        elementwise_optimizers.check_elementwise(
-            optimizer, whole, compact, masks_gradients=True, masks_params=True
-        )
+        elementwise_optimizers.check_elementwise(optimizer, whole, compact)
         if self.moves.ever_moves:
             optimizer_state.check_resettable(tx, compact)
 

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpruner.core import kept_positions
 from jaxpruner.sparse.operators.csr import CsrMatrix
-from jaxpruner.sparse.training import fit_checks, unstructured_positions
+from jaxpruner.sparse.training import fit_checks, kept_positions, unstructured_positions
 from jaxpruner.sparse.training.compact_models import (
     CompactModel,
     Gradients,

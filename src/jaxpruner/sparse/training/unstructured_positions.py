@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import sparsity_types
-from jaxpruner.core import kept_positions
 from jaxpruner.mask_calculator import replacement
 from jaxpruner.sparse.operators.csr import CsrPattern, csr_pattern
+from jaxpruner.sparse.training import kept_positions
 from jaxpruner.sparsity_types import Groups
 
 # The arrays of a pattern, by name. They are a plain dictionary, which checkpoints and other libraries accept.

@@ -65,33 +65,30 @@ def check_elementwise(
     optimizer: optax.GradientTransformationExtraArgs,
     params: tree_lib.PyTree,
     compact_params: tree_lib.PyTree,
-    masks_gradients: bool,
-    masks_params: bool = False,
 ) -> None:
     """Refuses an optimizer that does not treat each weight of some leaves by itself; computes nothing.
+
+    The optimizer sees masked gradients and masked parameters, and has seen no others since its state was made. Sums
+    over moments pass, such as the norm of gradients that were accumulated.
 
     Args:
       optimizer: any.
       params: the parameters, or their shapes.
       compact_params: a tree like them of shapes; other ones where only kept weights have moments.
-      masks_gradients: whether the optimizer sees masked gradients.
-      masks_params: whether it also sees masked parameters, and has seen no others since its state was made. Sums over
-        moments pass then, such as the norm of gradients that were accumulated.
 
     Raises:
       ValueError: it looks at shapes or at several weights together, or its update cannot be traced.
 
     >>> shapes = {'w': jax.ShapeDtypeStruct((4, 2), 'float32')}
     >>> kept = {'w': jax.ShapeDtypeStruct((3,), 'float32')}
-    >>> check_elementwise(optax.with_extra_args_support(optax.adam(0.1)), shapes, kept, True)
+    >>> check_elementwise(optax.with_extra_args_support(optax.adam(0.1)), shapes, kept)
     """
     shapes = jax.tree.map(_shape_of, params)
     is_compact = jax.tree.map(lambda p, c: p.shape != c.shape, shapes, compact_params)
     try:
         program = _program(optimizer, shapes)
-        flows = _input_flows(optimizer, shapes, is_compact, masks_gradients, masks_params)
-        if masks_params:
-            flows = _with_silent_moments(optimizer, shapes, program.jaxpr, flows)
+        flows = _input_flows(optimizer, shapes, is_compact)
+        flows = _with_silent_moments(optimizer, shapes, program.jaxpr, flows)
         results = _flows_through(program.jaxpr, jax.tree.leaves(flows))
         for is_checked, flow in zip(jax.tree.leaves(is_compact), results, strict=False):
             if is_checked and flow is _Flow.FOREIGN:
@@ -101,7 +98,7 @@ def check_elementwise(
     except _NotElementwiseError as reason:
         names = ', '.join(list(_names_of(optimizer.update))[:_MOST_NAMED]) or str(optimizer)
         raise ValueError(
-            'moments of kept weights alone (compact_moments=True, block_sparse, unstructured_sparse) need an optimizer '
+            'moments of kept weights alone (block_sparse, unstructured_sparse) need an optimizer '
             f'that treats each weight by itself, and this one ({names}) {reason}. muon, adafactor, lamb and clipping '
             'by blocks look at more; use sgd, adam, adamw, lion or rmsprop'
         ) from None
@@ -125,8 +122,6 @@ def _input_flows(
     optimizer: optax.GradientTransformationExtraArgs,
     shapes: tree_lib.PyTree,
     is_compact: tree_lib.PyTree,
-    masks_gradients: bool,
-    masks_params: bool,
 ) -> tuple[list[_Flow], list[_Flow], list[_Flow]]:
     """Tells what gradients, state and parameters are."""
 
@@ -155,9 +150,8 @@ def _input_flows(
         raise _NotElementwiseError(
             'has a state of which optax cannot tell what belongs to which parameter'
         ) from None
-    grads = among(_Flow.SILENT if masks_gradients else _Flow.OWN)
-    params = among(_Flow.SILENT if masks_params else _Flow.OWN)
-    return jax.tree.leaves(grads), jax.tree.leaves(of_state), jax.tree.leaves(params)
+    grads = params = jax.tree.leaves(among(_Flow.SILENT))
+    return grads, jax.tree.leaves(of_state), params
 
 
 def _with_silent_moments(
