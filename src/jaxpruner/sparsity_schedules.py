@@ -47,7 +47,7 @@ def checked_step(name: str, value: Any, minimum: int = 0) -> int:
       minimum: the least that makes sense.
 
     Returns:
-      The number of steps.
+      The number of steps, a Python int, so that the host gets Python bools as answers.
 
     Raises:
       TypeError: it is no whole number.
@@ -56,9 +56,10 @@ def checked_step(name: str, value: Any, minimum: int = 0) -> int:
     >>> checked_step('update_end_step', 4e5)
     400000
     """
-    number = _whole_number(value)
-    if number is None:
+    is_number = tree_lib.is_number(value) and not tree_lib.is_traced(value)
+    if not is_number or not (isinstance(value, int) or float(value).is_integer()):
         raise TypeError(f'{name} must be a whole number of steps, got {value!r}')
+    number = int(value)
     if number < minimum:
         must = f'be at least {minimum}' if minimum else 'not be negative'
         raise ValueError(f'{name} must {must}, got {number}')
@@ -67,14 +68,6 @@ def checked_step(name: str, value: Any, minimum: int = 0) -> int:
             f'{name} must be at most {_LAST_STEP}, the last step that is counted, got {number}'
         )
     return number
-
-
-def _whole_number(value: Any) -> int | None:
-    """The integer that a scalar of Python, NumPy or JAX is; `None` for anything else."""
-    if not tree_lib.is_number(value) or tree_lib.is_traced(value):
-        return None
-    is_whole = isinstance(value, int) or float(value).is_integer()
-    return int(value) if is_whole else None
 
 
 def check_power(value: Any, name: str) -> None:
@@ -96,18 +89,22 @@ def check_power(value: Any, name: str) -> None:
         raise ValueError(f'{name} must be positive and finite, got {value}')
 
 
-def _check_step(schedule: Any, name: str, minimum: int = 0) -> None:
-    """Checks a field, and makes it a Python int, so that the host gets Python bools as answers."""
-    object.__setattr__(schedule, name, checked_step(name, getattr(schedule, name), minimum))
-
-
 def _number(step: Any) -> Any:
     """A Python int for a step that the host counts, so that it asks no device; else an array."""
     return int(step) if isinstance(step, int | np.integer) else jnp.asarray(step)
 
 
+class _AtTarget:
+    """Masks are always made at the target sparsity."""
+
+    def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
+        """The targets at every step: `is_mask_update_iter` alone knows when."""
+        del step
+        return target_sparsities
+
+
 @dataclasses.dataclass(frozen=True)
-class NoUpdateSchedule:
+class NoUpdateSchedule(_AtTarget):
     """Masks are never updated.
 
     >>> NoUpdateSchedule().is_mask_update_iter(3)
@@ -119,14 +116,9 @@ class NoUpdateSchedule:
         del step
         return False
 
-    def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
-        """The targets at every step."""
-        del step
-        return target_sparsities
-
 
 @dataclasses.dataclass(frozen=True)
-class OneShotSchedule:
+class OneShotSchedule(_AtTarget):
     """Masks are updated once, to the target sparsity.
 
     Straight-through methods select in every forward pass, at the sparsity of the step, so that they are sparse before
@@ -145,20 +137,15 @@ class OneShotSchedule:
     target_step: int
 
     def __post_init__(self):
-        _check_step(self, 'target_step')
+        object.__setattr__(self, 'target_step', checked_step('target_step', self.target_step))
 
     def is_mask_update_iter(self, step: Any) -> Any:
         """True at `target_step` alone; False for no step (`None`)."""
         return step is not None and _number(step) == self.target_step
 
-    def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
-        """The targets at every step: `is_mask_update_iter` alone knows when."""
-        del step
-        return target_sparsities
-
 
 @dataclasses.dataclass(frozen=True)
-class StepsSchedule:
+class StepsSchedule(_AtTarget):
     """Masks are updated at the steps of a list, always at the target sparsity.
 
     Attributes:
@@ -175,29 +162,21 @@ class StepsSchedule:
     steps: tuple[int, ...]
 
     def __post_init__(self):
-        object.__setattr__(
-            self, 'steps', tuple(checked_step('a step', step) for step in self.steps)
-        )
+        steps = tuple(checked_step('a step', step) for step in self.steps)
+        object.__setattr__(self, 'steps', steps)
 
     def is_mask_update_iter(self, step: Any) -> Any:
         """True at the steps of the list alone; False for no step (`None`)."""
         if step is None:
             return False
         step = _number(step)
-        return (
-            step in self.steps
-            if isinstance(step, int)
-            else jnp.any(step == jnp.asarray(self.steps, jnp.int32))
-        )
-
-    def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
-        """The targets at every step."""
-        del step
-        return target_sparsities
+        if isinstance(step, int):
+            return step in self.steps
+        return jnp.any(step == jnp.asarray(self.steps, jnp.int32))
 
 
 @dataclasses.dataclass(frozen=True)
-class PeriodicSchedule:
+class PeriodicSchedule(_AtTarget):
     """Masks are updated every `update_freq` steps, always at the target sparsity.
 
     Attributes:
@@ -218,15 +197,15 @@ class PeriodicSchedule:
     update_end_step: int | None = None
 
     def __post_init__(self):
-        _check_step(self, 'update_freq', minimum=1)
-        _check_step(self, 'update_start_step')
-        if self.update_end_step is not None:
-            _check_step(self, 'update_end_step')
-            if self.update_end_step < self.update_start_step:
-                raise ValueError(
-                    f'update_end_step={self.update_end_step} lies before update_start_step={self.update_start_step}; '
-                    'give a later end, or None for no end'
-                )
+        for name, minimum in (('update_freq', 1), ('update_start_step', 0), ('update_end_step', 0)):
+            value = getattr(self, name)
+            if value is not None or name != 'update_end_step':
+                object.__setattr__(self, name, checked_step(name, value, minimum))
+        if self.update_end_step is not None and self.update_end_step < self.update_start_step:
+            raise ValueError(
+                f'update_end_step={self.update_end_step} lies before update_start_step={self.update_start_step}; '
+                'give a later end, or None for no end'
+            )
 
     def is_mask_update_iter(self, step: Any) -> Any:
         """True on multiples of `update_freq` from the start to the end, both included; False for no step (`None`)."""
@@ -235,11 +214,6 @@ class PeriodicSchedule:
         step = _number(step)
         due = (step % self.update_freq == 0) & (step >= self.update_start_step)
         return due if self.update_end_step is None else due & (step <= self.update_end_step)
-
-    def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
-        """The targets at every step."""
-        del step
-        return target_sparsities
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,10 +269,8 @@ class PolynomialSchedule(PeriodicSchedule):
         length = self.update_end_step - self.update_start_step
         if length == 0:
             return target_sparsities
-        progress = (
-            jnp.clip(jnp.asarray(step) + 1 - self.update_start_step, 0, length).astype(jnp.float32)
-            / length
-        )
+        done = jnp.clip(jnp.asarray(step) + 1 - self.update_start_step, 0, length)
+        progress = done.astype(jnp.float32) / length
         share = 1 - (1 - progress) ** self.power
 
         def at_share(target: Any) -> Any:
