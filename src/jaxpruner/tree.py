@@ -38,29 +38,6 @@ def _key_name(key: Any) -> str:
     return str(key)
 
 
-def _path_names(key_path: Sequence[Any]) -> Path:
-    return tuple(_key_name(key) for key in key_path)
-
-
-def _is_box(key_path: Sequence[Any]) -> bool:
-    """Whether the path ends in the attribute `value` of a Flax variable, which is no part of the name."""
-    return len(key_path) > 1 and key_path[-1] == _VALUE
-
-
-def _named(entries: Sequence[tuple[Any, Any]]) -> list[Path]:
-    """Names all leaves by their paths; an only child called `value` by its parent's."""
-    children_of = collections.Counter(_path_names(path[:-1]) for path, _ in entries)
-    names = []
-    for path, _ in entries:
-        name = _path_names(path)
-        if _is_box(path) and children_of[name[:-1]] == 1:
-            name = name[:-1]
-        if not name:
-            name = SINGLE_ARRAY_PATH
-        names.append(name)
-    return names
-
-
 def flatten_with_paths(
     tree: PyTree, is_leaf: Callable[[Any], bool] | None = None
 ) -> tuple[list[Path], list[Any], Any]:
@@ -79,7 +56,15 @@ def flatten_with_paths(
     [('kernel',)]
     """
     entries, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
-    return _named(entries), [leaf for _, leaf in entries], treedef
+    names = [tuple(map(_key_name, key_path)) for key_path, _ in entries]
+    children_of = collections.Counter(name[:-1] for name in names)
+    paths: list[Path] = []
+    for (key_path, _), name in zip(entries, names, strict=True):
+        # An only child called `value` is in the box of a Flax variable, which is no part of the name.
+        if len(name) > 1 and key_path[-1] == _VALUE and children_of[name[:-1]] == 1:
+            name = name[:-1]
+        paths.append(name or SINGLE_ARRAY_PATH)
+    return paths, [leaf for _, leaf in entries], treedef
 
 
 def as_arrays(tree: PyTree) -> PyTree:
@@ -93,11 +78,12 @@ def as_arrays(tree: PyTree) -> PyTree:
     """
     if not any(isinstance(leaf, _NUMBERS) for leaf in jax.tree.leaves(tree)):
         return tree
-    return jax.tree.map(_as_array, tree)
 
+    def as_array(leaf: Any) -> Any:
+        is_number = isinstance(leaf, _NUMBERS)
+        return np.asarray(leaf, jax.dtypes.result_type(leaf)) if is_number else leaf
 
-def _as_array(leaf: Any) -> Any:
-    return np.asarray(leaf, jax.dtypes.result_type(leaf)) if isinstance(leaf, _NUMBERS) else leaf
+    return jax.tree.map(as_array, tree)
 
 
 def leaves_like(treedef: Any, tree: PyTree) -> list[Any]:
@@ -122,24 +108,21 @@ def leaves_like(treedef: Any, tree: PyTree) -> list[Any]:
     try:
         entries = treedef.flatten_up_to(tree)
     except (ValueError, TypeError) as error:
-        entries = _up_to_wrappers(treedef, tree) or _by_name(treedef, tree)
-        if entries is None:
-            raise ValueError(_misfit(treedef, tree)) from error
-    return [None if _is_missing(entry) else _unboxed(entry) for entry in entries]
+        try:  # some leaves may stand without their wrappers
+            entries = _without_wrappers(treedef).flatten_up_to(tree)
+        except (ValueError, TypeError):
+            entries = _by_name(treedef, tree)
+            if entries is None:
+                raise ValueError(_misfit(treedef, tree)) from error
+    unboxed: list[Any] = []
+    for entry in entries:  # a box, or a wrapper, holds one array or nothing
+        inside = jax.tree.leaves(entry)
+        unboxed.append(inside[0] if len(inside) == 1 else entry if inside else None)
+    return unboxed
 
 
 def _is_missing(entry: Any) -> bool:
     return entry is None or isinstance(entry, optax.MaskedNode)
-
-
-def _unboxed(entry: Any) -> Any:
-    """Takes the array out of a variable box (a node with one child); `None` if the box is empty."""
-    if hasattr(entry, 'shape'):
-        return entry
-    inside = jax.tree.leaves(entry)
-    if not inside:
-        return None
-    return inside[0] if len(inside) == 1 else entry
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -197,33 +180,16 @@ def unflatten(treedef: Any, entries: Iterable[Any], leaves: Iterable[Any]) -> Py
     {'a': 0.5, 'b': None}
     """
     outer = _without_wrappers(treedef)
-    placed = []
-    for node, entry, leaf in zip(
-        outer.flatten_up_to(_numbered_tree(treedef)), entries, leaves, strict=True
-    ):
-        is_wrapped = entry is not None and _rank(entry) == _rank(leaf)
+    nodes, placed = outer.flatten_up_to(_numbered_tree(treedef)), []
+    for node, entry, leaf in zip(nodes, entries, leaves, strict=True):
+        ranks = [len(array.shape) if hasattr(array, 'shape') else None for array in (entry, leaf)]
+        is_wrapped = entry is not None and ranks[0] == ranks[1]
         placed.append(jax.tree.structure(node).unflatten([entry]) if is_wrapped else entry)
     return jax.tree.unflatten(outer, placed)
 
 
-def _rank(entry: Any) -> int | None:
-    shape = getattr(entry, 'shape', None)
-    return None if shape is None else len(shape)
-
-
-def _up_to_wrappers(treedef: Any, tree: PyTree) -> list[Any] | None:
-    """Lists the entries of a tree in which some leaves stand without their wrappers; `None` if it does not fit."""
-    try:
-        entries = _without_wrappers(treedef).flatten_up_to(tree)
-    except (ValueError, TypeError):
-        return None
-    # A wrapper may have the shape of what is in it, or of nothing.
-    return [
-        next(iter(jax.tree.leaves(entry)), None)
-        if _is_wrapper(entry) or not jax.tree.leaves(entry)
-        else entry
-        for entry in entries
-    ]
+def _numbered_tree(treedef: Any) -> PyTree:
+    return jax.tree.unflatten(treedef, range(treedef.num_leaves))
 
 
 def _by_name(treedef: Any, tree: PyTree) -> list[Any] | None:
@@ -231,58 +197,43 @@ def _by_name(treedef: Any, tree: PyTree) -> list[Any] | None:
 
     What is missing may be a whole subtree, as in the states of `optax.masked`. `None` if the trees do not fit.
     """
-    names = _leaf_names(treedef)
-    entries, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_missing)
-    entry_by_name: dict[Path, Any] = {}
-    missing: list[Path] = []
-    for name, (path, entry) in zip(_named(entries), entries, strict=True):
+    names = flatten_with_paths(_numbered_tree(treedef))[0]
+    if _is_missing(tree):
+        return [None] * len(names)
+    entry_by_name, missing = {}, []
+    for name, entry in zip(*flatten_with_paths(tree, is_leaf=_is_missing)[:2], strict=True):
         if _is_missing(entry):
-            missing.append(name if path else ())
+            missing.append(name)
         else:
             entry_by_name[name] = entry
-    if not set(entry_by_name) <= set(names):
-        return None
     for name in names:
-        if name in entry_by_name or isinstance(tree, WithoutMissing):
-            continue
-        if not any(name[: len(prefix)] == prefix for prefix in missing):
+        is_there = name in entry_by_name or isinstance(tree, WithoutMissing)
+        if not is_there and not any(name[: len(prefix)] == prefix for prefix in missing):
             return None
-    return [entry_by_name.get(name) for name in names]
-
-
-def _leaf_names(treedef: Any) -> list[Path]:
-    names, _, _ = flatten_with_paths(_numbered_tree(treedef))
-    return names
-
-
-def _numbered_tree(treedef: Any) -> PyTree:
-    return jax.tree.unflatten(treedef, range(treedef.num_leaves))
+    is_fitting = entry_by_name.keys() <= set(names)
+    return [entry_by_name.get(name) for name in names] if is_fitting else None
 
 
 def _misfit(treedef: Any, tree: PyTree) -> str:
     """Describes two trees of different structure: the paths that only one of them has."""
-    expected = set(map(path_string, _leaf_names(treedef)))
-    given = _names_and_missing(tree)
-    lacking = expected - given
-    besides = given - expected
+
+    def names_in(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> set[str]:
+        return set(map(path_string, flatten_with_paths(tree, is_leaf)[0]))
 
     def listed(names: set[str]) -> str:
-        return ', '.join(map(repr, sorted(names)[:4])) + (', …' if len(names) > 4 else '')
+        shown = ', '.join(map(repr, sorted(names)[:4])) + (', …' if len(names) > 4 else '')
+        return shown or 'nothing'
 
+    numbered = _numbered_tree(treedef)
+    expected, given = names_in(numbered), names_in(tree, lambda node: node is None)
     hint = ''
-    if besides & _names_and_missing(_numbered_tree(treedef)):
+    if (given - expected) & names_in(numbered, lambda node: node is None):
         hint = '; the first of the trees has None there: put the full tree first'
     return (
         'a tree does not fit the structure of the parameters: '
-        f'it lacks {listed(lacking) or "nothing"} and has {listed(besides) or "nothing"} besides; '
+        f'it lacks {listed(expected - given)} and has {listed(given - expected)} besides; '
         f'give one entry (an array or None) for each parameter{hint}'
     )
-
-
-def _names_and_missing(tree: PyTree) -> set[str]:
-    """Names the leaves by their paths, and `None` in the place of one."""
-    paths, _, _ = flatten_with_paths(tree, is_leaf=lambda node: node is None)
-    return set(map(path_string, paths))
 
 
 def map_with_missing(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
@@ -305,10 +256,7 @@ def map_with_missing(function: Callable[..., Any], tree: PyTree, *rest: PyTree) 
     """
     leaves, treedef = jax.tree.flatten(tree)
     others = [leaves_like(treedef, other) for other in rest]
-    results = []
-    for entries in zip(leaves, *others, strict=True):
-        results.append(function(*entries))
-    return unflatten(treedef, results, leaves)
+    return unflatten(treedef, map(function, leaves, *others), leaves)
 
 
 def path_string(path: Path) -> str:
@@ -438,8 +386,8 @@ def check_names(
     for name in names:
         if not any(matches(name, path) for path in paths):
             known = [separator.join(path) for path in paths]
-            text = name if isinstance(name, str) else separator.join(str(part) for part in name)
-            near = closest(text, known)
+            text = name if isinstance(name, str) else separator.join(map(str, name))
+            near = difflib.get_close_matches(text, known, n=3, cutoff=0.4) or known[:3]
             raise ValueError(
                 f'{setting}: {name!r} matches no parameter; the nearest are {", ".join(map(repr, near))}'
             )
@@ -472,10 +420,9 @@ def first_matches(
     """
     names = list(rules)
     check_names(names, paths, setting, matches, separator)
-    chosen = []
-    for path in paths:
-        fitting = (i for i, name in enumerate(names) if matches(name, path))
-        chosen.append(next(fitting, None))
+    chosen = [
+        next((i for i, name in enumerate(names) if matches(name, path)), None) for path in paths
+    ]
     for i, name in enumerate(names):
         # A last "all others" may well find nothing left.
         if i not in chosen and not (name == '*' and i == len(names) - 1):
@@ -538,12 +485,6 @@ def at_least_float32(dtype: Any) -> jnp.dtype:
     return jnp.dtype('float32') if dtype.itemsize == 1 else jnp.promote_types(dtype, jnp.float32)
 
 
-_MOST_LISTED = 30  # names that a message lists, where none looks like the unknown one
-_MOST_NEAREST = 3
-# How much less alike than the best a name may be, as a ratio of difflib.
-_MARGIN = 0.1
-
-
 def nearest(name: str, known: Iterable[str]) -> str:
     """Names the known names that look like an unknown one, or else all, in the words of an error.
 
@@ -553,27 +494,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
     "did you mean 'magnitude'?"
     """
     known = sorted(known)
-    similar = difflib.get_close_matches(name, known, n=_MOST_NEAREST, cutoff=0.5)
-    if similar:
-        least = _likeness(name, similar[0]) - _MARGIN
-        nearest_names = [repr(other) for other in similar if _likeness(name, other) >= least]
-        return f'did you mean {" or ".join(nearest_names)}?'
-    if len(known) > _MOST_LISTED:
-        least_different = difflib.get_close_matches(name, known, n=_MOST_NEAREST, cutoff=0.0)
-        return f'the nearest of {len(known)} names are {", ".join(map(repr, least_different))}'
+    if similar := difflib.get_close_matches(name, known, n=3, cutoff=0.5):
+        likeness = [difflib.SequenceMatcher(None, other, name).ratio() for other in similar]
+        # Of names that are much less alike than the best there is no word.
+        near = [
+            other
+            for other, ratio in zip(similar, likeness, strict=True)
+            if ratio >= likeness[0] - 0.1
+        ]
+        return f'did you mean {" or ".join(map(repr, near))}?'
+    if len(known) > 30:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.0)
+        return f'the nearest of {len(known)} names are {", ".join(map(repr, near))}'
     return f'known are {", ".join(map(repr, known))}'
-
-
-def closest(name: str, known: Sequence[str]) -> list[str]:
-    """Lists the three known names that look most like an unknown one; the first three if none does.
-
-    >>> closest('dense/kernl', ['bias', 'dense/kernel'])
-    ['dense/kernel']
-    """
-    similar = difflib.get_close_matches(name, known, n=_MOST_NEAREST, cutoff=0.4)
-    return similar or list(known[:_MOST_NEAREST])
-
-
-def _likeness(name: str, other: str) -> float:
-    """Computes the ratio that `get_close_matches` compares."""
-    return difflib.SequenceMatcher(None, other, name).ratio()
