@@ -1,4 +1,4 @@
-"""What each algorithm does that the others do not."""
+"""What each algorithm does that the others do not, beside NumPy."""
 
 import collections
 import dataclasses
@@ -12,8 +12,8 @@ import optax
 import pytest
 
 import jaxpruner
-from helpers import compiling
-from jaxpruner import sparsity_distributions, sparsity_schedules
+from helpers import steps
+from jaxpruner import sparsity_schedules
 
 PARAMS = {
     'a': jax.random.normal(jax.random.key(0), (16, 8)),
@@ -22,395 +22,345 @@ PARAMS = {
 GRADS = jax.tree.map(lambda leaf: leaf[::-1], PARAMS)
 
 
-def half(params):
-    return sparsity_distributions.uniform(params, 0.5)
+def make(cls, schedule=None, **settings):
+    schedule = schedule or sparsity_schedules.NoUpdateSchedule()
+    return getattr(jaxpruner, cls)(schedule, **({'sparsity': 0.5} | settings))
 
 
-def periodic(freq=1, start=0, end=None):
+def every(freq=1, start=0, end=None):
     return sparsity_schedules.PeriodicSchedule(freq, start, end)
 
 
-def states(updater, steps, tx=None, params=PARAMS, grads=GRADS):
-    """The parameters and states after each step."""
-    tx = updater.wrap_optax(tx or optax.sgd(0.01, momentum=0.9))
-    state = tx.init(params)
-    params = updater.post_gradient_update(params, state)
-    update = jax.jit(tx.update)
-    for _ in range(steps):
-        updates, state = update(grads, state, params)
-        params = optax.apply_updates(params, updates)
-        yield params, state
+def states(pruner, number, tx=None, params=PARAMS, grads=GRADS):
+    """Parameters and state after each step."""
+    return steps.history(pruner, number, params, grads, tx)[1:]
 
 
-ONE_SHOT = {
-    'magnitude': lambda p, g: np.abs(p),
-    'saliency': lambda p, g: np.abs(p * g),
-}
-
-
-@pytest.mark.parametrize('name', ONE_SHOT)
-def test_one_shot_scores(name):
-    updater = jaxpruner.create_updater_from_config({'algorithm': name, 'sparsity': 0.5})
-    pruned, masks = updater.instant_sparsify(PARAMS, GRADS)
-    for leaf in PARAMS:
-        scores = ONE_SHOT[name](np.asarray(PARAMS[leaf]), np.asarray(GRADS[leaf]))
+@pytest.mark.parametrize(
+    ('cls', 'score'),
+    [
+        ('MagnitudePruning', lambda p, g: np.abs(p)),
+        ('SaliencyPruning', lambda p, g: np.abs(p * g)),
+        ('MovementPruning', lambda p, g: -p * g),
+    ],
+)
+def test_one_shot_scores(cls, score):
+    pruned, masks = make(cls).instant_sparsify(PARAMS, GRADS)
+    for leaf, param in PARAMS.items():
+        scores = score(np.asarray(param), np.asarray(GRADS[leaf]))
         np.testing.assert_array_equal(masks[leaf], scores > np.median(scores))
-        np.testing.assert_array_equal(pruned[leaf], PARAMS[leaf] * masks[leaf])
+        np.testing.assert_array_equal(pruned[leaf], param * masks[leaf])
 
 
 def test_random_masks_are_nested_and_depend_on_the_seed():
     schedule = sparsity_schedules.PolynomialSchedule(1, 0, 6)
-    masks = [
-        state.masks['a']
-        for _, state in states(jaxpruner.RandomPruning(schedule, sparsity_distribution_fn=half), 6)
-    ]
+    masks = [state.masks['a'] for _, state in states(make('RandomPruning', schedule), 6)]
     for earlier, later in itertools.pairwise(masks):
         assert not ((later == 1) & (earlier == 0)).any()
-    other = jaxpruner.RandomPruning(
-        sparsity_distribution_fn=half, rng_seed=jax.random.key(1)
-    ).instant_sparsify(PARAMS)[1]
-    assert not np.array_equal(
-        other['a'],
-        jaxpruner.RandomPruning(sparsity_distribution_fn=half).instant_sparsify(PARAMS)[1]['a'],
+    one, other = (
+        make('RandomPruning', rng_seed=seed).instant_sparsify(PARAMS)[1]['a'] for seed in (1, 2)
     )
+    assert not np.array_equal(one, other)
 
 
-def test_global_ranking_without_normalisation_empties_small_layers():
-    settings = {'sparsity_distribution_fn': half}
-    plain = jaxpruner.GlobalMagnitudePruning(**settings, normalize_scores=False).instant_sparsify(
-        PARAMS
-    )[1]
-    normal = jaxpruner.GlobalMagnitudePruning(**settings).instant_sparsify(PARAMS)[1]
+def test_global_ranking_normalises_scores_unless_told_not_to():
+    plain = make('GlobalMagnitudePruning', use_normalization=False).instant_sparsify(PARAMS)[1]
+    normal = make('GlobalMagnitudePruning').instant_sparsify(PARAMS)[1]
     for masks in (plain, normal):
         assert sum(int(mask.sum()) for mask in masks.values()) == 96
     assert int(plain['b'].sum()) < 5 < int(normal['b'].sum())
     flat = {
-        leaf: np.abs(np.asarray(PARAMS[leaf])) / (np.linalg.norm(PARAMS[leaf]) + 1e-8)
-        for leaf in PARAMS
+        leaf: np.abs(np.asarray(param)) / (np.linalg.norm(param) + 1e-8)
+        for leaf, param in PARAMS.items()
     }
     threshold = np.sort(np.concatenate([scores.ravel() for scores in flat.values()]))[-96]
-    for leaf in PARAMS:
-        np.testing.assert_array_equal(normal[leaf], flat[leaf] >= threshold)
-
-
-@pytest.mark.skipif(
-    jax.__version_info__ < (0, 10), reason='older XLA writes squares down before it adds them'
-)
-def test_normalised_ranking_writes_no_copy_of_the_scores():
-    scores, targets = (
-        {'a': jnp.ones((1000, 300)), 'b': jnp.ones((3, 3, 100, 100))},
-        {'a': 0.5, 'b': 0.5},
-    )
-    lowered = jax.jit(jaxpruner.GlobalMagnitudePruning().create_masks).lower(scores, targets)
-    assert compiling.as_written(lowered).memory_analysis().temp_size_in_bytes < 0.2 * (
-        300_000 + 90_000
-    )
-
-
-def test_global_leaves_keep_what_their_own_targets_sum_to():
-    updater = jaxpruner.GlobalMagnitudePruning(
-        sparsity_distribution_fn=lambda params: {'a': 0.75, 'b': 0.25}
-    )
-    masks = updater.instant_sparsify(PARAMS)[1]
-    assert sum(int(mask.sum()) for mask in masks.values()) == 32 + 48
-    dense = jaxpruner.GlobalMagnitudePruning(
-        sparsity_distribution_fn=lambda params: {'a': None, 'b': None}
-    )
-    with pytest.warns(UserWarning, match='prunes no leaf of 2'):
-        assert dense.instant_sparsify(PARAMS)[1] == {'a': None, 'b': None}
-
-
-def test_straight_through_weights_stay_dense_and_gradients_pass():
-    updater = jaxpruner.SteMagnitudePruning(sparsity_distribution_fn=half)
-    *_, (params, state) = states(updater, 3)
-    assert jaxpruner.summarize_sparsity(params)['_total_sparsity'] == 0
-    forward = updater.pre_forward_update(params, state)
-    assert jaxpruner.summarize_sparsity(forward)['_total_sparsity'] == 0.5
-    inside = jax.grad(
-        lambda p: sum(
-            jnp.sum(leaf**2) for leaf in jax.tree.leaves(updater.pre_forward_update(p, state))
-        )
-    )
-    np.testing.assert_allclose(inside(params)['a'], 2 * forward['a'])
-    tangent = jax.jvp(lambda p: updater.pre_forward_update(p, state), (params,), (GRADS,))[1]
-    np.testing.assert_array_equal(tangent['a'], GRADS['a'])
-
-
-def test_straight_through_at_random_selects_anew_in_each_step():
-    updater = jaxpruner.SteRandomPruning(sparsity_distribution_fn=half)
-    forwards = [
-        np.asarray(updater.pre_forward_update(params, state)['a']) != 0
-        for params, state in states(updater, 2)
-    ]
-    assert not np.array_equal(*forwards)
-
-
-@pytest.mark.parametrize('algorithm', [jaxpruner.StaticRandomSparse, jaxpruner.SET, jaxpruner.RigL])
-def test_sparse_training_starts_sparse(algorithm):
-    updater = algorithm(periodic(3, 3), sparsity_distribution_fn=half)
-    masks = []
-    for params, state in states(updater, 7):
-        masks.append(np.asarray(state.masks['a']))
-        assert masks[-1].sum() == 64
-        assert not np.asarray(params['a'])[masks[-1] == 0].any()
-    changed = [not np.array_equal(*pair) for pair in itertools.pairwise(masks)]
-    assert any(changed) == (algorithm is not jaxpruner.StaticRandomSparse)
-    with pytest.raises(
-        RuntimeError, match='instant_sparsify is not supported in sparse training methods'
-    ):
-        updater.instant_sparsify(PARAMS)
-
-
-def test_regrown_weights_start_at_zero_with_zeroed_moments():
-    updater = jaxpruner.RigL(
-        periodic(3, 3), sparsity_distribution_fn=half, drop_fraction_fn=lambda step: 0.3
-    )
-    (*_, (before, old), (after, new)) = states(updater, 4)  # the fourth step updates masks
-    regrown = (np.asarray(new.masks['a']) == 1) & (np.asarray(old.masks['a']) == 0)
-    kept = (np.asarray(new.masks['a']) == 1) & (np.asarray(old.masks['a']) == 1)
-    assert 0 < regrown.sum() <= round(64 * 0.3)  # some that were dropped are grown at once
-    assert int(new.masks['a'].sum()) == 64
-    np.testing.assert_array_equal(np.asarray(after['a'])[regrown], 0)
-    np.testing.assert_array_equal(np.asarray(new.inner_state[0].trace['a'])[regrown], 0)
-    # Kept weights are not trained in this step.
-    np.testing.assert_array_equal(np.asarray(after['a'])[kept], np.asarray(before['a'])[kept])
-
-
-@pytest.mark.parametrize('container', [collections.OrderedDict, flax.core.freeze])
-def test_gradients_may_come_in_another_container(container):
-    updater = jaxpruner.RigL(sparsity_distribution_fn=half)
-    state = updater.init_state(PARAMS)
-    expected, got = (
-        updater.update_state(state, PARAMS, grads).masks for grads in (GRADS, container(GRADS))
-    )
-    jax.tree.map(np.testing.assert_array_equal, got, expected)
-
-
-@pytest.mark.parametrize('sparsity_type', [jaxpruner.Block((4, 4)), jaxpruner.Channel()], ids=str)
-def test_rigl_replaces_whole_groups(sparsity_type):
-    updater = jaxpruner.RigL(
-        periodic(2, 2),
-        sparsity_distribution_fn=half,
-        sparsity_type=sparsity_type,
-        drop_fraction_fn=lambda step: 0.5,
-    )
-    masks = [np.asarray(state.masks['a']) for _, state in states(updater, 3)]
-    assert not np.array_equal(masks[0], masks[-1])
-    for mask in masks:
-        assert mask.sum() == 64
-        groups = (
-            mask.reshape(4, 4, 2, 4).sum((1, 3))
-            if isinstance(sparsity_type, jaxpruner.Block)
-            else mask.sum(0)
-        )
-        assert set(groups.ravel().tolist()) == {0, 16}
-
-
-def test_acdc_alternates_and_ends_sparse():
-    updater = jaxpruner.ACDC(periodic(2, 2, 8), sparsity_distribution_fn=half)
-    sparsities, momenta = [], []
-    for _, state in states(updater, 12):
-        sparsities.append(float(jaxpruner.sparsity_metrics(state)['a']))
-        momenta.append(float(jnp.abs(state.inner_state[0].trace['a']).sum()))
-    assert sparsities == [0.0] * 2 + [0.5] * 2 + [0.0] * 2 + [0.5] * 6
-    # Where the dense phase begins (step 4) the momentum is that of one gradient alone.
-    assert momenta[4] == pytest.approx(float(jnp.abs(GRADS['a']).sum()), rel=1e-5)
-    kept = dataclasses.replace(updater, reset_optimizer=False)
-    assert [float(jnp.abs(s.inner_state[0].trace['a']).sum()) for _, s in states(kept, 5)][
-        4
-    ] > momenta[4] * 1.5
-
-
-def test_adam_fisher_ranks_by_weight_and_second_moment():
-    updater = jaxpruner.AdamFisherPruning(periodic(1, 1), sparsity_distribution_fn=half)
-    (before, old), (_, new) = states(updater, 2, optax.adam(0.01))
-    scores = np.asarray(before['a']) ** 2 * np.asarray(old.inner_state[0].nu['a'])
-    np.testing.assert_array_equal(new.masks['a'], scores > np.median(scores))
-
-
-def test_iterative_nm_removes_one_more_of_each_group_at_a_time():
-    schedule = sparsity_schedules.PolynomialSchedule(1, 0, 10, power=1)
-    updater = jaxpruner.IterativeNMPruning(schedule, sparsity_type='1:4')
-    kept = [
-        set(np.asarray(state.masks['a']).reshape(-1, 4).sum(1).tolist())
-        for _, state in states(updater, 12)
-    ]
-    assert kept[0] == {4}
-    assert kept[-1] == {1}
-    assert [next(iter(numbers)) for numbers in kept] == sorted(
-        (max(numbers) for numbers in kept), reverse=True
-    )
-    one_shot = jaxpruner.IterativeNMPruning(sparsity_distribution_fn=half).instant_sparsify(PARAMS)[
-        1
-    ]
-    assert set(one_shot['a'].reshape(-1, 4).sum(1).tolist()) == {2}
-
-
-BAD = [
-    (
-        lambda: jaxpruner.SaliencyPruning(sparsity_distribution_fn=half).instant_sparsify(PARAMS),
-        ValueError,
-        'saliency scores need gradients',
-    ),
-    (
-        lambda: jaxpruner.GlobalSaliencyPruning(sparsity_type='block_2,2'),
-        ValueError,
-        'GlobalSaliencyPruning ranks single weights across leaves, so it needs Unstructured',
-    ),
-    (
-        lambda: jaxpruner.GlobalMagnitudePruning(sparsity_type={'*': '2:4'}).instant_sparsify(
-            PARAMS
-        ),
-        ValueError,
-        'needs Unstructured',
-    ),
-    (
-        lambda: jaxpruner.GlobalMagnitudePruning(stacked='*'),
-        ValueError,
-        'topk_fn and stacked have no meaning',
-    ),
-    (
-        lambda: jaxpruner.SET(sparsity_type='2:4'),
-        ValueError,
-        'SET replaces weights anywhere in a leaf, which N:M groups do not allow',
-    ),
-    (
-        lambda: jaxpruner.RigL(sparsity_type={'a': '2:4'}).init_state(PARAMS),
-        ValueError,
-        'RigL replaces weights anywhere',
-    ),
-    (
-        lambda: jaxpruner.RigL(drop_fraction_fn=0.3),
-        TypeError,
-        'drop_fraction_fn must be a function of the step.* got 0.3',
-    ),
-    (
-        lambda: jaxpruner.RigL(drop_fraction_fn=lambda step: 1.3),
-        ValueError,
-        r'drop_fraction_fn\(0\) must lie in \[0, 1\].*got 1.3',
-    ),
-    (
-        lambda: jaxpruner.RigL().wrap_optax(optax.lbfgs()).init(PARAMS),
-        ValueError,
-        'cannot be zeroed in this optimizer',
-    ),
-    (
-        lambda: jaxpruner.ACDC().wrap_optax(optax.lbfgs()).init(PARAMS),
-        ValueError,
-        'cannot be zeroed in this optimizer',
-    ),
-    (
-        lambda: jaxpruner.ACDC(sparsity_schedules.StepsSchedule((3,))),
-        TypeError,
-        'ACDC needs a PeriodicSchedule',
-    ),
-    (
-        lambda: (
-            jaxpruner.AdamFisherPruning(sparsity_distribution_fn=half)
-            .wrap_optax(optax.sgd(0.1))
-            .init(PARAMS)
-        ),
-        ValueError,
-        r'keeps none \(`nu`\) of shape \(16, 8\) for a; use adam',
-    ),
-    (
-        lambda: jaxpruner.AdamFisherPruning(sparsity_distribution_fn=half).instant_sparsify(PARAMS),
-        ValueError,
-        "adam_fisher scores by Adam's state, .* wrap_optax",
-    ),
-    (
-        lambda: jaxpruner.IterativeNMPruning(sparsity_type='unstructured'),
-        ValueError,
-        'so it needs NByM, got Unstructured',
-    ),
-    (
-        lambda: jaxpruner.IterativeNMPruning(sparsity_type={'a': '2:4'}).init_state(PARAMS),
-        ValueError,
-        'so it needs NByM',
-    ),
-    (
-        lambda: jaxpruner.IterativeNMPruning(topk_fn=lambda s, p: s),
-        ValueError,
-        'topk_fn has no meaning',
-    ),
-    (lambda: jaxpruner.FixedMask(None), ValueError, 'FixedMask needs masks'),
-    (lambda: jaxpruner.RigL(topk_fn=lambda s, p: s), ValueError, 'topk_fn has no meaning'),
-    (
-        lambda: jaxpruner.MagnitudePruning().wrap_optax(optax.adam),
-        TypeError,
-        'wrap_optax takes an optax transformation',
-    ),
-    (
-        lambda: jaxpruner.MagnitudePruning().wrap_optax(optax.sgd(0.1)).update(GRADS, (), PARAMS),
-        TypeError,
-        'the state of a wrapped optimizer is a SparseState, got tuple',
-    ),
-    (
-        lambda: jaxpruner.FixedMask(masks={'a': jnp.ones(3, jnp.uint8), 'b': None}).init_state(
-            PARAMS
-        ),
-        ValueError,
-        r'a mask of shape \(3,\) does not fit',
-    ),
-]
-
-
-@pytest.mark.parametrize(('make', 'error', 'message'), BAD)
-def test_bad_settings(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
-
-
-def test_no_weight_is_lost_to_nan_gradients():
-    updater = jaxpruner.RigL(
-        periodic(1), sparsity_distribution_fn=half, drop_fraction_fn=lambda step: 0.3
-    )
-    for share in (slice(None), slice(0, 12)):
-        grads = {leaf: grad.at[share].set(jnp.nan) for leaf, grad in GRADS.items()}
-        for _, state in states(updater, 3, optax.set_to_zero(), grads=grads):
-            assert int(state.masks['a'].sum()) == 64
-
-
-def test_regrown_weights_start_at_zero_even_where_the_optimizer_runs_and_no_one_masked_the_start():
-    updater = jaxpruner.RigL(periodic(1), sparsity_distribution_fn=half, skip_gradients=False)
-    tx = updater.wrap_optax(optax.sgd(0.1))
-    state = tx.init(PARAMS)
-    updates, new = jax.jit(tx.update)(GRADS, state, PARAMS)
-    params = optax.apply_updates(PARAMS, updates)
-    regrown = (np.asarray(new.masks['a']) == 1) & (np.asarray(state.masks['a']) == 0)
-    assert regrown.any()
-    np.testing.assert_array_equal(np.asarray(params['a'])[regrown], 0)
+    for leaf, scores in flat.items():
+        np.testing.assert_array_equal(normal[leaf], scores >= threshold)
 
 
 @pytest.mark.parametrize('bad', [jnp.nan, jnp.inf])
 def test_one_number_that_is_not_finite_does_not_empty_a_leaf_in_global_ranking(bad):
-    params = {'a': jnp.arange(1.0, 9).at[0].set(bad), 'b': jnp.arange(1.0, 9)}
-    updater = jaxpruner.GlobalMagnitudePruning(
-        sparsity_distribution_fn=lambda p: {'a': 0.5, 'b': 0.5}
-    )
-    masks = updater.instant_sparsify(params)[1]
+    params = {'a': jnp.arange(1.0, 9).at[0].set(bad)[None], 'b': jnp.arange(1.0, 9)[None]}
+    masks = make('GlobalMagnitudePruning').instant_sparsify(params)[1]
     assert 3 <= int(masks['a'].sum()) <= 5
 
 
-def test_extra_arguments_reach_scores_below_every_update():
-    @dataclasses.dataclass
-    class Weighted(jaxpruner.ACDC):
-        def calculate_scores(self, params, sparse_state=None, grads=None, importance=None):
-            return importance
+def test_global_leaves_keep_what_their_own_targets_sum_to():
+    def targets(params):
+        return {'a': 0.75, 'b': 0.25}
 
-    tx = Weighted(periodic(), sparsity_distribution_fn=half).wrap_optax(optax.sgd(0.1))
-    # An argument that is called like one of ours reaches the optimizer alone.
-    _, state = tx.update(GRADS, tx.init(PARAMS), PARAMS, importance=GRADS, grads=3)
-    np.testing.assert_array_equal(state.masks['a'], GRADS['a'] > jnp.median(GRADS['a']))
+    pruner = make('GlobalMagnitudePruning', sparsity=None, sparsity_distribution_fn=targets)
+    masks = pruner.instant_sparsify(PARAMS)[1]
+    assert sum(int(mask.sum()) for mask in masks.values()) == 32 + 48
 
 
-@pytest.mark.parametrize('packed', [False, True])
-def test_leaves_without_floats_are_left_alone(packed):
-    params = PARAMS | {'steps': jnp.arange(4), 'key': jax.random.key(0)}
-    for name in ('magnitude', 'random', 'global_magnitude'):
-        updater = jaxpruner.create_updater_from_config(
-            {'algorithm': name, 'sparsity': 0.5, 'is_packed': packed}
+@pytest.mark.parametrize('cls', ['SteMagnitudePruning', 'SteRandomPruning', 'MovementPruning'])
+@pytest.mark.parametrize('kind', ['unstructured', 'block_4,4', '2:4'])
+def test_straight_through_weights_stay_dense_and_gradients_pass(cls, kind):
+    pruner = make(cls, every(), sparsity_type=kind)
+    (_, state), (params, _) = states(pruner, 2)
+    assert jaxpruner.summarize_sparsity(params)['_total_sparsity'] == 0
+    forward = pruner.pre_forward_update(params, state)
+    assert jaxpruner.summarize_sparsity(forward)['_total_sparsity'] == 0.5
+
+    def total(params):
+        return sum(jnp.sum(p**2) for p in pruner.pre_forward_update(params, state).values())
+
+    np.testing.assert_allclose(jax.grad(total)(params)['a'], 2 * forward['a'])
+    tangent = jax.jvp(lambda p: pruner.pre_forward_update(p, state), (params,), (GRADS,))[1]
+    np.testing.assert_array_equal(tangent['a'], GRADS['a'])
+    # The masks of an update are those of its forward pass.
+    tx = pruner.wrap_optax(optax.sgd(0.1))
+    if cls != 'MovementPruning':  # whose scores are those after the step
+        first = tx.init(params)
+        masks = tx.update(GRADS, first, params)[1].masks
+        used = pruner.pre_forward_update(params, first)
+        steps.assert_equal(
+            {k: m != 0 for k, m in masks.items()}, {k: u != 0 for k, u in used.items()}
         )
-        pruned, masks = updater.instant_sparsify(params)
-        assert masks['steps'] is masks['key'] is None
-        assert pruned['steps'] is params['steps']
+
+
+def test_straight_through_at_random_selects_anew_in_each_step():
+    pruner = make('SteRandomPruning')
+    used = [
+        pruner.pre_forward_update(params, state)['a'] != 0 for params, state in states(pruner, 2)
+    ]
+    assert not np.array_equal(*used)
+
+
+def test_a_ranking_of_ones_own_is_that_of_the_forward_pass():
+    class Rows(jaxpruner.SteMagnitudePruning):
+        def create_masks(self, scores, sparsities):
+            return jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.uint8).at[:4].set(1), scores)
+
+    pruner = Rows(every(), sparsity=0.9)
+    params, state = states(pruner, 1)[0]
+    assert int(state.masks['a'].sum()) == 4 * 8
+    assert int((pruner.pre_forward_update(params, state)['a'] != 0).sum()) == 4 * 8
+
+
+@pytest.mark.parametrize('stacked', ['', 'a'])
+def test_movement_beside_numpy(stacked):
+    """Each forward pass uses the largest sums of minus weight times gradient; pruned weights wait."""
+
+    def largest_half(scores):
+        rows = scores if stacked else scores.reshape(1, -1)
+        mask = np.zeros(rows.shape)
+        order = np.argsort(-rows, axis=1, kind='stable')[:, : rows.shape[1] // 2]
+        np.put_along_axis(mask, order, 1, axis=1)
+        return mask.reshape(scores.shape)
+
+    shape = (16, 2, 4) if stacked else (16, 8)
+    params = {'a': PARAMS['a'].reshape(shape)}
+    pruner = make('MovementPruning', every(), stacked=stacked or ())
+    tx = pruner.wrap_optax(optax.sgd(0.1))
+    state, update = tx.init(params), jax.jit(tx.update)
+    weights, scores = np.asarray(PARAMS['a'], np.float64), np.zeros((16, 8))
+    for seed in range(5):
+        forward = pruner.pre_forward_update(params, state)['a'].reshape(16, 8)
+        np.testing.assert_allclose(forward, weights * largest_half(scores), rtol=1e-5)
+        grads = {'a': jax.random.normal(jax.random.key(seed), shape)}
+        updates, state = update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        gradient = np.asarray(grads['a'], np.float64).reshape(16, 8)
+        scores = scores - weights * gradient
+        weights = weights - 0.1 * gradient * largest_half(scores)
+        np.testing.assert_allclose(params['a'].reshape(16, 8), weights, rtol=1e-5)
+
+
+@pytest.mark.parametrize('cls', ['StaticRandomSparse', 'SET', 'RigL'])
+def test_sparse_training_starts_sparse_and_keeps_its_number(cls):
+    masks = []
+    for params, state in states(make(cls, every(3, 3)), 7):
+        masks.append(np.asarray(state.masks['a']))
+        assert masks[-1].sum() == 64
+        assert not np.asarray(params['a'])[masks[-1] == 0].any()
+    changed = [not np.array_equal(*pair) for pair in itertools.pairwise(masks)]
+    assert changed == [step in (2, 5) and cls != 'StaticRandomSparse' for step in range(6)]
+
+
+@pytest.mark.parametrize('skips', [True, False])
+def test_regrown_weights_start_at_zero_with_zeroed_moments(skips):
+    pruner = make('RigL', every(3, 3), skip_gradients=skips, drop_fraction_fn=lambda step: 0.3)
+    (*_, (before, old), (after, new)) = states(pruner, 4)  # the fourth step updates masks
+    was, now = (np.asarray(state.masks['a']) == 1 for state in (old, new))
+    assert 0 < (now & ~was).sum() <= round(64 * 0.3)  # some that were dropped are grown at once
+    assert not np.asarray(after['a'])[now & ~was].any()
+    if skips:  # else this step's gradient is in the moments
+        assert not np.asarray(new.inner_state[0].trace['a'])[now & ~was].any()
+    both = was & now
+    is_trained = not np.array_equal(np.asarray(after['a'])[both], np.asarray(before['a'])[both])
+    assert is_trained != skips
+
+
+def test_regrown_weights_start_at_zero_where_no_one_masked_the_start():
+    pruner = make('RigL', every(), skip_gradients=False)
+    tx = pruner.wrap_optax(optax.sgd(0.1))
+    state = tx.init(PARAMS)
+    updates, new = jax.jit(tx.update)(GRADS, state, PARAMS)
+    regrown = (np.asarray(new.masks['a']) == 1) & (np.asarray(state.masks['a']) == 0)
+    assert regrown.any()
+    assert not np.asarray(optax.apply_updates(PARAMS, updates)['a'])[regrown].any()
+
+
+@pytest.mark.parametrize('container', [collections.OrderedDict, flax.core.freeze])
+def test_gradients_may_come_in_another_container(container):
+    pruner = make('RigL')
+    state = pruner.init_state(PARAMS)
+    expected, got = (
+        pruner.update_state(state, PARAMS, grads).masks for grads in (GRADS, container(GRADS))
+    )
+    steps.assert_equal(dict(got), expected)
+
+
+@pytest.mark.parametrize('kind', [jaxpruner.Block((4, 4)), jaxpruner.Channel()], ids=str)
+def test_rigl_replaces_whole_groups(kind):
+    pruner = make('RigL', every(2, 2), sparsity_type=kind, drop_fraction_fn=lambda step: 0.5)
+    masks = [np.asarray(state.masks['a']) for _, state in states(pruner, 3)]
+    assert not np.array_equal(masks[0], masks[-1])
+    for mask in masks:
+        assert mask.sum() == 64
+        blocks = mask.reshape(4, 4, 2, 4).sum((1, 3))
+        groups = blocks if isinstance(kind, jaxpruner.Block) else mask.sum(0)
+        assert set(groups.ravel().tolist()) == {0, 16}
+
+
+@pytest.mark.parametrize('share', [slice(None), slice(0, 12)])
+def test_no_weight_is_lost_to_nan_gradients(share):
+    pruner = make('RigL', every())
+    grads = {leaf: grad.at[share].set(jnp.nan) for leaf, grad in GRADS.items()}
+    for _, state in states(pruner, 3, optax.set_to_zero(), grads=grads):
+        assert int(state.masks['a'].sum()) == 64
+
+
+# AC/DC: periods of a schedule, or counts of steps; and the steps after which masks prune.
+COUNTS = (
+    'init_dense_steps_end final_sparse_steps_start cycle_sparse_steps cycle_dense_steps'.split()
+)
+
+
+def counts(*values):
+    return dict(zip(COUNTS, values, strict=True))
+
+
+PHASES = [
+    ({'scheduler': every(2, 2, 8)}, [2, 3, *range(6, 16)]),
+    (counts(3, 12, 2, 2), [3, 4, 7, 8, 11, 12, 13, 14, 15]),
+    (counts(2, 11, 3, 1), [2, 3, 4, 6, 7, 8, 10, 11, 12, 13, 14, 15]),  # lengths may differ
+    (counts(0, 4, 1, 2), [0, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]),
+    (counts(5, 5, 0, 0), list(range(5, 16))),
+    (counts(4.0, 1e1, 3, 3), [4, 5, 6, *range(10, 16)]),
+]
+
+
+@pytest.mark.parametrize(('settings', 'expected'), PHASES)
+def test_acdc_alternates_and_ends_sparse(settings, expected):
+    pruner = jaxpruner.ACDC(**settings, sparsity=0.5)
+    sparsities = [float(jaxpruner.sparsity_metrics(state)['a']) for _, state in states(pruner, 16)]
+    assert sparsities == [0.5 * (step in expected) for step in range(16)]
+
+
+@pytest.mark.parametrize(
+    ('settings', 'resets'),
+    [
+        ({'scheduler': every(2, 2, 8)}, True),
+        ({'scheduler': every(2, 2, 8), 'reset_optimizer': False}, False),
+        (counts(2, 12, 2, 2), False),
+        (counts(2, 12, 2, 2) | {'reset_optimizer': True}, True),
+    ],
+)
+def test_acdc_zeroes_moments_where_a_dense_phase_begins(settings, resets):
+    pruner = jaxpruner.ACDC(**settings, sparsity=0.5)
+    *_, (_, state) = states(pruner, 5)  # it begins at step 4
+    momentum = float(jnp.abs(state.inner_state[0].trace['a']).sum())
+    of_one_gradient = float(jnp.abs(GRADS['a']).sum())
+    assert (momentum == pytest.approx(of_one_gradient, rel=1e-5)) == resets
+    assert resets or momentum > 1.5 * of_one_gradient
+
+
+@pytest.mark.parametrize(
+    ('settings', 'words'),
+    [
+        (counts(-1, 4, 2, 2), 'init_dense_steps_end.*-1'),
+        (counts(9, 4, 2, 2), '4.*9'),
+        (counts(3, 9, 0, 2), 'cycle_sparse_steps'),
+        ({**counts(3, 9, 2, 2), 'scheduler': every(2)}, 'scheduler'),
+    ],
+)
+def test_bad_counts(settings, words):
+    with pytest.raises(ValueError, match=words):
+        jaxpruner.ACDC(**settings)
+
+
+def test_counts_can_be_replaced():
+    longer = dataclasses.replace(jaxpruner.ACDC(**counts(3, 12, 2, 2)), cycle_sparse_steps=3)
+    due = [step for step in range(15) if longer.scheduler.is_mask_update_iter(step)]
+    assert due == [3, 6, 8, 11, 12]
+
+
+def test_adam_fisher_ranks_by_weight_and_second_moment():
+    pruner = make('AdamFisherPruning', every(1, 1))
+    (before, old), (_, new) = states(pruner, 2, optax.chain(optax.clip(1e9), optax.adam(0.01)))
+    scores = np.asarray(before['a']) ** 2 * np.asarray(old.inner_state[1][0].nu['a'])
+    np.testing.assert_array_equal(new.masks['a'], scores > np.median(scores))
+
+
+@pytest.mark.parametrize('resets', [False, True])
+def test_reset_adam_zeroes_the_moments_of_all_weights_after_a_mask_update(resets):
+    once = sparsity_schedules.OneShotSchedule(2)
+    pruner = make('AdamFisherPruning', once, reset_adam=resets)
+    params = PARAMS | {'bias': jnp.ones(8)}
+    *_, (_, state) = states(pruner, 3, optax.adam(0.01), params, params)
+    moments = state.inner_state[0]
+    assert int(moments.count) == 3
+    for leaf, grad in params.items():  # dense leaves, too
+        assert np.allclose(moments.mu[leaf], 0.1 * grad, rtol=1e-5) == resets
+
+
+def test_iterative_nm_removes_one_more_of_each_group_at_a_time():
+    schedule = sparsity_schedules.PolynomialSchedule(1, 0, 10, power=1)
+    pruner = jaxpruner.IterativeNMPruning(schedule, sparsity_type='1:4')
+    kept = [set(state.masks['a'].reshape(-1, 4).sum(1).tolist()) for _, state in states(pruner, 12)]
+    assert {len(numbers) for numbers in kept} == {1}
+    numbers = [number for (number,) in kept]
+    assert numbers == sorted(numbers, reverse=True)
+    assert (numbers[0], numbers[-1], len({*numbers})) == (4, 1, 4)
+    masks = jaxpruner.IterativeNMPruning().instant_sparsify(PARAMS)[1]
+    assert set(masks['a'].reshape(-1, 4).sum(1).tolist()) == {2}
+
+
+# Masks that are given.
+
+
+@pytest.mark.parametrize('given_packed', [False, True])
+@pytest.mark.parametrize('packed', [False, True])
+def test_masks_of_a_pruned_checkpoint_are_kept(packed, given_packed):
+    pruned, _ = make('MagnitudePruning').instant_sparsify(PARAMS | {'bias': jnp.zeros(6)})
+    masks = jaxpruner.masks_from_zeros(pruned)
+    assert masks['bias'] is None
+    if given_packed:
+        masks = jax.tree.map(jnp.packbits, masks)
+    pruner = jaxpruner.FixedMask(masks, use_packed_masks=packed)
+    (params, state) = steps.history(pruner, 3, pruned, tx=optax.adam(0.1))[-1]
+    assert float(state.target_sparsities['a']) == 0.5
+    for name in PARAMS:
+        np.testing.assert_array_equal(params[name] != 0, pruned[name] != 0)
+        assert not np.array_equal(params[name], pruned[name])
+
+
+def test_given_masks_of_booleans_are_applied_once():
+    masks = {'a': PARAMS['a'] > 0, 'b': None}
+    pruned, found = jaxpruner.FixedMask(masks).instant_sparsify(PARAMS)
+    np.testing.assert_array_equal(pruned['a'], jnp.maximum(PARAMS['a'], 0))
+    assert found['a'].dtype == jnp.uint8
+
+
+def test_what_was_not_pruned_gets_no_mask():
+    params = {'dense': PARAMS['a'], 'sparse': PARAMS['a'].at[0].set(0), 'bias': jnp.zeros(3)}
+    masks = jaxpruner.masks_from_zeros(params)
+    assert masks['dense'] is masks['bias'] is None
+    assert int(masks['sparse'].sum()) == 120
+    chosen = jaxpruner.masks_from_zeros(params, filter_fn=lambda path, leaf: path == ('dense',))
+    assert jax.tree.leaves(chosen) == []
+    with pytest.warns(UserWarning, match='out'):
+        assert jaxpruner.masks_from_zeros({'out': jnp.zeros((3, 3))}) == {'out': None}

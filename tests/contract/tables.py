@@ -16,11 +16,11 @@ from jaxpruner import BaseUpdater
 # The sparsity type of an algorithm that prunes nothing.
 DENSE = 'dense'
 
-_NO_SECOND_MOMENT = 'second moment'
-_ACROSS_LEAVES = 'ranks single weights across leaves'
-_NOT_IN_GROUPS = 'which N:M groups do not allow'
-_NEEDS_GROUPS = 'needs NByM'
-_NOT_RESETTABLE = 'lbfgs keeps a history'
+_NO_SECOND_MOMENT = 'adam'
+_ACROSS_LEAVES = 'Unstructured'
+_NOT_IN_GROUPS = 'N:M'
+_NEEDS_GROUPS = 'NByM'
+_NOT_RESETTABLE = 'lbfgs'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +47,6 @@ def _all_but(kept: str, reason: str) -> dict[str, str]:
     return {name: reason for name in MASK_CHECKS if not name.startswith(kept)}
 
 
-# Blocks at the edges hold fewer weights, so that their number may change.
-UNEVEN = 'block_4,3'
 N_BY_M = {'2:4': _NOT_IN_GROUPS, 'nm_1,4,0': _NOT_IN_GROUPS}
 _NO_NU = dict.fromkeys(('sgd_momentum', 'adafactor', 'lion', 'muon', 'lbfgs'), _NO_SECOND_MOMENT)
 _LBFGS = {'lbfgs': _NOT_RESETTABLE}
@@ -106,17 +104,15 @@ class Optimizer:
       wrap: updater -> the whole transformation.
       schedule: when masks are updated; the last update lies before the last step.
       prunes: which leaves the pruner sparsifies, given what it sees of them.
-      settings: further keys of the pruner's configuration.
     """
 
     wrap: Callable[[BaseUpdater], optax.GradientTransformation]
     schedule: Mapping[str, int] = dataclasses.field(default_factory=lambda: _EARLY)
     prunes: Callable[[Any], bool] = is_kernel
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def _inside(inner: optax.GradientTransformation, **settings: Any) -> Optimizer:
-    return Optimizer(lambda updater: updater.wrap_optax(inner), settings=settings)
+def _inside(inner: optax.GradientTransformation) -> Optimizer:
+    return Optimizer(lambda updater: updater.wrap_optax(inner))
 
 
 def _masked_outside(updater: BaseUpdater) -> optax.GradientTransformation:
@@ -200,8 +196,6 @@ DIMENSIONS: dict[str, list[Any]] = {
 def is_allowed(combination: Mapping[str, Any]) -> bool:
     """Whether the algorithm takes what else has been chosen; a combination may be incomplete."""
     sparsity_type = combination.get('sparsity_type')
-    if combination.get('optimizer') == 'adam_compact' and sparsity_type == UNEVEN:
-        return False
     if 'algorithm' not in combination:
         return True
     name = combination['algorithm']

@@ -48,7 +48,6 @@ def config_of(case: tables.Case) -> dict[str, Any]:
         'drop_fraction': 0.3,
         'use_packed_masks': case.packed,
         **tables.OPTIMIZERS[case.optimizer].schedule,
-        **tables.OPTIMIZERS[case.optimizer].settings,
     }
     if case.sparsity_type not in tables.N_BY_M:  # N:M says itself how much is removed
         config |= {'dist_type': case.distribution, 'sparsity': SPARSITY}
