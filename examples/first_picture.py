@@ -18,7 +18,7 @@ import tyro
 
 import jaxpruner
 from jaxpruner.cli.main import main as run_command
-from jaxpruner.core import atomic_files
+from jaxpruner.files import atomic_files
 from jaxpruner.report import figures, make_table, mask_images, metric_panels, read_cells, to_csv
 from jaxpruner.report.experiments import DENSE, group_cells
 

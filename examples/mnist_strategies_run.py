@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from flax.training.train_state import TrainState
 
-from jaxpruner.core import atomic_files
+from jaxpruner.files import atomic_files
 
 SETTINGS_NAME = 'mnist_strategies.json'
 STATES_NAME = 'mnist_strategies_states'

@@ -21,8 +21,8 @@ import tyro
 from jaxpruner.baselines.checkpointing import Checkpoints
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.sweep_folder import claimed, keep_recipe
-from jaxpruner.core import atomic_files
-from jaxpruner.core.progress import progress_bar
+from jaxpruner.files import atomic_files
+from jaxpruner.progress import progress_bar
 from jaxpruner.report import plots, tables
 from oneshot_shakespeare_differences import differences
 from oneshot_shakespeare_pruning import DENSE, OUTPUT_ERROR, prune_all, read_cells, variants

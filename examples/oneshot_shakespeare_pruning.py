@@ -12,7 +12,7 @@ import numpy as np
 import jaxpruner
 from jaxpruner import oneshot, uses
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.core import atomic_files
+from jaxpruner.files import atomic_files
 from jaxpruner.report import results
 from oneshot_shakespeare_training import Text, Trained, Training, draw, windows
 

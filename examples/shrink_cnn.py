@@ -27,8 +27,8 @@ import tyro
 from flax import linen as nn
 
 import jaxpruner
-from jaxpruner.core import atomic_files
-from jaxpruner.core.progress import progress_bar
+from jaxpruner.files import atomic_files
+from jaxpruner.progress import progress_bar
 from mnist_strategies_data import Dataset, load_dataset
 
 REFUSED = 2  # the exit status of a program that was called wrongly

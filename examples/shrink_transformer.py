@@ -24,8 +24,8 @@ import tyro
 
 import jaxpruner
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.core import atomic_files
-from jaxpruner.core.progress import progress_bar
+from jaxpruner.files import atomic_files
+from jaxpruner.progress import progress_bar
 from oneshot_shakespeare_training import (
     RECIPE,
     SMALL,

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jaxpruner.core import atomic_files
+from jaxpruner.files import atomic_files
 from jaxpruner.report import figures
 
 ROOT = Path(__file__).resolve().parents[1]

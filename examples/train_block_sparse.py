@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import tyro
 
-from jaxpruner.core import atomic_files
-from jaxpruner.core.progress import progress_bar
+from jaxpruner.files import atomic_files
+from jaxpruner.progress import progress_bar
 from jaxpruner.report import figures
 from mnist_strategies_data import load_dataset
 from oneshot_shakespeare_training import RECIPE, read_text

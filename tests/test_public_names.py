@@ -110,7 +110,7 @@ def test_public_names_are_loaded_when_one_is_asked_for():
 import sys
 import jaxpruner
 assert 'jax' not in sys.modules
-from jaxpruner.core import text_tables
+from jaxpruner import text_tables
 assert 'jax' not in sys.modules
 assert jaxpruner.RigL is sys.modules['jaxpruner.algorithms'].RigL
 assert 'MagnitudePruning' in vars(jaxpruner)

@@ -18,7 +18,7 @@ from jaxpruner import (
 )
 from jaxpruner.algorithms import acdc
 from jaxpruner.base_updater import BaseUpdater, NoPruning, config_keys
-from jaxpruner.core import config_files
+from jaxpruner.files import config_files
 from jaxpruner.sparsity_types import normalize_setting
 from jaxpruner.tree import nearest
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import host_arrays
+from jaxpruner.files import host_arrays
 
 _NAME_OF_METADATA = '__metadata__'  # the format's own
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import host_arrays
+from jaxpruner.files import host_arrays
 from jaxpruner.saving import save_safetensors
 from jaxpruner.structure import ChannelGraph
 from jaxpruner.structure.analysis.axes import Axes

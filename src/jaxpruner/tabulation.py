@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import text_tables, utils
 from jaxpruner import tree as tree_lib
-from jaxpruner import utils
-from jaxpruner.core import masking, packing, sparse_state, text_tables
-from jaxpruner.core.text_tables import Column
+from jaxpruner.core import masking, packing, sparse_state
+from jaxpruner.text_tables import Column
 
 if TYPE_CHECKING:
     import rich.table

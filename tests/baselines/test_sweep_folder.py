@@ -8,7 +8,7 @@ import pytest
 
 from jaxpruner.baselines.recipe import Recipe, read_recipe
 from jaxpruner.baselines.sweep_folder import claimed, keep_recipe
-from jaxpruner.core import file_locks
+from jaxpruner.files import file_locks
 
 RECIPE = Recipe('resnet')
 HOLDER = """

@@ -33,7 +33,7 @@ from benchmarks import (
 )
 from benchmarks import compile as first_steps
 from benchmarks.timing import Ratio, Timing, interleaved, interval, ratio
-from jaxpruner.core import call_times
+from jaxpruner.structure.choosing import call_times
 
 SLOW = (
     'global',

@@ -7,11 +7,10 @@ import sys
 import pytest
 
 from helpers.made_up_cells import make_cells
-from jaxpruner import cli
+from jaxpruner import cli, progress
 from jaxpruner.baselines import data
 from jaxpruner.cli import demo
 from jaxpruner.cli.main import main
-from jaxpruner.core import progress
 
 # Accuracies of three seeds; what is not named here is far behind.
 VALUES = {

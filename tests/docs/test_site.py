@@ -47,7 +47,7 @@ def test_every_name_in_the_original_documents_has_an_entry():
     [
         ('from jaxpruner.tree import flatten_with_paths', 'tree.flatten_with_paths'),
         ('from jaxpruner.core import packing as p\np.pack_leaf', None),  # there is no such name
-        ('import jaxpruner\njaxpruner.core.progress.progress_bar()', 'core.progress.progress_bar'),
+        ('import jaxpruner\njaxpruner.progress.progress_bar()', 'progress.progress_bar'),
         ('from jaxpruner.algorithms.pruners import MagnitudePruning', None),
         ('from jaxpruner.core import seeds\nseeds.prng_key(1)', None),  # it is utils.prng_key
         ('import jaxpruner as jp\njp.RigL.get_grow_scores', None),

@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner.core import call_times
 from jaxpruner.structure import channel_groups
-from jaxpruner.structure.choosing import latency
+from jaxpruner.structure.choosing import call_times, latency
 from jaxpruner.structure.choosing.latency import latency_function, least_removal
 from uses.table import floats
 

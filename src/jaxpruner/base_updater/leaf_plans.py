@@ -9,10 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import sparsity_distributions
+from jaxpruner import sparsity_distributions, text_tables
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater.pruner import PlannedPruner
-from jaxpruner.core import text_tables
 from jaxpruner.mask_calculator import calculators, joint_leaves, selection
 from jaxpruner.sparsity_types import (
     Block,

@@ -13,7 +13,7 @@ from jaxpruner.baselines.dqn_learning import exploration
 from jaxpruner.baselines.feeds import Values
 from jaxpruner.baselines.frame_replay import FrameReplay
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.core.atomic_files import replacing
+from jaxpruner.files.atomic_files import replacing
 
 _FRAMES = 'frames.npy'
 _OTHERS = 'player.npz'

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpruner.core.atomic_files import replace_file
+from jaxpruner.files.atomic_files import replace_file
 
 Masks = dict[str, np.ndarray]  # by leaf path
 _SHOWN_KERNELS = 2  # whose masks are kept over time

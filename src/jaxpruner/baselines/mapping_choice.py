@@ -22,7 +22,7 @@ from jaxpruner.baselines.compiled_training import CompiledTraining, SharedProgra
 from jaxpruner.baselines.pruners import DENSE
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Workload
-from jaxpruner.core import atomic_files
+from jaxpruner.files import atomic_files
 
 FILE = 'over.json'
 # By backend; a sweep measures on the others. On a CPU no mapping on one device was faster than

@@ -15,7 +15,7 @@ from typing import Any
 from jaxpruner import api
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import config_keys
-from jaxpruner.core import atomic_files, config_files
+from jaxpruner.files import atomic_files, config_files
 
 Plain = str | bool | int | float | tuple
 

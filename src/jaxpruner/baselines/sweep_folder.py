@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxpruner.baselines.recipe import Recipe, read_recipe
-from jaxpruner.core import atomic_files
-from jaxpruner.core.file_locks import locked
-from jaxpruner.core.system_errors import errors_named
+from jaxpruner.files import atomic_files
+from jaxpruner.files.file_locks import locked
+from jaxpruner.files.system_errors import errors_named
 
 _LOCK, _RECIPE = '.lock', 'recipe.toml'
 _WRITTEN_BY_SWEEPS = ('cells', 'metrics', 'masks')

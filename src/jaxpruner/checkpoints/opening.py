@@ -5,8 +5,8 @@ from pathlib import Path
 
 from jaxpruner.checkpoints.base import Checkpoint
 from jaxpruner.checkpoints.safetensors_reader import INDEX_NAME, SafetensorsFile, ShardedSafetensors
-from jaxpruner.core import input_files
-from jaxpruner.core.system_errors import errors_named
+from jaxpruner.files import input_files
+from jaxpruner.files.system_errors import errors_named
 
 _INDEX_ENDING = '.safetensors.index.json'
 # In a step's folder orbax keeps what it saved under a name, this one by default.

@@ -16,8 +16,8 @@ from jaxpruner.checkpoints.parts import PART_SIZE, Part, parts_of
 from jaxpruner.checkpoints.plan import Choice
 from jaxpruner.checkpoints.safetensors_reader import SafetensorsFile, ShardedSafetensors
 from jaxpruner.checkpoints.safetensors_writer import SafetensorsWriter
-from jaxpruner.core import atomic_files
 from jaxpruner.core.caller_warnings import warn
+from jaxpruner.files import atomic_files
 
 _NAMED = 4  # tensors that a warning names
 

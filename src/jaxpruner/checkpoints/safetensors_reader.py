@@ -15,8 +15,8 @@ import numpy as np
 
 from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.parts import Part
-from jaxpruner.core import input_files
-from jaxpruner.core.system_errors import errors_named
+from jaxpruner.files import input_files
+from jaxpruner.files.system_errors import errors_named
 
 try:
     from safetensors import SafetensorError, safe_open

@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.safetensors_reader import DTYPES, METADATA_KEY
-from jaxpruner.core import atomic_files
-from jaxpruner.core.system_errors import errors_named
+from jaxpruner.files import atomic_files
+from jaxpruner.files.system_errors import errors_named
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # The header's length is a multiple of this, so that weights lie where their dtype wants them.

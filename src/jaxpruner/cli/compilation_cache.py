@@ -10,8 +10,8 @@ import jax
 import platformdirs
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxpruner.core import file_locks
 from jaxpruner.core.caller_warnings import warn
+from jaxpruner.files import file_locks
 
 # Each holds unless its name in capitals stands in the environment.
 _SETTINGS = {

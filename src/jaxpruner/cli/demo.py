@@ -5,9 +5,9 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxpruner import text_tables
 from jaxpruner.cli import arguments
 from jaxpruner.cli.options import TrainingOptions
-from jaxpruner.core import text_tables
 from jaxpruner.report import differences, experiments, results
 
 # What is trained, and how it prunes.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxpruner.cli import arguments, own_modules
-from jaxpruner.core import input_files
+from jaxpruner.files import input_files
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxpruner.cli import help_texts, interrupts, output, refusals, wording
 from jaxpruner.cli.commands import COMMANDS, without_extra
-from jaxpruner.core.system_errors import with_remedy
+from jaxpruner.files.system_errors import with_remedy
 from jaxpruner.tree import nearest
 
 _TRACEBACK = '--traceback'

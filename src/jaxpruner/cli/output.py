@@ -3,7 +3,7 @@
 import os
 import sys
 
-from jaxpruner.core import text_tables
+from jaxpruner import text_tables
 
 
 def width() -> int:

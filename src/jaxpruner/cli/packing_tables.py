@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from jaxpruner import text_tables
 from jaxpruner.checkpoints import LeafReport
 from jaxpruner.cli import output
 from jaxpruner.cli.checkpoint_tables import size_words
-from jaxpruner.core import text_tables
-from jaxpruner.core.text_tables import Column
+from jaxpruner.text_tables import Column
 
 if TYPE_CHECKING:
     from jaxpruner.sparse.storage.packed_file import PackedFile

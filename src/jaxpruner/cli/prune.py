@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxpruner.cli import arguments, own_modules
-from jaxpruner.core import input_files
+from jaxpruner.files import input_files
 
 
 @dataclasses.dataclass(frozen=True)

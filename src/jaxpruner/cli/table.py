@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxpruner.cli import arguments, output
-from jaxpruner.core import atomic_files
+from jaxpruner.files import atomic_files
 from jaxpruner.report import results, tables
 
 _ENDINGS = {'.md': 'markdown', '.csv': 'csv'}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxpruner import progress
 from jaxpruner.baselines.cell_key import CellKey
 from jaxpruner.baselines.mapping_choice import read_choice
 from jaxpruner.baselines.recipe import Recipe, parse_override, read_recipe
@@ -15,7 +16,6 @@ from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
 from jaxpruner.cli import compilation_cache, output, own_modules
 from jaxpruner.cli.options import TrainingOptions
 from jaxpruner.cli.workload_names import NamedWorkload, find_workload
-from jaxpruner.core import progress
 from jaxpruner.report import experiments, figures, plots, results, tables
 
 _INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended

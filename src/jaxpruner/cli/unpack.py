@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from jaxpruner.cli import arguments
-from jaxpruner.core import input_files
+from jaxpruner.files import input_files
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxpruner import sparsity_distributions, sparsity_types
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import config_files
+from jaxpruner.files import config_files
 from jaxpruner.sparsity_types import NByM
 
 METHODS = (

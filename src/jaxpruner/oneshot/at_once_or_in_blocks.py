@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.core.progress import progress_bar
 from jaxpruner.oneshot.blocks import Names
 from jaxpruner.oneshot.calibration import CalibratedMatrices, calibrate
 from jaxpruner.oneshot.owl_blocks import OwlSettings, matrix_sparsities
 from jaxpruner.oneshot.pruning_run import PruningRun
 from jaxpruner.oneshot.sample_weights import SampleWeights
 from jaxpruner.oneshot.sequential import SequentialCalibration
+from jaxpruner.progress import progress_bar
 
 
 def prune_at_once(

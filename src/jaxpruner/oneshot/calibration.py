@@ -8,7 +8,6 @@ import jax
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.core.explicit_meshes import on_explicit_mesh
-from jaxpruner.core.progress import progress_bar
 from jaxpruner.oneshot.batches import (
     as_batches,
     as_inputs,
@@ -26,6 +25,7 @@ from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.sample_weights import SampleWeights, check_samples_are_told, weights_of
 from jaxpruner.oneshot.shared_inputs import check_alike, input_taps, inputs_key, uses_by_inputs
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
+from jaxpruner.progress import progress_bar
 from jaxpruner.uses import UseGraph, param_uses
 from jaxpruner.uses.compiled_once import CompiledOnce
 from jaxpruner.uses.taps import Taps

@@ -18,7 +18,6 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import global_pruners
 from jaxpruner.base_updater import init_checks
 from jaxpruner.core import masking
-from jaxpruner.core.progress import progress_bar
 from jaxpruner.oneshot.batches import (
     READ_AGAIN,
     as_batches,
@@ -27,6 +26,7 @@ from jaxpruner.oneshot.batches import (
     check_samples,
     first_batch,
 )
+from jaxpruner.progress import progress_bar
 from jaxpruner.uses.compiled_once import CompiledOnce
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxpruner.core import atomic_files
+from jaxpruner.files import atomic_files
 from jaxpruner.report import figures, mask_images, results
 
 _MOST_FRAMES = 60

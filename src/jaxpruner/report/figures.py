@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxpruner.core import atomic_files
+from jaxpruner.files import atomic_files
 from jaxpruner.report.experiments import ALGORITHM_ORDER, DENSE
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jaxpruner.core import atomic_files, input_files
 from jaxpruner.core.caller_warnings import warn
+from jaxpruner.files import atomic_files, input_files
 from jaxpruner.report import seals
 
 VERSION = 2  # 1 had no checksums

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxpruner import text_tables
 from jaxpruner.activations import models
-from jaxpruner.core import text_tables
 from jaxpruner.tree import Path, PyTree
 
 _FILES = {

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.core.progress import progress_bar
+from jaxpruner.progress import progress_bar
 from jaxpruner.sparse.execution.executed_formats import base, table
 from jaxpruner.sparse.execution.executed_formats.base import ExecutedFormat, PackedArrays
 from jaxpruner.sparse.execution.executed_formats.table import DENSE

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.core.call_times import Call, in_turns, repeats_of
 from jaxpruner.sparse.execution.empty_operators import EmptyDense
 from jaxpruner.sparse.execution.executed_formats.base import ExecutedFormat, PackedArrays
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 from jaxpruner.sparse.program.product_sites import ProductSite
+from jaxpruner.structure.choosing.call_times import Call, in_turns, repeats_of
 from jaxpruner.uses.bodies import bind
 
 _LONG_ENOUGH = 5e-3  # seconds

@@ -24,13 +24,13 @@ from typing import Any
 import jax
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.core.call_times import Call
 from jaxpruner.sparse.execution.empty_operators import EmptyDense
 from jaxpruner.sparse.execution.executed_formats import table
 from jaxpruner.sparse.execution.executed_formats.table import DENSE
 from jaxpruner.sparse.execution.packed_models import Model
 from jaxpruner.sparse.execution.report import LayerExecution
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
+from jaxpruner.structure.choosing.call_times import Call
 
 Layers = Mapping[str, LayerExecution]
 

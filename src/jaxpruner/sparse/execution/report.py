@@ -9,7 +9,8 @@ from typing import Any
 
 import jax
 
-from jaxpruner.core import atomic_files, text_tables
+from jaxpruner import text_tables
+from jaxpruner.files import atomic_files
 from jaxpruner.sparse.execution.executed_formats import table
 from jaxpruner.sparse.execution.executed_formats.table import DENSE
 

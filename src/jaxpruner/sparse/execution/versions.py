@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.core.call_times import Call, in_turns, repeats_of
 from jaxpruner.sparse.execution.checking import check_results
 from jaxpruner.sparse.execution.choosing import CHANNELS
 from jaxpruner.sparse.execution.executed_formats.table import DENSE
 from jaxpruner.sparse.execution.packed_models import Model, PackedApply
 from jaxpruner.sparse.execution.predicting import empty_call, predicted_milliseconds
 from jaxpruner.sparse.execution.report import ExecutionReport, LayerExecution
+from jaxpruner.structure.choosing.call_times import Call, in_turns, repeats_of
 
 FORMATS = 'formats'
 # Calls of models with empty products, which tell what a call takes beside its products.

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxpruner.core import host_arrays
+from jaxpruner.files import host_arrays
 from jaxpruner.sparse.formats import table
 from jaxpruner.sparse.formats.base import KeptPattern
 from jaxpruner.sparse.storage.leaves import leaves_of_tree

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import host_arrays, packing
+from jaxpruner.core import packing
 from jaxpruner.core.sparse_state import only_sparse_state, outermost_states
+from jaxpruner.files import host_arrays
 from jaxpruner.sparse.formats import element_types
 from jaxpruner.sparse.formats.base import KeptPattern
 

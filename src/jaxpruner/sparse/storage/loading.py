@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.core.progress import progress_bar
+from jaxpruner.progress import progress_bar
 from jaxpruner.sparse.storage.extra import checkpoints_for
 from jaxpruner.sparse.storage.leaves import arranged_like, nested
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import input_files
+from jaxpruner.files import input_files
 from jaxpruner.sparse.formats import array_checks, element_types, table
 from jaxpruner.sparse.formats.base import ArraySpec
 from jaxpruner.sparse.storage.digests import digest_of_table

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.core.progress import progress_bar
+from jaxpruner.progress import progress_bar
 from jaxpruner.sparse.formats import element_types, table
 from jaxpruner.sparse.formats.base import ArraySpec, Plan
 from jaxpruner.sparse.storage import manifest

@@ -10,7 +10,7 @@ import optax
 from jaxpruner import sparsity_schedules
 from jaxpruner import tree as tree_lib
 from jaxpruner.core import caller_warnings
-from jaxpruner.core.progress import progress_bar
+from jaxpruner.progress import progress_bar
 from jaxpruner.sparse.operators.block_layout import BlockShape
 from jaxpruner.sparse.program.models import Products, find_products
 from jaxpruner.sparse.training.choosing import BlockSettings, Choice, choose_layouts

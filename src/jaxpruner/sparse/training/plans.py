@@ -4,10 +4,10 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from jaxpruner.core import text_tables
-from jaxpruner.core.text_tables import Column
+from jaxpruner import text_tables
 from jaxpruner.sparse.training.layouts import Layout
 from jaxpruner.sparse.training.unstructured_positions import KeptWeights
+from jaxpruner.text_tables import Column
 
 _COLUMNS = (
     Column('leaf', overflow='fold'),

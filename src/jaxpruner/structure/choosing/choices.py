@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxpruner.core import text_tables
+from jaxpruner import text_tables
 from jaxpruner.structure.choosing.costs import Cost
 
 

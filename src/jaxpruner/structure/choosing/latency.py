@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxpruner.core.call_times import in_turns, repeats_of
-from jaxpruner.core.progress import progress_bar
+from jaxpruner.progress import progress_bar
 from jaxpruner.structure.choosing import costs
+from jaxpruner.structure.choosing.call_times import in_turns, repeats_of
 from jaxpruner.structure.cutting.keeping import check_keep
 from jaxpruner.structure.programs import is_array
 from jaxpruner.tree import PyTree

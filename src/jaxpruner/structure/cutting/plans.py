@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import atomic_files, caller_warnings, input_files
+from jaxpruner.core import caller_warnings
+from jaxpruner.files import atomic_files, input_files
 from jaxpruner.structure.analysis.axes import sizes_of
 from jaxpruner.structure.cutting.keeping import KeepByGroup, check_keep
 from jaxpruner.structure.graph import ChannelGraph

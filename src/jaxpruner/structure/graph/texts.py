@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jaxpruner import text_tables
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import text_tables
 from jaxpruner.structure.analysis.axes import Axis, Pin, atoms, sizes_of
 from jaxpruner.structure.analysis.members import Group, PinnedAxis
 from jaxpruner.structure.analysis.records import Trace

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpruner.core import text_tables
+from jaxpruner import text_tables
 from jaxpruner.structure.analysis import fills
 from jaxpruner.structure.analysis.records import TracePosition
 from jaxpruner.uses.bodies import ProgramPath

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from jaxpruner.core import input_files
+from jaxpruner.files import input_files
 
 _READERS = {'.toml': tomllib.loads, '.json': json.loads}
 

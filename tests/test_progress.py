@@ -6,8 +6,7 @@ import sys
 
 import jax.numpy as jnp
 
-from jaxpruner import oneshot
-from jaxpruner.core import progress
+from jaxpruner import oneshot, progress
 
 
 class Terminal(io.StringIO):

@@ -1,6 +1,6 @@
 """How often calls are timed, with a clock of the test."""
 
-from jaxpruner.core import call_times
+from jaxpruner.structure.choosing import call_times
 
 
 class Watch:

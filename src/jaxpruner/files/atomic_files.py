@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxpruner.core.file_locks import locked
-from jaxpruner.core.system_errors import errors_named
+from jaxpruner.files.file_locks import locked
+from jaxpruner.files.system_errors import errors_named
 
 _MARK = 'jaxpruner-tmp'
 _TEMPORARY = re.compile(rf'\.(.+)\.[0-9a-f]{{16}}\.{_MARK}(\..*)?', re.DOTALL)

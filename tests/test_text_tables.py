@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpruner.core import text_tables
-from jaxpruner.core.text_tables import Column
+from jaxpruner import text_tables
+from jaxpruner.text_tables import Column
 
 NAME = Column('leaf', overflow='fold')
 COUNT = Column('kept', align='right')

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import jaxpruner
-from jaxpruner.core import atomic_files
+from jaxpruner.files import atomic_files
 
 SOURCE = str(Path(jaxpruner.__file__).parents[1])
 
@@ -133,7 +133,7 @@ def fill_folder(path):
 HOLDER = """
 import sys
 from pathlib import Path
-from jaxpruner.core import atomic_files
+from jaxpruner.files import atomic_files
 with atomic_files.target_claimed(Path(sys.argv[1])):
     print('claimed', flush=True)
     sys.stdin.read()

@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from jaxpruner.core.system_errors import errors_named
+from jaxpruner.files.system_errors import errors_named
 
 
 def check_exists(path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import jaxpruner
-from jaxpruner.core.file_locks import locked
+from jaxpruner.files.file_locks import locked
 
 SOURCE = str(Path(jaxpruner.__file__).parents[1])
 
@@ -25,7 +25,7 @@ def spelled_differently(folder, name):
 
 
 def is_locked_for_others(lock):
-    code = 'import sys; from pathlib import Path; from jaxpruner.core.file_locks import locked'
+    code = 'import sys; from pathlib import Path; from jaxpruner.files.file_locks import locked'
     code += '; path = Path(sys.argv[1])'
     code += "\nwith locked(path, path): print('free')"
     environment = {**os.environ, 'PYTHONPATH': SOURCE}
