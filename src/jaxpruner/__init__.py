@@ -30,58 +30,186 @@ Modules: activations, algorithms, api, base_updater, jax_pruning, mask_calculato
 `help(jaxpruner.RigL)` explains a name, with an example.
 """
 
-# Public are the names in `public_names.py` and what `algorithms` exports. They are loaded when one of them is first
-# asked for, so that the command line answers `--help` without loading JAX.
+import importlib.metadata
 
-from typing import TYPE_CHECKING
+from jaxpruner import (
+    activations,
+    algorithms,
+    api,
+    base_updater,
+    jax_pruning,
+    mask_calculator,
+    oneshot,
+    report,
+    sparse,
+    sparsity_distributions,
+    sparsity_schedules,
+    sparsity_types,
+    structure,
+    uses,
+    utils,
+)
+from jaxpruner.activations import (
+    prune_act_struct,
+    prune_act_unstruct,
+    pruning_act_struct,
+    puning_act_unstruct,
+    sparsify_activations,
+    summarize_activations,
+)
+from jaxpruner.algorithms import (
+    ACDC,
+    SET,
+    AdamFisherPruning,
+    FixedMask,
+    GlobalMagnitudePruning,
+    GlobalPruningMixin,
+    GlobalSaliencyPruning,
+    IterativeNMPruning,
+    MagnitudePruning,
+    MovementPruning,
+    RandomPruning,
+    RigL,
+    SaliencyPruning,
+    StaticRandomSparse,
+    SteMagnitudePruning,
+    SteMixin,
+    SteRandomPruning,
+    masks_from_zeros,
+    pruners,
+)
+from jaxpruner.api import (
+    ALGORITHM_REGISTRY,
+    all_algorithm_names,
+    create_updater_from_config,
+    register_algorithm,
+)
+from jaxpruner.base_updater import BaseUpdater, NoPruning, apply_mask
+from jaxpruner.core.masking import unpack_masks
+from jaxpruner.core.sparse_state import SparseState, sparse_states
+from jaxpruner.jax_pruning import (
+    PruningStrategy,
+    StrategyPruning,
+    gradual_strategy,
+    pruning,
+    pruning_apply,
+)
+from jaxpruner.mask_metrics import sparsity_metrics
+from jaxpruner.oneshot import plan, prune
+from jaxpruner.saving import save_safetensors
+from jaxpruner.small_models import SmallModel, load_small_model, save_small_model
+from jaxpruner.sparsity_schedules import (
+    NoUpdateSchedule,
+    OneShotSchedule,
+    PeriodicSchedule,
+    PolynomialSchedule,
+)
+from jaxpruner.sparsity_types import (
+    Block,
+    Channel,
+    NByM,
+    SparsityType,
+    Unstructured,
+    register_sparsity_type,
+)
+from jaxpruner.structure import ChannelGraph, channel_groups, shrink
+from jaxpruner.tabulation import tabulate
+from jaxpruner.uses import UnsupportedPrimitive, Use, UseGraph, param_uses
+from jaxpruner.utils import summarize_intersection, summarize_sparsity
 
-if TYPE_CHECKING:
-    from jaxpruner.algorithms import *  # noqa: F403 (what a type checker sees)
-    from jaxpruner.public_names import *  # noqa: F403
-else:
+# Pruners, functions, other classes, constants and modules, each by name.
+__all__ = [  # noqa: RUF022
+    'ACDC',
+    'AdamFisherPruning',
+    'BaseUpdater',
+    'FixedMask',
+    'GlobalMagnitudePruning',
+    'GlobalSaliencyPruning',
+    'IterativeNMPruning',
+    'MagnitudePruning',
+    'MovementPruning',
+    'NoPruning',
+    'RandomPruning',
+    'RigL',
+    'SaliencyPruning',
+    'SET',
+    'StaticRandomSparse',
+    'SteMagnitudePruning',
+    'SteRandomPruning',
+    'StrategyPruning',
+    'all_algorithm_names',
+    'apply_mask',
+    'channel_groups',
+    'create_updater_from_config',
+    'gradual_strategy',
+    'load_small_model',
+    'masks_from_zeros',
+    'param_uses',
+    'plan',
+    'prune',
+    'prune_act_struct',
+    'prune_act_unstruct',
+    'pruning',
+    'pruning_act_struct',
+    'pruning_apply',
+    'puning_act_unstruct',
+    'register_algorithm',
+    'register_sparsity_type',
+    'save_safetensors',
+    'save_small_model',
+    'shrink',
+    'sparse_states',
+    'sparsify_activations',
+    'sparsity_metrics',
+    'summarize_activations',
+    'summarize_intersection',
+    'summarize_sparsity',
+    'tabulate',
+    'unpack_masks',
+    'Block',
+    'Channel',
+    'ChannelGraph',
+    'GlobalPruningMixin',
+    'NByM',
+    'NoUpdateSchedule',
+    'OneShotSchedule',
+    'PeriodicSchedule',
+    'PolynomialSchedule',
+    'PruningStrategy',
+    'SmallModel',
+    'SparseState',
+    'SparsityType',
+    'SteMixin',
+    'Unstructured',
+    'UnsupportedPrimitive',
+    'Use',
+    'UseGraph',
+    'ALGORITHM_REGISTRY',
+    'activations',
+    'algorithms',
+    'api',
+    'base_updater',
+    'jax_pruning',
+    'mask_calculator',
+    'oneshot',
+    'pruners',
+    'report',
+    'sparse',
+    'sparsity_distributions',
+    'sparsity_schedules',
+    'sparsity_types',
+    'structure',
+    'uses',
+    'utils',
+]
 
-    def _public_names():
-        from importlib import import_module
-        from types import ModuleType
 
-        algorithms = vars(import_module(f'{__name__}.algorithms'))
-        classes = {
-            name: value for name, value in algorithms.items() if not isinstance(value, ModuleType)
-        }
-        names = classes | vars(import_module(f'{__name__}.public_names'))
-        return {name: value for name, value in names.items() if not name.startswith('_')}
+def __getattr__(name):
+    if name == '__version__':  # a checkout that is not installed has none
+        return importlib.metadata.version(__name__)
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
 
-    def _order(entry):
-        """Pruners first, then functions, other classes, constants and modules, each by name."""
-        from inspect import isclass, isfunction, ismodule
 
-        name, value = entry
-        is_pruner = isclass(value) and hasattr(value, 'wrap_optax')
-        is_constant = not (isclass(value) or isfunction(value) or ismodule(value))
-        return not is_pruner, ismodule(value), is_constant, isclass(value), name.lower()
-
-    def __getattr__(name):
-        """Finds a module of the package, or a public name."""
-        from importlib import import_module, util
-
-        if name == '__version__':
-            return import_module('importlib.metadata').version(__name__)
-        is_special = name.startswith('__') and name != '__all__'
-        if (
-            not is_special
-            and name.isidentifier()
-            and util.find_spec(f'{__name__}.{name}') is not None
-        ):
-            return import_module(f'{__name__}.{name}')
-        public = {} if is_special else _public_names()
-        if name == '__all__':
-            return [name for name, _ in sorted(public.items(), key=_order)]
-        if name not in public:
-            raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-        for public_name, value in public.items():
-            globals().setdefault(public_name, value)  # what somebody assigned stays
-        return public[name]
-
-    def __dir__():
-        special = [name for name in globals() if name.startswith('__') and name.endswith('__')]
-        return [*__getattr__('__all__'), '__all__', '__version__', *special]
+def __dir__():
+    special = [name for name in globals() if name.startswith('__') and name.endswith('__')]
+    return [*__all__, '__version__', *special]
