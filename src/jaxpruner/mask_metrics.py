@@ -1,23 +1,12 @@
 """Numbers to log about the masks in an optimizer state, and whether the weights agree with them."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.core import masking, packing, sparse_state
-
-_DISAGREEMENT = '_disagreement'
-
-
-class _MaskedLeaf(NamedTuple):
-    """A masked leaf in numbers, float32 scalars."""
-
-    name: str
-    weights: Any
-    sparsity: Any  # share of the weights that the mask prunes
-    target: Any
 
 
 def sparsity_metrics(
@@ -60,59 +49,39 @@ def sparsity_metrics(
     if pruner is not None and params is not None:
         pruner.plan(params, states[0])
     metrics: dict[str, jax.Array] = {}
-    weights = removed = to_remove = jnp.float32(0)
+    size = removed = to_remove = jnp.float32(0)
     for state in states:
-        for leaf in _masked_leaves(state):
-            metrics[leaf.name] = leaf.sparsity
-            weights += leaf.weights
-            removed += leaf.sparsity * leaf.weights
-            to_remove += leaf.target * leaf.weights
-    metrics['_mask_sparsity'] = removed / jnp.maximum(weights, 1)
-    metrics['_target_sparsity'] = to_remove / jnp.maximum(weights, 1)
+        paths, masks, treedef = tree_lib.flatten_with_paths(state.masks)
+        targets = tree_lib.leaves_like(treedef, sparse_state.leaf_targets(state))
+        sizes = tree_lib.leaves_like(treedef, state.sizes)
+        for path, mask, target, packed in zip(paths, masks, targets, sizes, strict=True):
+            weights = jnp.float32(mask.size)
+            if packed is not None:
+                weights = jnp.sum(packed.astype(jnp.float32))
+            kept = packing.kept_weights(mask).astype(jnp.float32)
+            sparsity = (weights - kept) / jnp.maximum(weights, 1)  # of no weights none is lost
+            metrics[tree_lib.path_string(path)] = sparsity
+            size += weights
+            removed += sparsity * weights
+            to_remove += weights * (0 if target is None else jnp.mean(target))
+    metrics['_mask_sparsity'] = removed / jnp.maximum(size, 1)
+    metrics['_target_sparsity'] = to_remove / jnp.maximum(size, 1)
     metrics['_count'] = jnp.int32(0) if states[0].count is None else jnp.max(states[0].count)
-    if params is not None:
-        metrics |= _disagreements(states, params)
-    return metrics
-
-
-def _masked_leaves(state: sparse_state.SparseState) -> list[_MaskedLeaf]:
-    paths, masks, treedef = tree_lib.flatten_with_paths(state.masks)
-    targets = tree_lib.leaves_like(treedef, sparse_state.leaf_targets(state))
-    sizes = tree_lib.leaves_like(treedef, state.sizes)
-    leaves = []
-    for i, mask in enumerate(masks):
-        weights = jnp.float32(mask.size)
-        if sizes[i] is not None:
-            weights = jnp.sum(sizes[i].astype(jnp.float32))
-        kept = packing.kept_weights(mask).astype(jnp.float32)
-        # A leaf without weights has lost none.
-        sparsity = (weights - kept) / jnp.maximum(weights, 1)
-        target = jnp.float32(0) if targets[i] is None else jnp.mean(targets[i])
-        name = tree_lib.path_string(paths[i])
-        leaves.append(_MaskedLeaf(name, weights, sparsity, target))
-    return leaves
-
-
-def _disagreements(
-    states: list[sparse_state.SparseState], params: tree_lib.PyTree
-) -> dict[str, jax.Array]:
-    """The share of pruned weights that is not zero, for each masked leaf and for all."""
-    metrics = {}
+    if params is None:
+        return metrics
     nonzeros = pruned = jnp.float32(0)
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
     for state in states:
         masks = tree_lib.leaves_like(treedef, masking.unpack_masks(state.masks, params))
-        for i, mask in enumerate(masks):
-            if mask is None:
-                continue
-            is_pruned = mask == 0
-            leaf_pruned = _count(is_pruned)
-            leaf_nonzeros = _count(is_pruned & (leaves[i] != 0))
-            name = f'{_DISAGREEMENT}/{tree_lib.path_string(paths[i])}'
-            metrics[name] = leaf_nonzeros / jnp.maximum(leaf_pruned, 1)
-            nonzeros += leaf_nonzeros
-            pruned += leaf_pruned
-    metrics[_DISAGREEMENT] = nonzeros / jnp.maximum(pruned, 1)
+        for path, leaf, mask in zip(paths, leaves, masks, strict=True):
+            if mask is not None:
+                leaf_pruned = _count(mask == 0)
+                leaf_nonzeros = _count((mask == 0) & (leaf != 0))
+                name = f'_disagreement/{tree_lib.path_string(path)}'
+                metrics[name] = leaf_nonzeros / jnp.maximum(leaf_pruned, 1)
+                nonzeros += leaf_nonzeros
+                pruned += leaf_pruned
+    metrics['_disagreement'] = nonzeros / jnp.maximum(pruned, 1)
     return metrics
 
 

@@ -12,13 +12,8 @@ from jaxpruner.core import caller_warnings
 from jaxpruner.core.seeds import check_seed as check_seed
 from jaxpruner.core.seeds import prng_key as prng_key
 
-_TOTAL_SPARSITY = '_total_sparsity'
-_NPARAMS = '_nparams'
-_NPARAMS_NNZ = '_nparams_nnz'
-_TOTAL_INTERSECTION = '_total_intersection'
 # Rows are counted in 32 bits, which a row below this length cannot exceed.
 _MAX_ROW = 2**30
-_BITS_IN_A_BYTE = 8
 
 
 def summarize_sparsity(
@@ -56,16 +51,19 @@ def summarize_sparsity(
     if not only_total_sparsity:
         for path, size, nonzero in zip(paths, sizes, nonzeros, strict=True):
             summary[tree_lib.path_string(path)] = _ratio(size - nonzero, size)
-    summary[_TOTAL_SPARSITY] = _ratio(sum(sizes) - sum(nonzeros), sum(sizes))
-    summary[_NPARAMS] = sum(sizes)
-    summary[_NPARAMS_NNZ] = sum(nonzeros)
-    if flops is not None:
-        rules, values = tree_lib.first_matches(flops, paths, 'flops'), list(flops.values())
-        operations = [0 if rule is None else values[rule] for rule in rules]
-        densities = [_ratio(nonzero, size) for nonzero, size in zip(nonzeros, sizes, strict=True)]
-        summary['_flops'] = sum(operations)
-        summary['_flops_nnz'] = sum(a * b for a, b in zip(operations, densities, strict=True))
-        summary |= _memory(leaves, sizes, nonzeros)
+    summary['_total_sparsity'] = _ratio(sum(sizes) - sum(nonzeros), sum(sizes))
+    summary['_nparams'] = sum(sizes)
+    summary['_nparams_nnz'] = sum(nonzeros)
+    if flops is None:
+        return summary
+    summary |= dict.fromkeys(('_flops', '_flops_nnz', '_nbytes', '_nbytes_nnz'), 0)
+    rules, values = tree_lib.first_matches(flops, paths, 'flops'), list(flops.values())
+    for leaf, size, nonzero, rule in zip(leaves, sizes, nonzeros, rules, strict=True):
+        operations = 0 if rule is None else values[rule]
+        summary['_flops'] += operations
+        summary['_flops_nnz'] += operations * _ratio(nonzero, size)
+        summary['_nbytes'] += size * leaf.dtype.itemsize
+        summary['_nbytes_nnz'] += packed_bytes(size, nonzero, leaf.dtype.itemsize)
     return summary
 
 
@@ -75,33 +73,21 @@ def array_of_numbers(leaf: Any) -> Any:
     >>> array_of_numbers(jnp.ones(1)), array_of_numbers(3)
     (Array([1.], dtype=float32), None)
     """
-    return (
-        leaf
-        if hasattr(leaf, 'dtype') and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        else None
-    )
+    is_array = hasattr(leaf, 'dtype') and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return leaf if is_array else None
 
 
 def _warn_of_packed(paths: Sequence[tree_lib.Path], leaves: Sequence[Any]) -> None:
     """Names the first leaf whose bytes are none of a mask of one byte a weight; traced values pass."""
     for path, leaf in zip(paths, leaves, strict=True):
-        if leaf.dtype != jnp.uint8 or tree_lib.is_traced(leaf):
-            continue
-        if bool(jnp.any(leaf > 1)):
+        is_known = leaf.dtype == jnp.uint8 and not tree_lib.is_traced(leaf)
+        if is_known and bool(jnp.any(leaf > 1)):
             caller_warnings.warn(
                 f'{tree_lib.path_string(path)}: uint8 values above 1 are counted as one each. If these are packed '
                 'masks, unpack them first, with jaxpruner.unpack_masks(masks, params), or call '
                 'jaxpruner.sparsity_metrics(opt_state)'
             )
             return
-
-
-def _memory(leaves: Sequence[Any], sizes: Sequence[int], nonzeros: Sequence[Any]) -> dict[str, Any]:
-    dense, sparse = 0, 0
-    for leaf, size, nonzero in zip(leaves, sizes, nonzeros, strict=True):
-        dense += size * leaf.dtype.itemsize
-        sparse += packed_bytes(size, nonzero, leaf.dtype.itemsize)
-    return {'_nbytes': dense, '_nbytes_nnz': sparse}
 
 
 def packed_bytes(weights: int, kept: Any, bytes_per_weight: int) -> Any:
@@ -119,7 +105,7 @@ def packed_bytes(weights: int, kept: Any, bytes_per_weight: int) -> Any:
     (53, 400)
     """
     dense = weights * bytes_per_weight
-    packed = -(-weights // _BITS_IN_A_BYTE) + kept * bytes_per_weight
+    packed = -(-weights // 8) + kept * bytes_per_weight
     return jnp.minimum(dense, packed) if tree_lib.is_traced(packed) else min(dense, packed)
 
 
@@ -147,23 +133,21 @@ def summarize_intersection(
     mask_tree1, mask_tree2 = tree_lib.as_arrays(mask_tree1), tree_lib.as_arrays(mask_tree2)
     paths, leaves, treedef = tree_lib.flatten_with_paths(mask_tree1)
     _warn_of_packed(paths, leaves)
+    others = tree_lib.leaves_like(treedef, mask_tree2)
     summary: dict[str, Any] = {}
     both_total: Any = 0
     first_total: Any = 0
-    for path, first, second in zip(
-        paths, leaves, tree_lib.leaves_like(treedef, mask_tree2), strict=True
-    ):
+    for path, first, second in zip(paths, leaves, others, strict=True):
         if second is None:
             continue
+        name = tree_lib.path_string(path)
         if first.shape != second.shape:
-            raise ValueError(
-                f'{tree_lib.path_string(path)}: shapes differ, {first.shape} and {second.shape}'
-            )
+            raise ValueError(f'{name}: shapes differ, {first.shape} and {second.shape}')
         both, ones = count_nonzero((first != 0) & (second != 0)), count_nonzero(first)
         if not only_total_intersection:
-            summary[tree_lib.path_string(path)] = _ratio(both, ones)
+            summary[name] = _ratio(both, ones)
         both_total, first_total = both_total + both, first_total + ones
-    summary[_TOTAL_INTERSECTION] = _ratio(both_total, first_total)
+    summary['_total_intersection'] = _ratio(both_total, first_total)
     return summary
 
 
