@@ -75,10 +75,7 @@ def masks_after_updates(algorithm, kind, axis, packed):
 
 
 CASES = [
-    *[
-        ('magnitude', kind)
-        for kind in ('unstructured', '2:4', 'nm_2,4,0', 'block_2,4', 'channel_-1')
-    ],
+    *[('magnitude', kind) for kind in ('2:4', 'nm_2,4,0', 'block_2,4', 'channel_-1')],
     ('iterative_nm', '2:4'),
     *[(name, 'unstructured') for name in ('saliency', 'magnitude_ste', 'movement', 'rigl')],
     ('rigl', 'block_2,4'),
@@ -94,7 +91,7 @@ def test_masks_are_those_of_layers_along_the_first_axis(algorithm, kind):
     jax.tree.map(np.testing.assert_array_equal, found, moved(expected, 1))
 
 
-@pytest.mark.parametrize('algorithm', ['random', 'set', 'static_sparse'])
+@pytest.mark.parametrize('algorithm', ['random', 'set'])
 def test_each_layer_keeps_its_number_of_random_masks(algorithm):
     masks = masks_after_updates(algorithm, 'unstructured', 1, packed=False)
     assert masks['layers']['kernel'].sum(axis=(0, 2)).tolist() == [24] * LAYERS
