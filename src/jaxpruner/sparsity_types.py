@@ -804,8 +804,9 @@ def check_groups(
         for name, entry in (setting if isinstance(setting, Mapping) else {'*': setting}).items():
             # A rule without a leaf is an error.
             if any(tree_lib.matches(name, path) for path in left):
-                is_plain = isinstance(entry, NByM) and entry == NByM(entry.n, entry.m)
-                rules[name] = f"'{entry.n}:{entry.m}'" if is_plain else repr(entry)
+                rules[name] = repr(entry)
+                if isinstance(entry, NByM) and entry == NByM(entry.n, entry.m):
+                    rules[name] = f"'{entry.n}:{entry.m}'"
                 left = [path for path in left if not tree_lib.matches(name, path)]
         texts = [f'{name!r}: {entry}' for name, entry in rules.items()]
         dense = f'sparsity_type={{{", ".join(texts)}}}'
