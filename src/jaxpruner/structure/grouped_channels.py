@@ -161,11 +161,11 @@ class GroupedChannels:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupInLeaves:
-    """A group among the leaves of a pruner, as `sparsity_types.JointGroups` describes it.
+    """A group among the leaves of a pruner, as `mask_calculator` ranks it.
 
     Attributes:
       trace: of the model.
-      leader: see there.
+      leader: the leaf whose sparsity is that of the group.
       table: of its channels.
       numbers: path of each leaf -> its number in the trace.
     """
