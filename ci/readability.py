@@ -1,21 +1,22 @@
-"""Prints how hard the source is to read: `python ci/readability.py [SRC …]`, one column for each source tree.
+"""Prints how hard the source is to read: `python ci/readability.py [SRC …]`, one table for each source tree.
 
 It is a mirror, not a gate. How each number is counted:
 
-- Lines of code hold a token; docstrings, comments and blank lines do not count. Tokens are Python's own, without the
-  marks of indentation and line ends.
-- Comprehensions are those of lists, sets and dictionaries, and generator expressions, for 1000 lines of code.
-- What has to be read for one step, or one mask, are the functions that run in it: the files that hold them, the lines
-  of those functions with their docstrings, and the lines of the whole files. A step is `tx.update` of magnitude pruning
-  around Adam while it is traced; how it selects weights counts for the mask.
-- An algorithm is named in its own file and in the files that name every algorithm.
+- Lines of code hold a token; docstrings, comments and blank lines do not count.
+- The core is what makes masks and training steps: `_CORE` names its files and folders.
+- What runs for one mask, or one step, are the functions that are called in it, with their lines of code. A mask is
+  `instant_sparsify` of magnitude pruning at 90 %; a step is `tx.update` of RigL around Adam while it is traced.
+- A private function with one caller: its name begins with one underscore, and stands once more in its file, outside of
+  itself.
 """
 
 import ast
+import collections
 import dataclasses
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tokenize
@@ -32,15 +33,17 @@ _NO_CODE = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_CORE = set(
+    'api algorithms base_updater checks plan mask_calculator selection n_by_m sparse_state packing sparsity_types '
+    'sparsity_distributions sparsity_schedules tree utils core'.split()
+)
 
 # Run in a process of its own with the measured tree on its path; prints {case: {file: [first lines]}}.
 _PROBE = """
 import json, sys
 import jax, jax.numpy as jnp, optax
 import jaxpruner
-from jaxpruner import mask_calculator, sparsity_schedules
 
 def functions_that_run(function):
     functions = {}
@@ -56,49 +59,50 @@ def functions_that_run(function):
     return {file: sorted(lines) for file, lines in functions.items()}
 
 params = {'w': jnp.ones((64, 64)), 'b': jnp.ones(64)}
-schedule = sparsity_schedules.PeriodicSchedule(update_freq=10, update_start_step=1, update_end_step=100)
-tx = jaxpruner.MagnitudePruning(sparsity=0.9, scheduler=schedule).wrap_optax(optax.adam(1e-3))
+pruner = jaxpruner.MagnitudePruning(sparsity=0.9)
+tx = jaxpruner.RigL(jaxpruner.PeriodicSchedule(10, 1, 100), sparsity=0.9).wrap_optax(optax.adam(1e-3))
 state = tx.init(params)
 print(json.dumps({
-    'step': functions_that_run(lambda: jax.jit(tx.update).lower(params, state, params)),
-    'mask': functions_that_run(lambda: mask_calculator.topk_mask_calculator(jnp.ones((64, 64)), 0.9)),
+    'one 90 % mask': functions_that_run(lambda: pruner.instant_sparsify(params)),
+    'one RigL step, traced': functions_that_run(lambda: jax.jit(tx.update).lower(params, state, params)),
 }))
 """
 
 
 @dataclasses.dataclass
 class Size:
-    """How much a file, or a tree, holds."""
+    """How much files hold."""
 
-    lines: int = 0
+    files: int = 0
     lines_of_code: int = 0
-    tokens: int = 0
-    comprehensions: int = 0
+    called_once: int = 0  # private functions with one caller
 
-    def add(self, other: 'Size') -> None:
-        """Counts another file, too."""
-        self.lines += other.lines
-        self.lines_of_code += other.lines_of_code
-        self.tokens += other.tokens
-        self.comprehensions += other.comprehensions
+    def __add__(self, other: 'Size') -> 'Size':
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Size(*map(sum, pairs))
+
+    def __str__(self) -> str:
+        rate = 1000 * self.called_once / max(self.lines_of_code, 1)
+        return (
+            f'{self.lines_of_code:6} lines of code in {self.files:3} files, '
+            f'{rate:4.1f} private functions with one caller per 1,000'
+        )
 
 
 def size_of(path: Path) -> Size:
     """The size of one file."""
     source = path.read_text()
     program = ast.parse(source)
+    return Size(1, len(_lines_of_code(source, program)), _called_once(program))
+
+
+def _lines_of_code(source: str, program: ast.Module) -> set[int]:
     lines_of_docstrings = set(_docstring_lines(program))
-    lines_of_code = set()
-    tokens = 0
+    lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type in _NO_CODE or token.start[0] in lines_of_docstrings:
-            continue
-        tokens += 1
-        lines_of_code.update(range(token.start[0], token.end[0] + 1))
-    comprehensions = 0
-    for node in ast.walk(program):
-        comprehensions += isinstance(node, _COMPREHENSIONS)
-    return Size(source.count('\n'), len(lines_of_code), tokens, comprehensions)
+        if token.type not in _NO_CODE and token.start[0] not in lines_of_docstrings:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return lines
 
 
 def _docstring_lines(program: ast.Module) -> Iterator[int]:
@@ -108,115 +112,60 @@ def _docstring_lines(program: ast.Module) -> Iterator[int]:
             yield from range(docstring.lineno, docstring.end_lineno + 1)
 
 
-def sizes_of_packages(root: Path) -> dict[str, Size]:
-    """The size of each package in a folder, of the modules beside them, and of all."""
-    packages: dict[str, Size] = {}
-    total = Size()
-    for path in sorted(root.rglob('*.py')):
-        parts = path.relative_to(root).parts
-        package = f'{parts[0]}/' if len(parts) > 1 else 'modules'
-        size = size_of(path)
-        packages.setdefault(package, Size()).add(size)
-        total.add(size)
-    return {**packages, 'all': total}
+def _called_once(program: ast.Module) -> int:
+    uses = _names_in(program)
+    number = 0
+    for node in ast.walk(program):
+        if isinstance(node, ast.FunctionDef) and re.match('_[a-z]', node.name):
+            number += uses[node.name] - _names_in(node)[node.name] == 1
+    return number
 
 
-@dataclasses.dataclass
-class Reading:
-    """What somebody reads who follows a call."""
-
-    files: int = 0
-    lines_of_functions: int = 0
-    lines_of_files: int = 0
-
-    def __str__(self) -> str:
-        return (
-            f'{self.files} files, {self.lines_of_functions} lines of functions that run, '
-            f'{self.lines_of_files} lines of these files'
-        )
+def _names_in(node: ast.AST) -> collections.Counter:
+    named = [getattr(n, 'id', getattr(n, 'attr', None)) for n in ast.walk(node)]
+    return collections.Counter(name for name in named if name)
 
 
-def what_to_read(source: Path) -> dict[str, Reading]:
-    """What has to be read for a step, and for a mask."""
+def what_runs(source: Path) -> dict[str, str]:
+    """What has to be read for a mask, and for a step."""
     environment = {**os.environ, 'PYTHONPATH': str(source)}
     command = [sys.executable, '-c', _PROBE]
     printed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout
-    cases = json.loads(printed)
-    readings = {}
-    for case, functions in cases.items():
-        reading = Reading()
-        for path, first_lines in functions.items():
-            if case == 'step' and '/selection/' in path:
-                continue
-            reading.files += 1
-            reading.lines_of_functions += len(_lines_of_functions(Path(path), first_lines))
-            reading.lines_of_files += size_of(Path(path)).lines
-        readings[case] = reading
-    return readings
+    cases = {}
+    for case, functions in json.loads(printed).items():
+        lines = sum(len(_lines_that_run(Path(path), first)) for path, first in functions.items())
+        number = sum(map(len, functions.values()))
+        cases[case] = f'{len(functions)} files, {number} functions, {lines} lines of code'
+    return cases
 
 
-def _lines_of_functions(path: Path, first_lines: list[int]) -> set[int]:
-    """The lines of the functions that begin on these lines, decorators and inner functions included."""
+def _lines_that_run(path: Path, first_lines: list[int]) -> set[int]:
+    """The lines of code of the functions that begin on these lines, decorators and inner functions included."""
+    source = path.read_text()
+    program = ast.parse(source)
     lines: set[int] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(program):
         if isinstance(node, ast.FunctionDef | ast.Lambda):
             decorators = getattr(node, 'decorator_list', [])
             first = min([node.lineno, *[decorator.lineno for decorator in decorators]])
             if first in first_lines:
                 lines.update(range(first, node.end_lineno + 1))
-    return lines
+    return lines & _lines_of_code(source, program)
 
 
-def places_of_an_algorithm(repository: Path) -> list[str]:
-    """The files that name every algorithm, without the one that it is defined in."""
-    exports = (repository / 'src/jaxpruner/algorithms/__init__.py').read_text()
-    registry = (repository / 'src/jaxpruner/api.py').read_text()
-    classes = []
-    for line in exports.splitlines():
-        name = line.rpartition(' ')[2]
-        if f'algorithms.{name},' in registry:
-            classes.append(name)
-    texts = {}
-    for folder in ('src', 'tests', 'docs'):
-        for path in (repository / folder).rglob('*'):
-            if path.suffix in ('.py', '.md'):
-                texts[path] = path.read_text()
-    places = []
-    names = {name: _registered_name(registry, name) for name in classes}
-    for path, text in texts.items():
-        if all(name in text or f"'{names[name]}'" in text for name in classes):
-            places.append(str(path.relative_to(repository)))
-    return sorted(places)
-
-
-def _registered_name(registry: str, class_name: str) -> str:
-    line = next(line for line in registry.splitlines() if f'algorithms.{class_name},' in line)
-    return line.split("'")[1]
-
-
-def report(source: Path) -> list[tuple[str, str]]:
+def report(source: Path) -> dict[str, str]:
     """The rows of one tree: what is counted, and how many."""
-    rows = []
-    for package, size in sizes_of_packages(source / 'jaxpruner').items():
-        code = max(size.lines_of_code, 1)
-        density = f'{size.tokens / code:.1f} tokens, {1000 * size.comprehensions / code:.0f}'
-        rows.append(
-            (package, f'{size.lines} lines, {size.lines_of_code} of code, {density} comprehensions')
-        )
-    for case, reading in what_to_read(source).items():
-        rows.append((f'one {case}', str(reading)))
-    places = places_of_an_algorithm(source.parent)
-    rows.append(('an algorithm', f'its file and {len(places)}: {", ".join(places)}'))
-    return rows
-
-
-def main(sources: list[str]) -> None:
-    """Prints the report of each tree."""
-    for source in sources or [str(ROOT / 'src')]:
-        print(source)
-        for name, amount in report(Path(source).resolve()):
-            print(f'  {name:16} {amount}')
+    sizes: dict[str, Size] = collections.defaultdict(Size)
+    for path in sorted((source / 'jaxpruner').rglob('*.py')):
+        parts = path.relative_to(source / 'jaxpruner').parts
+        room = f'{parts[0]}/' if len(parts) > 1 else 'modules'
+        for name in (room, 'all', *(['core of all'] if Path(parts[0]).stem in _CORE else [])):
+            sizes[name] += size_of(path)
+    return {name: str(size) for name, size in sizes.items()} | what_runs(source)
 
 
 if __name__ == '__main__':
-    main(sys.argv[1:])
+    for tree in sys.argv[1:] or [str(ROOT / 'src')]:
+        print(tree)
+        for name, amount in report(Path(tree).resolve()).items():
+            print(f'  {name:22} {amount}')
