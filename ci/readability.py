@@ -58,7 +58,7 @@ def functions_that_run(function):
         sys.setprofile(None)
     return {file: sorted(lines) for file, lines in functions.items()}
 
-params = {'w': jnp.ones((64, 64)), 'b': jnp.ones(64)}
+params = {'w': jnp.ones((1024, 1024)), 'b': jnp.ones(1024)}
 pruner = jaxpruner.MagnitudePruning(sparsity=0.9)
 tx = jaxpruner.RigL(jaxpruner.PeriodicSchedule(10, 1, 100), sparsity=0.9).wrap_optax(optax.adam(1e-3))
 state = tx.init(params)
