@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from benchmarks.report import Row
 from benchmarks.selection import SPARSITY
 from benchmarks.timing import bound, interleaved, ratio
-from jaxpruner.core import masking, packing
+from jaxpruner import sparse_state as sparse_state_lib
 
 SHAPES = {
     'small': [(64, 64), (98, 30)],
@@ -32,12 +32,12 @@ def _rows(shape: tuple[int, ...], dtype: Any, rounds: int) -> list[Row]:
     key_of_weights, key_of_mask = jax.random.split(jax.random.key(0))
     x = jax.random.normal(key_of_weights, shape, dtype)
     mask = jax.random.bernoulli(key_of_mask, 1 - SPARSITY, shape).astype(jnp.uint8)
-    bits = packing.pack(mask)
+    bits = sparse_state_lib.pack(mask)
     calls = {
-        'pack': bound(packing.pack, mask),
-        'unpack': bound(lambda bits: packing.unpack(bits, shape), bits),
-        'apply a packed mask': bound(masking.apply_mask, x, bits),
-        'apply an unpacked mask': bound(masking.apply_mask, x, mask),
+        'pack': bound(sparse_state_lib.pack, mask),
+        'unpack': bound(lambda bits: sparse_state_lib.unpack(bits, shape), bits),
+        'apply a packed mask': bound(sparse_state_lib.apply_mask, x, bits),
+        'apply an unpacked mask': bound(sparse_state_lib.apply_mask, x, mask),
     }
     references = {'multiply': bound(jnp.multiply, x, mask), 'pass': bound(jnp.max, x)}
     times = interleaved({**calls, **references}, rounds)

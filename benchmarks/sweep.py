@@ -17,7 +17,7 @@ from jaxpruner.baselines.compiled_training import CompiledTraining, SharedProgra
 from jaxpruner.baselines.mapping_choice import measure_mappings
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Carry
-from jaxpruner.core.sparse_state import sparse_states
+from jaxpruner.sparse_state import sparse_states
 
 ALGORITHM, SPARSITY = 'magnitude', 0.8
 CELLS = {'small': 3, 'cpu': 4, 'gpu': 16}

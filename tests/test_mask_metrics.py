@@ -36,6 +36,17 @@ def train(tx, steps=3, after=lambda params, state: params):
 
 
 @pytest.mark.parametrize('packed', [False, True])
+def test_weights_that_land_on_zero_agree(packed):
+    params, state = train(pruner(packed=packed).wrap_optax(ADAM))
+    metrics = jax.jit(jaxpruner.sparsity_metrics)(state, params)
+    assert float(metrics['_disagreement']) == 0.0
+    assert {name for name in metrics if name.startswith('_disagreement/')} == {
+        '_disagreement/a',
+        '_disagreement/b',
+    }
+
+
+@pytest.mark.parametrize('packed', [False, True])
 def test_disagreements_are_counted(packed):
     params, state = train(pruner(packed=packed).wrap_optax(ADAM))
     # 8 of 15 and 16 of 32 weights are kept; two pruned weights of `b` are not zero any more, one of them not a number.
@@ -49,6 +60,14 @@ def test_disagreements_are_counted(packed):
     assert float(jaxpruner.summarize_sparsity(params)['_total_sparsity']) == pytest.approx(
         (7 + 14) / 55
     )
+
+
+def test_nothing_is_compared_without_parameters():
+    assert not [
+        name
+        for name in jaxpruner.sparsity_metrics(train(pruner().wrap_optax(ADAM))[1])
+        if 'disagree' in name
+    ]
 
 
 @pytest.mark.parametrize(('factor', 'left'), [(0.5, 0.5**3), (2.0, -1.0)])

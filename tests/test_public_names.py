@@ -138,12 +138,10 @@ def test_the_overview_in_help_names_each_public_name_once():
 
 
 def test_modules_that_documents_named_are_found_under_their_old_names():
-    import jaxpruner.packing
     import jaxpruner.sparse_state
     import jaxpruner.tree
     from jaxpruner import tree
 
     assert jaxpruner.tree.map_with_missing is tree.map_with_missing
-    assert jaxpruner.packing.pack is jaxpruner.core.packing.pack
     assert jaxpruner.sparse_state.SparseState is jaxpruner.SparseState
     assert jaxpruner.utils.prng_key(8).tolist() == [0, 8]

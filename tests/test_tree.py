@@ -23,9 +23,6 @@ class Layer:
     scale: jax.Array
 
 
-Attention = collections.namedtuple('Attention', 'query key value')
-NNX = {'a': nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Param)}
-
 CONTAINERS = {
     'nested dict': ({'a': {'kernel': 1.0}}, [('a', 'kernel')]),
     'frozen dict': (flax.core.freeze({'a': {'kernel': 1.0}}), [('a', 'kernel')]),
@@ -36,11 +33,6 @@ CONTAINERS = {
     'dataclass': (Layer(1.0, 2.0), [('weight',), ('scale',)]),
     'haiku': ({'mlp/~/linear_0': {'w': 1.0}}, [('mlp/~/linear_0', 'w')]),
     'single array': (jnp.ones(2), [('kernel',)]),
-    'variables of nnx': (NNX, [('a', 'bias'), ('a', 'kernel')]),
-    'an attribute called value beside others': (
-        {'attn': Attention(1.0, 2.0, 3.0)},
-        [('attn', 'query'), ('attn', 'key'), ('attn', 'value')],
-    ),
     'a dict entry called value': ({'a': {'value': 1.0}}, [('a', 'value')]),
 }
 
@@ -50,6 +42,11 @@ def test_paths(container, expected):
     paths, leaves, treedef = tree.flatten_with_paths(container)
     assert paths == expected
     assert jax.tree.structure(jax.tree.unflatten(treedef, leaves)) == jax.tree.structure(container)
+
+
+def test_paths_of_nnx_drop_the_variable_box():
+    state = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Param)
+    assert tree.flatten_with_paths({'a': state})[0] == [('a', 'bias'), ('a', 'kernel')]
 
 
 def test_paths_of_equinox_skip_what_is_no_array():
@@ -78,16 +75,12 @@ def test_entries_are_matched_to_leaves(entries, expected):
     assert tree.leaves_like(STRUCTURE, entries) == expected
 
 
-MISFITS = [
-    ({'a': {'x': 1}, 'b': 2, 'c': 3}, "it lacks 'a/y' and has 'c' besides; give one entry"),
-    ({'a': 1, 'b': 2}, "it lacks 'a/x', 'a/y' and has 'a' besides"),
-    ([1, 2, 3], 'does not fit the structure of the parameters'),
-]
-
-
-@pytest.mark.parametrize(('entries', 'message'), MISFITS)
-def test_trees_of_another_structure_are_refused(entries, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(
+    'entries',
+    [{'a': {'x': 1}, 'b': 3}, {'a': 1, 'b': 2}, {'a': {'x': 1, 'y': 2, 'z': 3}, 'b': 3}, [1, 2, 3]],
+)
+def test_trees_of_another_structure_are_refused(entries):
+    with pytest.raises(ValueError, match='does not fit the structure of the parameters'):
         tree.leaves_like(STRUCTURE, entries)
 
 
@@ -109,6 +102,14 @@ def test_names_of_a_leaf(name, expected):
     assert tree.matches(name, ('a', 'kernel')) is expected
 
 
+def test_a_name_that_matches_nothing_is_refused_with_the_nearest():
+    with pytest.raises(
+        ValueError,
+        match=r"stacked: 'dense/kernl' matches no parameter; the nearest are 'dense/kernel'",
+    ):
+        tree.check_names(['dense/kernl'], [('dense', 'kernel'), ('head', 'bias')], 'stacked')
+
+
 def test_words_for_an_unknown_name():
     assert tree.nearest('riggl', ['rigl', 'set']) == "did you mean 'rigl'?"
     assert tree.nearest('zzz', ['rigl', 'set']) == "known are 'rigl', 'set'"
@@ -120,6 +121,11 @@ def test_words_for_an_unknown_name():
     assert words.count("'") == 2 * 3
 
 
+def test_a_misfit_names_the_paths():
+    with pytest.raises(ValueError, match=r"it lacks 'a/y' and has 'c' besides; give one entry"):
+        tree.leaves_like(STRUCTURE, {'a': {'x': 1}, 'b': 2, 'c': 3})
+
+
 def test_trees_in_the_wrong_order_are_refused_with_the_remedy():
     full, with_missing = {'a': 1, 'b': 2}, {'a': None, 'b': 2}
     assert tree.map_with_missing(lambda a, b: b, full, with_missing) == with_missing
@@ -128,6 +134,12 @@ def test_trees_in_the_wrong_order_are_refused_with_the_remedy():
     with pytest.raises(ValueError, match=r"has 'c' besides") as caught:
         tree.map_with_missing(lambda a, b: b, full, {**full, 'c': 3})
     assert 'put the full tree' not in str(caught.value)
+
+
+def test_an_attribute_called_value_keeps_its_name_beside_others():
+    Attention = collections.namedtuple('Attention', 'query key value')
+    paths = tree.flatten_with_paths({'attn': Attention(1.0, 2.0, 3.0)})[0]
+    assert paths == [('attn', 'query'), ('attn', 'key'), ('attn', 'value')]
 
 
 def test_a_rule_that_is_never_used_is_refused():

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import jaxpruner
-from jaxpruner import utils
-from jaxpruner.core import seeds
+from jaxpruner import seeds, utils
 
 TREE = {
     'a': {'kernel': jnp.array([[0.0, 1.0], [0.0, 0.0]]), 'bias': jnp.array([1.0, jnp.nan])},
@@ -23,10 +22,21 @@ def test_sparsity_summary():
         '_nparams': 6,
         '_nparams_nnz': 3,
     }
-    totals = jax.jit(lambda tree: utils.summarize_sparsity(tree, only_total_sparsity=True))(TREE)
-    assert totals == {'_total_sparsity': 0.5, '_nparams': 6, '_nparams_nnz': 3}
-    assert utils.summarize_sparsity({})['_total_sparsity'] == 0.0
-    assert utils.summarize_sparsity(jnp.zeros((3, 3)))['kernel'] == 1.0
+
+
+def test_only_the_totals():
+    assert set(utils.summarize_sparsity(TREE, only_total_sparsity=True)) == {
+        '_total_sparsity',
+        '_nparams',
+        '_nparams_nnz',
+    }
+
+
+@pytest.mark.parametrize(
+    'tree', [jnp.zeros((3, 3)), [jnp.zeros((3, 3))], (jnp.zeros((3, 3)), None)]
+)
+def test_every_pytree_is_summarized(tree):
+    assert utils.summarize_sparsity(tree)['_total_sparsity'] == 1.0
 
 
 def test_random_keys_and_numbers_of_python_are_no_parameters():
@@ -40,10 +50,19 @@ def test_random_keys_and_numbers_of_python_are_no_parameters():
     }
 
 
+def test_nothing_is_dense():
+    assert utils.summarize_sparsity({})['_total_sparsity'] == 0.0
+
+
 def test_counts_are_exact_above_float32():
     # 2^24 + 1 ones: float32 cannot hold the number.
     ones = jnp.ones(2**24 + 1, jnp.uint8)
     assert utils.summarize_sparsity({'w': ones, 'v': jnp.zeros(1)})['_nparams_nnz'] == 2**24 + 1
+
+
+def test_it_works_inside_jit():
+    summary = jax.jit(utils.summarize_sparsity)(TREE)
+    assert float(summary['_total_sparsity']) == 0.5
 
 
 def test_intersection_is_the_share_of_the_first_trees_weights():

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 
 from docs.extensions import coverage, reference_entries
-from jaxpruner import api, oneshot
-from jaxpruner.base_updater import config_keys
+from jaxpruner import api, checks, oneshot
 
 # These sections describe keys, in Google's style.
 _SECTION = re.compile(r'^(?:Attributes|Keys):\n((?:  .*\n|\n)*)', re.MULTILINE)
@@ -69,7 +68,7 @@ def users(key: str) -> list[str]:
 
 def all_keys() -> list[str]:
     """Every key that a configuration may have, those of the table of checks first."""
-    keys = list(config_keys.CONFIG_KEYS)
+    keys = list(checks.SETTINGS)
     for algorithm in algorithms().values():
         keys += _fields(algorithm)
     return list(dict.fromkeys(keys))

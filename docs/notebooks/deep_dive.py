@@ -66,8 +66,8 @@ import optax
 
 import jaxpruner
 from jaxpruner import pruners, sparsity_distributions, sparsity_schedules, tree
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner.baselines import data
-from jaxpruner.core import packing
 
 # %matplotlib inline
 
@@ -508,7 +508,7 @@ for name in ('static_sparse', 'rigl', 'constant_fan_in'):
         jaxpruner.create_updater_from_config({**config, 'algorithm': name})
     )
     stored = opt_state.masks['hidden']['kernel']
-    inputs = packing.unpack_like(stored, (64, HIDDEN)).sum(axis=0)
+    inputs = sparse_state_lib.unpack_like(stored, (64, HIDDEN)).sum(axis=0)
     assert stored.nbytes == 64 * HIDDEN // 8
     assert inputs.sum() == 8 * HIDDEN
     print(f'{name:16} {accuracy(params):.1%}, a unit has {inputs.min()} to {inputs.max()} inputs')

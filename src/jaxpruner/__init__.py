@@ -85,8 +85,6 @@ from jaxpruner.api import (
     register_algorithm,
 )
 from jaxpruner.base_updater import BaseUpdater, NoPruning, apply_mask
-from jaxpruner.core.masking import unpack_masks
-from jaxpruner.core.sparse_state import SparseState, sparse_states
 from jaxpruner.jax_pruning import (
     PruningStrategy,
     StrategyPruning,
@@ -98,6 +96,7 @@ from jaxpruner.mask_metrics import sparsity_metrics
 from jaxpruner.oneshot import plan, prune
 from jaxpruner.saving import save_safetensors
 from jaxpruner.small_models import SmallModel, load_small_model, save_small_model
+from jaxpruner.sparse_state import SparseState, sparse_states, unpack_masks
 from jaxpruner.sparsity_schedules import (
     NoUpdateSchedule,
     OneShotSchedule,

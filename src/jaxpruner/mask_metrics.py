@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import masking, packing, sparse_state
 
 
 def sparsity_metrics(
@@ -43,22 +43,22 @@ def sparsity_metrics(
     >>> float(metrics['w']), float(metrics['_disagreement'])  # before the first step, weights are dense
     (0.75, 1.0)
     """
-    states = sparse_state.sparse_states(opt_state)
+    states = sparse_state_lib.sparse_states(opt_state)
     if not states:
-        raise ValueError(sparse_state.NO_STATE)
+        raise ValueError(sparse_state_lib.NO_STATE)
     if pruner is not None and params is not None:
         pruner.plan(params, states[0])
     metrics: dict[str, jax.Array] = {}
     size = removed = to_remove = jnp.float32(0)
     for state in states:
         paths, masks, treedef = tree_lib.flatten_with_paths(state.masks)
-        targets = tree_lib.leaves_like(treedef, sparse_state.leaf_targets(state))
+        targets = tree_lib.leaves_like(treedef, sparse_state_lib.leaf_targets(state))
         sizes = tree_lib.leaves_like(treedef, state.sizes)
         for path, mask, target, packed in zip(paths, masks, targets, sizes, strict=True):
             weights = jnp.float32(mask.size)
             if packed is not None:
                 weights = jnp.sum(packed.astype(jnp.float32))
-            kept = packing.kept_weights(mask).astype(jnp.float32)
+            kept = sparse_state_lib.kept_weights(mask).astype(jnp.float32)
             sparsity = (weights - kept) / jnp.maximum(weights, 1)  # of no weights none is lost
             metrics[tree_lib.path_string(path)] = sparsity
             size += weights
@@ -72,7 +72,7 @@ def sparsity_metrics(
     nonzeros = pruned = jnp.float32(0)
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
     for state in states:
-        masks = tree_lib.leaves_like(treedef, masking.unpack_masks(state.masks, params))
+        masks = tree_lib.leaves_like(treedef, sparse_state_lib.unpack_masks(state.masks, params))
         for path, leaf, mask in zip(paths, leaves, masks, strict=True):
             if mask is not None:
                 leaf_pruned = _count(mask == 0)

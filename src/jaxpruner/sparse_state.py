@@ -1,3 +1,570 @@
-"""`core.sparse_state`, where states that earlier versions pickled find their class."""
+"""The state that a pruner keeps inside any optax state, its masks at one bit a weight, and what masks do to trees.
 
-from jaxpruner.core.sparse_state import *  # noqa: F403
+A mask is a uint8 array of zeros and ones (1 = kept) in its parameter's shape. Packed, it is a plain uint8 array of the
+parameter's rank, `jnp.packbits(mask, axis=a)`: the axis `a` is chosen so that each device packs what it has of a
+sharded parameter, and is read off the two shapes.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import control
+from jaxpruner import tree as tree_lib
+
+BITS = 8
+MASK_DTYPE = jnp.uint8
+
+
+class SparseState(NamedTuple):
+    """What a wrapped optimizer carries from step to step; plain arrays, so that it checkpoints, shards and vmaps.
+
+    Attributes:
+      masks: tree like the parameters; uint8 masks in their shapes, or packed to one bit a weight; `None` where dense.
+      inner_state: the state of the wrapped optimizer.
+      target_sparsities: tree like the parameters of float32 scalars, `None` where dense; or one scalar for all leaves.
+      count: int32 scalar; steps so far.
+      sizes: if masks are packed, tree like the parameters of uint32 scalars: the weights in each masked leaf.
+      thresholds: tree like the parameters: those of the last selection, from which straight-through methods begin the
+        next one; else `None`.
+      algorithm_state: any pytree of arrays; what `init_algorithm_state` and `track` of the algorithm make.
+
+    >>> SparseState(masks={'kernel': None}).count is None
+    True
+    """
+
+    masks: Any
+    inner_state: Any = None
+    target_sparsities: Any = None
+    count: Any = None
+    sizes: Any = None
+    thresholds: Any = None
+    algorithm_state: Any = None
+
+
+# The message where an optimizer state holds no state of a pruner.
+NO_STATE = (
+    'there is no SparseState in the optimizer state; wrap the optimizer with `updater.wrap_optax`'
+)
+
+
+def sparse_states(opt_state: Any) -> list[SparseState]:
+    """Finds every `SparseState` in an optimizer state, however deep in `chain`, `MultiSteps` or `multi_transform`.
+
+    Args:
+      opt_state: any optimizer state; also a state that `flax.nnx.split` took out of an `nnx.Optimizer`.
+
+    Returns:
+      The states in the order of the tree, outer before inner; an empty list if there is none.
+
+    >>> import jax.numpy as jnp, optax, jaxpruner
+    >>> tx = optax.chain(optax.clip(1.0), jaxpruner.NoPruning().wrap_optax(optax.sgd(0.1)))
+    >>> len(sparse_states(tx.init({'kernel': jnp.ones((2, 2))})))
+    1
+    """
+    states: list[SparseState] = []
+    for state in outermost_states(opt_state):
+        states += [without_boxes(state), *sparse_states(state.inner_state)]
+    return states
+
+
+def outermost_states(opt_state: Any) -> list[SparseState]:
+    """Finds every `SparseState` that stands in no other one, as it is."""
+    states = []
+    for node in jax.tree.leaves(opt_state, is_leaf=lambda node: _is_state(node) or _is_split(node)):
+        if _is_state(node):
+            states.append(node)
+        elif _is_split(node):
+            # Flax leaves out what is None: dense leaves, and fields.
+            fields = {
+                name: tree_lib.WithoutMissing(field) if isinstance(field, Mapping) else field
+                for name, field in node.items()
+            }
+            states.append(SparseState(**{'masks': None, **fields}))
+    return states
+
+
+def _is_state(node: Any) -> bool:
+    return isinstance(node, SparseState)
+
+
+def _is_split(node: Any) -> bool:
+    """Whether a mapping holds the fields of a `SparseState`, as `flax.nnx.split` and checkpoints leave them."""
+    names = set(node) if isinstance(node, Mapping) else set()
+    return (
+        'count' in names
+        and bool(names & {'masks', 'inner_state'})
+        and names <= {*SparseState._fields}
+    )
+
+
+def without_boxes(state: SparseState) -> SparseState:
+    """Makes a state of plain arrays: Flax NNX keeps each array of an optimizer state in a variable."""
+    state = jax.tree.map(lambda leaf: getattr(leaf, 'value', leaf), state)
+    return state._replace(count=next(iter(jax.tree.leaves(state.count)), None))
+
+
+def only_sparse_state(opt_state: Any) -> SparseState:
+    """Finds the one `SparseState` in an optimizer state; refuses none, and more than one."""
+    if isinstance(opt_state, SparseState):
+        return without_boxes(opt_state)
+    states = sparse_states(opt_state)
+    if len(states) != 1:
+        remedy = (
+            'pass the one that is meant: an entry of `jaxpruner.sparse_states(opt_state)`'
+            if states
+            else 'pass the state that the init of `updater.wrap_optax(…)` made (a checkpoint restored without a target '
+            'has lost its types: restore it with the target `jax.eval_shape(tx.init, params)`)'
+        )
+        raise ValueError(
+            f'expected one SparseState in the optimizer state, found {len(states)}; {remedy}'
+        )
+    return states[0]
+
+
+def replace_state(opt_state: Any, state: SparseState) -> Any:
+    """Puts a state in the place of the `SparseState` in an optimizer state."""
+    if not any(map(_is_state, jax.tree.leaves(opt_state, is_leaf=_is_state))):
+        raise ValueError(
+            'flax.nnx.split took the SparseState apart, so that a new one has no place in it; merge the optimizer '
+            'first and give its `opt_state`'
+        )
+    return jax.tree.map(
+        lambda node: state if _is_state(node) else node, opt_state, is_leaf=_is_state
+    )
+
+
+def leaf_targets(state: SparseState) -> Any:
+    """Returns the target of each leaf (`None` where dense), also if the state holds one for all leaves together."""
+    target = state.target_sparsities
+    if not hasattr(target, 'shape'):
+        return target
+    return tree_lib.map_with_missing(lambda _: target, state.masks)
+
+
+# Masks as bits.
+
+
+def packed_axis(shape: Sequence[int], local_shape: Sequence[int] | None = None) -> int:
+    """Chooses the axis along which a mask of this shape is packed, as a negative number.
+
+    It is the first of these that exists, and of several such axes the last:
+    1. of the axes whose length on each device is a multiple of 8, the one whose whole length is divisible by the
+       largest power of two (as a rule, one device would choose the same axis);
+    2. of the axes that are not sharded, the longest;
+    3. the longest axis.
+
+    Args:
+      shape: the parameter's shape, of at least one dimension.
+      local_shape: the shape of what one device holds of it; by default all.
+
+    >>> packed_axis((3, 3, 16, 10)), packed_axis((300, 10)), packed_axis((64, 48)), packed_axis((60, 20), (15, 20))
+    (-2, -2, -2, -1)
+    """
+    local_shape = shape if local_shape is None else local_shape
+    axes = range(len(shape))
+    if whole_bytes := [axis for axis in axes if local_shape[axis] % BITS == 0]:
+        # The lowest bit that is set is the largest power of two that divides a length.
+        chosen = max(whole_bytes, key=lambda axis: (shape[axis] & -shape[axis], axis))
+    else:
+        # What is packed along an axis of length 1 would look as if it were not packed.
+        unsharded = [axis for axis in axes if local_shape[axis] == shape[axis] > 1]
+        chosen = max(unsharded or axes, key=lambda axis: (shape[axis], axis))
+    return chosen - len(shape)
+
+
+def packed_shape(shape: Sequence[int], axis: int | None = None) -> tuple[int, ...]:
+    """Computes the shape of the packed mask of a parameter of this shape.
+
+    Args:
+      shape: the parameter's shape.
+      axis: the axis along which it is packed; by default `packed_axis(shape)`.
+
+    >>> packed_shape((784, 300)), packed_shape((784, 300), -1), packed_shape(())
+    ((98, 300), (784, 38), ())
+    """
+    if not shape:
+        return ()
+    lengths = list(shape)
+    axis = packed_axis(shape) if axis is None else axis
+    lengths[axis] = -(-lengths[axis] // BITS)
+    return tuple(lengths)
+
+
+def axis_of_bits(bits_shape: Sequence[int], shape: Sequence[int]) -> int | None:
+    """Finds the axis along which a mask is packed, as a negative number: the one that is shorter than the parameter's.
+
+    Args:
+      bits_shape: the packed mask's shape.
+      shape: the parameter's shape.
+
+    Returns:
+      The axis (any of length 1, where all are), or `None` if bits of that shape are not of such a parameter.
+
+    >>> axis_of_bits((98, 300), (784, 300)), axis_of_bits((784, 38), (784, 300)), axis_of_bits((1, 1), (784, 300))
+    (-2, -1, None)
+    """
+    for axis in range(-len(shape), 0):
+        if packed_shape(shape, axis) == tuple(bits_shape):
+            return axis
+    return None
+
+
+def pack(mask: jax.Array, axis: int | None = None) -> jax.Array:
+    """Packs a mask into bits.
+
+    Args:
+      mask: uint8 0/1 array of any shape; a scalar is returned as it is.
+      axis: the axis along which eight weights become a byte; by default `packed_axis(mask.shape)`.
+
+    Returns:
+      uint8 array of shape `packed_shape(mask.shape, axis)`.
+
+    >>> pack(jnp.array([[1, 0, 1], [0, 0, 1]], jnp.uint8))
+    Array([[160],
+           [ 32]], dtype=uint8)
+    """
+    if mask.ndim == 0:
+        return mask
+    return jnp.packbits(mask, axis=packed_axis(mask.shape) if axis is None else axis)
+
+
+def unpack_like(mask: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """Unpacks the mask of a parameter to 0 and 1, however it is stored.
+
+    Args:
+      mask: an unpacked mask (of booleans, too), a packed one, or the flat array that `jnp.packbits(mask)` makes.
+      shape: the parameter's shape.
+
+    Returns:
+      uint8 0/1 array of the given shape.
+
+    Raises:
+      ValueError: the mask's shape is none of these.
+
+    >>> unpack_like(jnp.packbits(jnp.eye(3, dtype=jnp.uint8)), (3, 3))
+    Array([[1, 0, 0],
+           [0, 1, 0],
+           [0, 0, 1]], dtype=uint8)
+    """
+    shape = tuple(shape)
+    size = math.prod(shape)
+    if mask.dtype != MASK_DTYPE:
+        mask = (mask != 0).astype(MASK_DTYPE)
+    if mask.shape == shape:
+        # Where nothing is longer than 1, packed (128) and unpacked (1) masks look alike.
+        return mask if size > 1 else (mask != 0).astype(MASK_DTYPE)
+    axis = axis_of_bits(mask.shape, shape)
+    if axis is not None:
+        return _unpack(mask, axis=axis + len(shape), length=shape[axis])
+    if mask.shape == packed_shape((size,)):
+        return _unpack(mask, axis=0, length=size).reshape(shape)
+    packed = dict.fromkeys(packed_shape(shape, axis) for axis in range(len(shape)))
+    raise ValueError(
+        f'a mask of shape {mask.shape} does not fit a parameter of shape {shape}; unpacked it has that shape, packed '
+        f'{" or ".join(map(str, packed))}, packed flat {packed_shape((size,))}'
+    )
+
+
+@functools.partial(control.jit_when_eager, static_argnames=('axis', 'length'))
+def _unpack(bits: jax.Array, axis: int, length: int) -> jax.Array:
+    before, after = bits.shape[:axis], bits.shape[axis + 1 :]
+    shifts = jnp.arange(BITS, dtype=jnp.uint8).reshape(BITS, *(1,) * len(after))
+    # packbits puts the first weight into the highest bit, which is the sign of a signed byte: tests of signs are read
+    # fast along every axis, tests of single bits are not.
+    shifted = jnp.expand_dims(bits, axis + 1) << shifts
+    is_kept = jax.lax.bitcast_convert_type(shifted, jnp.int8) < 0
+    padded = is_kept.reshape(*before, bits.shape[axis] * BITS, *after)
+    return jax.lax.slice_in_dim(padded, 0, length, axis=axis).astype(MASK_DTYPE)
+
+
+@control.jit_when_eager
+def kept_weights(mask: jax.Array) -> jax.Array:
+    """Counts the weights that a mask keeps, packed or not: the bits that are set.
+
+    Args:
+      mask: uint8 array.
+
+    Returns:
+      uint32 scalar.
+
+    >>> int(kept_weights(jnp.array([160, 1], jnp.uint8)))
+    3
+    """
+    return jnp.sum(jax.lax.population_count(mask), dtype=jnp.uint32)
+
+
+# Trees of masks.
+
+
+def unpack_masks(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
+    """Unpacks the masks of all parameters to 0 and 1, however they are stored.
+
+    The masks of an optimizer state are `sparse_states(opt_state)[0].masks`. `jnp.unpackbits` of a flattened packed mask
+    gives the right count and wrong positions: masks are packed along one axis.
+
+    Args:
+      masks: a tree of masks, packed or not, `None` where dense.
+      params: the parameters, or their shapes.
+
+    Returns:
+      A tree of uint8 masks in the parameters' shapes, `None` where dense.
+
+    Raises:
+      ValueError: a mask does not fit its parameter.
+
+    >>> unpack_masks({'w': jnp.array([128], jnp.uint8)}, {'w': jnp.ones(2)})
+    {'w': Array([1, 0], dtype=uint8)}
+    """
+    paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
+    unpacked = []
+    for path, param, mask in zip(paths, leaves, tree_lib.leaves_like(treedef, masks), strict=True):
+        try:
+            unpacked.append(None if mask is None else unpack_like(mask, param.shape))
+        except ValueError as error:
+            raise ValueError(f'{tree_lib.path_string(path)}: {error}') from error
+    return tree_lib.unflatten(treedef, unpacked, leaves)
+
+
+def store_masks(
+    masks: tree_lib.PyTree, params: tree_lib.PyTree, packed: bool, like: tree_lib.PyTree = None
+) -> tree_lib.PyTree:
+    """Makes masks as a state holds them.
+
+    Packed masks are sharded as their parameters are if some axis is not sharded, or its length on each device is a
+    multiple of 8. Where shardings are not known (inside `jit`), shapes alone decide.
+
+    Args:
+      masks: a tree of masks, packed or not, `None` where dense.
+      params: the parameters, or their shapes.
+      packed: at one bit per weight.
+      like: a tree of stored masks that these replace; what is packed there is packed along the same axis.
+
+    Returns:
+      A tree of uint8 arrays, `None` where dense.
+
+    Raises:
+      ValueError: a mask does not fit its parameter.
+
+    >>> store_masks({'w': jnp.array([1, 0], jnp.uint8)}, {'w': jnp.ones(2)}, packed=True)
+    {'w': Array([128], dtype=uint8)}
+    """
+    unpacked = unpack_masks(masks, params)
+    if not packed and like is None:
+        return unpacked
+    leaves, treedef = jax.tree.flatten(params)
+    new, old = tree_lib.leaves_like(treedef, unpacked), tree_lib.leaves_like(treedef, like)
+    if packed:
+        new = [
+            None if mask is None else pack(mask, _axis_to_pack(leaf, stored))
+            for leaf, mask, stored in zip(leaves, new, old, strict=True)
+        ]
+    if like is not None and [mask is None for mask in new] == [mask is None for mask in old]:
+        return jax.tree.structure(like).unflatten(mask for mask in new if mask is not None)
+    # Names of axes that a packed mask cannot be divided along are dropped with the parameter's wrapper.
+    named = [
+        leaf if _divides_alike(leaf, mask) else None for leaf, mask in zip(leaves, new, strict=True)
+    ]
+    return tree_lib.unflatten(treedef, new, named)
+
+
+def _axis_to_pack(param: Any, stored: Any) -> int | None:
+    """Finds the axis along which to pack a parameter's mask: that of its stored mask, if that one is packed."""
+    if not param.shape:
+        return None
+    axis = None
+    # Where nothing is longer than 1, the shapes are equal, and there is one way to pack.
+    if stored is not None and stored.shape != param.shape:
+        axis = axis_of_bits(stored.shape, param.shape)
+    return packed_axis(param.shape, _local_shape(param)) if axis is None else axis
+
+
+def _divides_alike(param: Any, mask: Any) -> bool:
+    """Whether a mask can be divided over devices as its parameter is: each of them holds whole bytes."""
+    if mask is None or mask.shape == param.shape:
+        return True
+    axis = axis_of_bits(mask.shape, param.shape)
+    if _sharding(param) is None:
+        # Inside of jit: whatever axes of a mesh the parameter lies on, they have a part of all devices.
+        return axis is not None and mask.shape[axis] % jax.device_count() == 0
+    assert axis is not None
+    length = _local_shape(param)[axis]
+    return length == param.shape[axis] or length % BITS == 0
+
+
+def _sharding(param: Any) -> Any:
+    """Finds how a parameter lies on devices, `None` where that is unknown."""
+    if tree_lib.is_traced(param):
+        # Known where shardings are part of types.
+        param = jax.typeof(param) if hasattr(jax, 'typeof') else None
+    return getattr(param, 'sharding', None)
+
+
+def _local_shape(param: Any) -> tuple[int, ...]:
+    """Finds the shape of what one device holds of a parameter; the whole where that is unknown."""
+    sharding = _sharding(param)
+    return param.shape if sharding is None else sharding.shard_shape(param.shape)
+
+
+def mask_sizes(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
+    """Counts the weights of each masked leaf, if masks are packed, whose bits alone do not tell.
+
+    Args:
+      masks: a tree of masks as a state holds them, `None` where dense.
+      params: the parameters, or their shapes.
+
+    Returns:
+      A tree of uint32 scalars, `None` where dense; `None` where no mask is packed, since each array of a state costs a
+      step some microseconds.
+
+    >>> mask_sizes({'w': jnp.array([128], jnp.uint8), 'b': None}, {'w': jnp.ones(2), 'b': jnp.ones(2)})
+    {'b': None, 'w': Array(2, dtype=uint32)}
+    >>> mask_sizes({'w': jnp.ones(2, jnp.uint8)}, {'w': jnp.ones(2)}) is None
+    True
+    """
+    leaves, treedef = jax.tree.flatten(params)
+    stored = tree_lib.leaves_like(treedef, masks)
+    if all(
+        mask is None or mask.shape == leaf.shape for leaf, mask in zip(leaves, stored, strict=True)
+    ):
+        return None
+    return tree_lib.map_with_missing(
+        lambda p, m: None if m is None else jnp.uint32(p.size), params, masks
+    )
+
+
+def apply_mask(
+    param: tree_lib.PyTree, mask: tree_lib.PyTree, is_packed: bool = False
+) -> tree_lib.PyTree:
+    """Sets the pruned weights to zero, whatever they are (inf and NaN, too).
+
+    Args:
+      param: an array, or any pytree of arrays.
+      mask: its mask, packed or not, or a tree of masks; `None` is dense.
+      is_packed: accepted for code written for JaxPruner; the shapes tell.
+
+    Returns:
+      What was given, masked.
+
+    Raises:
+      ValueError: a mask does not fit its parameter.
+
+    >>> apply_mask({'w': jnp.array([3.0, 4.0])}, {'w': jnp.array([1, 0], jnp.uint8)})
+    {'w': Array([3., 0.], dtype=float32)}
+    """
+    del is_packed
+
+    def masked(leaf: jax.Array | None, leaf_mask: jax.Array | None) -> jax.Array | None:
+        return leaf if leaf is None or leaf_mask is None else _masked(leaf, leaf_mask)
+
+    return tree_lib.map_with_missing(masked, param, unpack_masks(mask, param))
+
+
+@control.jit_when_eager
+def _masked(leaf: jax.Array, mask: jax.Array) -> jax.Array:
+    return jnp.where(mask != 0, leaf, jnp.zeros_like(leaf))
+
+
+@jax.custom_jvp
+def straight_through(values: jax.Array, mask: jax.Array) -> jax.Array:
+    """Masks forward, not backward: the derivative with respect to the values is the identity.
+
+    Args:
+      values: any array of floats.
+      mask: 0/1 array of its shape.
+
+    Returns:
+      The values where the mask is not 0, else 0.
+
+    >>> jax.grad(lambda x: jnp.sum(straight_through(x, jnp.array([1, 0]))))(jnp.array([3.0, 4.0]))
+    Array([1., 1.], dtype=float32)
+    """
+    return jnp.where(mask != 0, values, jnp.zeros_like(values))
+
+
+@straight_through.defjvp
+def _straight_through_jvp(primals, tangents):
+    return straight_through(*primals), tangents[0]
+
+
+def land(
+    updates: tree_lib.PyTree, params: tree_lib.PyTree, *masks: tree_lib.PyTree
+) -> tree_lib.PyTree:
+    """Makes updates after which weights that one of the masks prunes are exactly zero: -p where a mask is 0.
+
+    Each leaf has the result type of update and parameter.
+
+    >>> land({'w': jnp.zeros(2)}, {'w': jnp.array([3.0, 4.0])}, {'w': jnp.array([1, 0], jnp.uint8)})
+    {'w': Array([ 0., -4.], dtype=float32)}
+    """
+
+    def landed(param: jax.Array, update: Any, *leaf_masks: Any) -> Any:
+        if update is None or leaf_masks[0] is None:
+            return update
+        kept = [unpack_like(mask, param.shape) != 0 for mask in leaf_masks]
+        dtype = jnp.result_type(update, param)
+        return jnp.where(
+            functools.reduce(jnp.logical_and, kept), update.astype(dtype), -param.astype(dtype)
+        )
+
+    return tree_lib.map_with_missing(landed, params, updates, *masks)
+
+
+# Moments.
+
+
+def restart_inner_state(state: Any, masks_activated: tree_lib.PyTree) -> Any:
+    """Sets the moments of chosen weights to zero, whatever the optimizer.
+
+    An array of the state belongs to a parameter if its path ends with the parameter's path, and it has its shape. What
+    has another shape (adafactor's row and column averages, step counts) stays.
+
+    Args:
+      state: the state of an optimizer.
+      masks_activated: tree like the parameters of arrays, not 0 where moments are zeroed, `None` for none of a leaf.
+
+    Returns:
+      The state with zeros.
+
+    Raises:
+      ValueError: the state keeps a history of a parameter, as that of lbfgs does.
+
+    >>> import optax
+    >>> tx, params = optax.sgd(0.1, momentum=0.9), {'w': jnp.ones(2)}
+    >>> state = tx.update(params, tx.init(params))[1]
+    >>> restart_inner_state(state, {'w': jnp.array([1, 0])})[0].trace
+    {'w': Array([0., 1.], dtype=float32)}
+    """
+    flags = dict(jax.tree_util.tree_flatten_with_path(masks_activated)[0])
+
+    def restarted(path: tuple[Any, ...], moment: Any) -> Any:
+        ends = (path[start:] for start in range(len(path) + 1))
+        flag = next((flags[end] for end in ends if end in flags), None)
+        shape = getattr(moment, 'shape', None)
+        if flag is None or shape is None or not flag.ndim:
+            return moment
+        if shape[1:] == flag.shape:
+            raise ValueError(
+                'the moments of regrown weights cannot be zeroed in this optimizer, which keeps a history of all '
+                'parameters, as lbfgs does; use a first-order optimizer such as sgd or adam, or an algorithm that '
+                'regrows no weights'
+            )
+        if shape != flag.shape:
+            return moment
+        return jnp.where(flag != 0, jnp.zeros_like(moment), moment)
+
+    return jax.tree_util.tree_map_with_path(restarted, state)
+
+
+def check_restartable(inner: Any, params: tree_lib.PyTree) -> None:
+    """Refuses an optimizer whose moments cannot be zeroed; computes nothing."""
+
+    def attempt(values: tree_lib.PyTree) -> Any:
+        everywhere = jax.tree.map(lambda value: jnp.ones(value.shape, bool), values)
+        return restart_inner_state(inner.init(values), everywhere)
+
+    jax.eval_shape(attempt, params)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxpruner import caller_warnings
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import caller_warnings
 
 SparsityMap = Mapping[Any, float | None] | Sequence[tuple[Any, float | None]]
 FilterFn = Callable[[tree_lib.Path, Any], bool]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import text_tables, utils
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import masking, packing, sparse_state
 from jaxpruner.text_tables import Column
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _masks_of(masks: Any, treedef: Any) -> list[Any] | None:
     """The mask of each leaf, `None` where dense; `None` if there are no masks at all."""
     if masks is None:
         return None
-    trees = [state.masks for state in sparse_state.sparse_states(masks)] or [masks]
+    trees = [state.masks for state in sparse_state_lib.sparse_states(masks)] or [masks]
     masks_of_leaves: list[Any] = [None] * treedef.num_leaves
     for tree in trees:
         for i, mask in enumerate(tree_lib.leaves_like(treedef, tree)):
@@ -232,9 +232,9 @@ def _count_kept(path: tree_lib.Path, leaf: Any, mask: Any) -> Any:
     _check_is_array(path, mask)
     # Compares the shapes alone; an error names the leaf.
     name = tree_lib.path_string(path)
-    jax.eval_shape(masking.unpack_masks, {name: mask}, {name: leaf})
+    jax.eval_shape(sparse_state_lib.unpack_masks, {name: mask}, {name: leaf})
     is_mask_dtype = mask.dtype == jnp.uint8
-    return packing.kept_weights(mask if is_mask_dtype else (mask != 0).astype(jnp.uint8))
+    return sparse_state_lib.kept_weights(mask if is_mask_dtype else (mask != 0).astype(jnp.uint8))
 
 
 def _check_is_array(path: tree_lib.Path, leaf: Any) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import caller_warnings
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import caller_warnings
-from jaxpruner.core.seeds import check_seed as check_seed
-from jaxpruner.core.seeds import prng_key as prng_key
+from jaxpruner.seeds import check_seed as check_seed
+from jaxpruner.seeds import prng_key as prng_key
 
 # Rows are counted in 32 bits, which a row below this length cannot exceed.
 _MAX_ROW = 2**30

@@ -10,8 +10,8 @@ import optax
 import pytest
 
 import jaxpruner
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import sparsity_distributions
-from jaxpruner.core import masking
 
 LAYERS = 3
 SHAPES = {'kernel': (8, 12), 'out': (12, 8), 'scale': (8,)}
@@ -58,13 +58,13 @@ def masks_after_updates(algorithm, kind, axis, packed):
         first = jaxpruner.MagnitudePruning(
             sparsity=0.75, sparsity_type=kind, stacked=pruner.stacked
         )
-        masks = masking.store_masks(first.instant_sparsify(params)[1], params, packed)
+        masks = sparse_state_lib.store_masks(first.instant_sparsify(params)[1], params, packed)
         state = state._replace(masks=masks)
     plan = pruner.plan(params)
     for seed in range(1, 4):
         updates, state = tx.update(moved(arrays(seed), axis), state, params)
         params = optax.apply_updates(params, updates)
-    masks = masking.unpack_masks(state.masks, params)
+    masks = sparse_state_lib.unpack_masks(state.masks, params)
     assert [leaf.kept for leaf in plan] == [
         leaf.size if mask is None else int(mask.sum())
         for leaf, mask in zip(

@@ -46,10 +46,10 @@ def test_every_name_in_the_original_documents_has_an_entry():
     ('code', 'missing'),
     [
         ('from jaxpruner.tree import flatten_with_paths', 'tree.flatten_with_paths'),
-        ('from jaxpruner.core import packing as p\np.pack_leaf', None),  # there is no such name
+        ('from jaxpruner import sparse_state as p\np.pack_leaf', None),  # there is no such name
         ('import jaxpruner\njaxpruner.progress.progress_bar()', 'progress.progress_bar'),
         ('from jaxpruner.algorithms.pruners import MagnitudePruning', None),
-        ('from jaxpruner.core import seeds\nseeds.prng_key(1)', None),  # it is utils.prng_key
+        ('from jaxpruner import seeds\nseeds.prng_key(1)', None),  # it is utils.prng_key
         ('import jaxpruner as jp\njp.RigL.get_grow_scores', None),
         ('import numpy\nnumpy.ndarray', None),
     ],

@@ -22,7 +22,7 @@ from flax.training import train_state
 import jaxpruner
 from contract import front_ends
 from jaxpruner import jax_pruning, pruning, pruning_apply, sparsity_distributions, tree
-from jaxpruner.core import masking, packing
+from jaxpruner import sparse_state as sparse_state_lib
 
 
 def masks_of(params, method, rate, epoch=1, **arguments):
@@ -193,8 +193,14 @@ def test_parameters_of_every_front_end(name, packed):
             assert mask is None
             np.testing.assert_array_equal(leaf, after)
         else:
-            assert mask.shape == (packing.packed_shape(leaf.shape) if packed else leaf.shape)
-            assert int((after != 0).sum()) == leaf.size // 2 == int(packing.kept_weights(mask))
+            assert mask.shape == (
+                sparse_state_lib.packed_shape(leaf.shape) if packed else leaf.shape
+            )
+            assert (
+                int((after != 0).sum())
+                == leaf.size // 2
+                == int(sparse_state_lib.kept_weights(mask))
+            )
 
 
 def test_nnx_states_with_counters_and_keys():
@@ -349,7 +355,7 @@ def test_initial_masks_have_the_structure_of_all_later_ones(packed):
     tx = jaxpruner.StrategyPruning(strategy, 1, use_packed_masks=packed).wrap_optax(optax.sgd(0.1))
     structures.add(jax.tree.structure(tx.init(params).masks))
     assert len(structures) == 1
-    counts = jax.tree.map(lambda mask: int(packing.kept_weights(mask)), mask_key)
+    counts = jax.tree.map(lambda mask: int(sparse_state_lib.kept_weights(mask)), mask_key)
     assert counts == {
         'a': {'kernel': 96, 'bias': None},
         'b': {'kernel': 48, 'bias': None},
@@ -400,7 +406,7 @@ def test_masks_of_layers_that_a_later_entry_does_not_name_stay():
         updated, mask_key = pruning(params, epoch, mask_key, strategy, use_packed_masks=packed)
         params, _ = pruning_apply(params, mask_key)
         assert updated
-        unpacked = masking.unpack_masks(mask_key, params)
+        unpacked = sparse_state_lib.unpack_masks(mask_key, params)
         counts[epoch] = {
             name: None if m['kernel'] is None else int(m['kernel'].sum())
             for name, m in unpacked.items()

@@ -21,7 +21,7 @@ from jaxpruner import (
     pruning_apply,
     tree,
 )
-from jaxpruner.core import masking
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner.jax_pruning import kernels
 
 STEPS_PER_EPOCH, EPOCHS = 4, 3
@@ -184,7 +184,7 @@ def test_sparse_gradients_are_those_of_the_masks_before_the_step():
 
 
 def assert_zero_where_pruned(params, opt_state):
-    masks = masking.unpack_masks(jaxpruner.sparse_states(opt_state)[0].masks, params)
+    masks = sparse_state_lib.unpack_masks(jaxpruner.sparse_states(opt_state)[0].masks, params)
     treedef = jax.tree.structure(params)
     for leaf, mask in zip(jax.tree.leaves(params), tree.leaves_like(treedef, masks), strict=True):
         assert mask is None or np.all(np.asarray(leaf)[np.asarray(mask) == 0] == 0)

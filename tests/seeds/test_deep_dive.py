@@ -13,8 +13,8 @@ import pytest
 import jaxpruner
 from helpers import rows, seed_documents
 from jaxpruner import base_updater, sparsity_distributions, sparsity_schedules
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner.algorithms import pruners
-from jaxpruner.core import packing
 
 pytestmark = seed_documents.needs_documents
 
@@ -128,7 +128,7 @@ def check(params, state):
     assert state.masks['first']['bias'] is None
     for layer in ('first', 'last'):
         param = params[layer]['kernel']
-        mask = packing.unpack_like(state.masks[layer]['kernel'], param.shape)
+        mask = sparse_state_lib.unpack_like(state.masks[layer]['kernel'], param.shape)
         assert int(mask.sum()) == round(param.size * (1 - SPARSITY)), layer
         assert np.array_equal(np.asarray(param) != 0, np.asarray(mask) != 0), layer
         assert float(state.target_sparsities[layer]['kernel']) == SPARSITY
@@ -142,7 +142,7 @@ def check_equal(result, expected):
     for layer in ('first', 'last'):
         shape = result[0][layer]['kernel'].shape
         masks = [
-            packing.unpack_like(state.masks[layer]['kernel'], shape)
+            sparse_state_lib.unpack_like(state.masks[layer]['kernel'], shape)
             for _, state in (result, expected)
         ]
         assert np.array_equal(*masks), layer

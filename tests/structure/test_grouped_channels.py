@@ -10,7 +10,7 @@ import pytest
 
 import jaxpruner
 from jaxpruner import channel_groups
-from jaxpruner.core import masking
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner.structure import GroupedChannels
 
 RNG = np.random.default_rng(0)
@@ -102,7 +102,7 @@ def test_channels_leave_all_leaves_at_each_step_and_then_the_model(pruner_class,
     )
     counts = []
     for params, state in train(pruner, normed_params, NORMED['params']):
-        masks = masking.unpack_masks(state.masks, params)
+        masks = sparse_state_lib.unpack_masks(state.masks, params)
         first, second = masks['up']['bias'], masks['middle']['bias']
         of_leaves = {
             'up': {'kernel': first[None], 'bias': first},
@@ -168,7 +168,7 @@ def test_layers_of_a_scan_keep_units_of_their_own():
     assert small['layers']['down'].shape == (4, 6, 6)
     found = SCANNED_GRAPH.small_apply(keep)(small, X)
     np.testing.assert_allclose(found, scanned(params, X), rtol=1e-5, atol=1e-5)
-    masks = masking.unpack_masks(small_state.masks, small)
+    masks = sparse_state_lib.unpack_masks(small_state.masks, small)
     assert all(mask.all() for mask in jax.tree.leaves(masks))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import jaxpruner
 from jaxpruner import channel_groups
-from jaxpruner.core import packing
+from jaxpruner import sparse_state as sparse_state_lib
 
 RNG = np.random.default_rng(0)
 PARAMS = {
@@ -143,11 +143,17 @@ def test_states_of_wrapped_optimizers_are_cut_along(packed):
     params, state = steps(tx, apply, PARAMS, tx.init(PARAMS), 2)
     small_params, small_state = GRAPH.shrink((params, state), KEEP)
     for layer in ('up', 'down'):
-        mask = packing.unpack_like(state.masks[layer]['kernel'], PARAMS[layer]['kernel'].shape)
+        mask = sparse_state_lib.unpack_like(
+            state.masks[layer]['kernel'], PARAMS[layer]['kernel'].shape
+        )
         expected = mask[:, KEEP[GROUP]] if layer == 'up' else mask[KEEP[GROUP]]
         stored = small_state.masks[layer]['kernel']
-        assert stored.shape == (packing.packed_shape(expected.shape) if packed else expected.shape)
-        np.testing.assert_array_equal(packing.unpack_like(stored, expected.shape), expected)
+        assert stored.shape == (
+            sparse_state_lib.packed_shape(expected.shape) if packed else expected.shape
+        )
+        np.testing.assert_array_equal(
+            sparse_state_lib.unpack_like(stored, expected.shape), expected
+        )
     if packed:
         assert int(small_state.sizes['up']['kernel']) == 30
     shapes = jax.tree.map(jnp.shape, jax.eval_shape(tx.init, small_params))
@@ -160,11 +166,11 @@ def test_states_of_wrapped_optimizers_are_cut_along(packed):
 
 def test_packed_masks_survive_the_way_back():
     mask = jnp.asarray(RNG.integers(0, 2, (5, 16)), jnp.uint8)
-    masks = {'up': {'kernel': packing.pack(mask), 'bias': None}, 'down': None}
+    masks = {'up': {'kernel': sparse_state_lib.pack(mask), 'bias': None}, 'down': None}
     small = GRAPH.shrink(masks, KEEP)
     assert small['down'] is None
-    expanded = packing.unpack_like(GRAPH.expand(small, KEEP)['up']['kernel'], mask.shape)
-    zeroed = packing.unpack_like(GRAPH.zeroed(masks, KEEP)['up']['kernel'], mask.shape)
+    expanded = sparse_state_lib.unpack_like(GRAPH.expand(small, KEEP)['up']['kernel'], mask.shape)
+    zeroed = sparse_state_lib.unpack_like(GRAPH.zeroed(masks, KEEP)['up']['kernel'], mask.shape)
     np.testing.assert_array_equal(expanded, zeroed)
     assert expanded.sum() == mask[:, KEEP[GROUP]].sum()
 

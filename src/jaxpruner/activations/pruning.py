@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import mask_calculator, sparsity_distributions, sparsity_types
-from jaxpruner.core import caller_warnings, masking
+from jaxpruner import caller_warnings, mask_calculator, sparsity_distributions, sparsity_types
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner.mask_calculator import selection
 
 
@@ -166,7 +166,7 @@ def _largest_of_each(x: jax.Array, sparsity: Any, axes: tuple[int, ...]) -> jax.
 
 def _masked(x: jax.Array, mask: jax.Array, straight_through: bool) -> jax.Array:
     if straight_through:
-        return masking.straight_through(x, mask)
+        return sparse_state_lib.straight_through(x, mask)
     return jnp.where(mask != 0, x, jnp.zeros_like(x))
 
 

@@ -1,4 +1,4 @@
-"""One file for each family of algorithms; a new algorithm is a file here and its line below."""
+"""One file for each family of algorithms; a new one is a file here, its import, and its name in configurations."""
 
 from jaxpruner.algorithms import pruners as pruners
 from jaxpruner.algorithms.acdc import ACDC as ACDC
@@ -19,3 +19,25 @@ from jaxpruner.algorithms.sparse_trainers import StaticRandomSparse as StaticRan
 from jaxpruner.algorithms.ste import SteMagnitudePruning as SteMagnitudePruning
 from jaxpruner.algorithms.ste import SteMixin as SteMixin
 from jaxpruner.algorithms.ste import SteRandomPruning as SteRandomPruning
+from jaxpruner.base_updater import BaseUpdater as _BaseUpdater
+from jaxpruner.base_updater import NoPruning as _NoPruning
+
+# The name of each algorithm in configurations.
+ALGORITHM_REGISTRY: dict[str, type[_BaseUpdater]] = {
+    'no_prune': _NoPruning,
+    'magnitude': MagnitudePruning,
+    'random': RandomPruning,
+    'saliency': SaliencyPruning,
+    'magnitude_ste': SteMagnitudePruning,
+    'random_ste': SteRandomPruning,
+    'global_magnitude': GlobalMagnitudePruning,
+    'global_saliency': GlobalSaliencyPruning,
+    'static_sparse': StaticRandomSparse,
+    'set': SET,
+    'rigl': RigL,
+    'acdc': ACDC,
+    'adam_fisher': AdamFisherPruning,
+    'adam-fisher': AdamFisherPruning,
+    'iterative_nm': IterativeNMPruning,
+    'movement': MovementPruning,
+}

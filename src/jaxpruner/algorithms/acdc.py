@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner import base_updater, sparsity_schedules
-from jaxpruner.algorithms import pruners, regrown_channels
-from jaxpruner.core import optimizer_state
+from jaxpruner import checks, sparsity_schedules
+from jaxpruner import sparse_state as sparse_state_lib
+from jaxpruner.algorithms import pruners
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,21 +43,18 @@ class PhasesSchedule:
 
     def __post_init__(self):
         for name in COUNTS:
-            object.__setattr__(
-                self, name, sparsity_schedules.checked_step(name, getattr(self, name))
-            )
-        if self.final_sparse_steps_start < self.init_dense_steps_end:
+            step = sparsity_schedules.checked_step(name, getattr(self, name))
+            object.__setattr__(self, name, step)
+        start, end = self.init_dense_steps_end, self.final_sparse_steps_start
+        if end < start:
             raise ValueError(
-                f'final_sparse_steps_start={self.final_sparse_steps_start} lies before '
-                f'init_dense_steps_end={self.init_dense_steps_end}; give a later start of the last sparse phase'
+                f'final_sparse_steps_start={end} lies before init_dense_steps_end={start}; give a later start of the '
+                'last sparse phase'
             )
-        if (
-            self.final_sparse_steps_start > self.init_dense_steps_end
-            and not self.cycle_sparse_steps
-        ):
+        if end > start and not self.cycle_sparse_steps:
             raise ValueError(
-                f'cycle_sparse_steps is 0, so that nothing is sparse from step {self.init_dense_steps_end} to '
-                f'{self.final_sparse_steps_start}; give the length of a sparse phase, or the same step for both'
+                f'cycle_sparse_steps is 0, so that nothing is sparse from step {start} to {end}; give the length of a '
+                'sparse phase, or the same step for both'
             )
 
     def is_sparse(self, step: Any) -> Any:
@@ -80,18 +77,9 @@ class PhasesSchedule:
 
 COUNTS = tuple(field.name for field in dataclasses.fields(PhasesSchedule))
 
-# The one update of `OneShotSchedule` begins a sparse phase that lasts to the end. With `NoUpdateSchedule` training
-# stays dense.
-_SCHEDULES = (
-    PhasesSchedule,
-    sparsity_schedules.PeriodicSchedule,
-    sparsity_schedules.OneShotSchedule,
-    sparsity_schedules.NoUpdateSchedule,
-)
-
 
 @dataclasses.dataclass
-class ACDC(base_updater.BaseUpdater):
+class ACDC(pruners.MagnitudePruning):
     """Alternating compressed and decompressed training. Peste et al., 2021.
 
     Training starts dense. Then sparse phases, with masks of the largest weights, and dense ones, in which all weights
@@ -126,24 +114,29 @@ class ACDC(base_updater.BaseUpdater):
     reset_optimizer: bool | None = None
 
     def __post_init__(self):
-        has_counts = any(getattr(self, name) for name in COUNTS)
-        if has_counts:
-            self._take_counts()
+        counts = {name: getattr(self, name) for name in COUNTS}
+        given = ', '.join(f'{name}={count!r}' for name, count in counts.items() if count)
+        if given:
+            if not isinstance(self.scheduler, sparsity_schedules.NoUpdateSchedule | PhasesSchedule):
+                raise ValueError(
+                    f'ACDC takes a scheduler or counts of steps, got {self.scheduler!r} and {given}'
+                )
+            self.scheduler = PhasesSchedule(**counts)
         if self.reset_optimizer is None:
-            self.reset_optimizer = not has_counts
+            self.reset_optimizer = not given
         super().__post_init__()
-        if not isinstance(self.scheduler, _SCHEDULES):
+        # The one update of `OneShotSchedule` begins a sparse phase that lasts to the end. With `NoUpdateSchedule`
+        # training stays dense.
+        allowed = (
+            PhasesSchedule,
+            sparsity_schedules.PeriodicSchedule,
+            sparsity_schedules.OneShotSchedule,
+            sparsity_schedules.NoUpdateSchedule,
+        )
+        if not isinstance(self.scheduler, allowed):
             raise TypeError(
                 f'ACDC needs a PeriodicSchedule, whose update_freq is the length of a phase; got {self.scheduler!r}'
             )
-
-    def _take_counts(self):
-        if not isinstance(self.scheduler, sparsity_schedules.NoUpdateSchedule | PhasesSchedule):
-            counts = [f'{name}={getattr(self, name)!r}' for name in COUNTS if getattr(self, name)]
-            raise ValueError(
-                f'ACDC takes a scheduler or counts of steps, got {self.scheduler!r} and {", ".join(counts)}'
-            )
-        self.scheduler = PhasesSchedule(*[getattr(self, name) for name in COUNTS])
 
     def begins_sparse(self, step):
         """Whether the phase that an update at `step` begins is sparse.
@@ -163,27 +156,17 @@ class ACDC(base_updater.BaseUpdater):
         first = math.ceil(schedule.update_start_step / schedule.update_freq)
         sparse = (jnp.asarray(step) // schedule.update_freq - first) % 2 == 0
         if schedule.update_end_step is not None:
-            is_last = jnp.asarray(step) + schedule.update_freq > schedule.update_end_step
-            sparse |= is_last
+            sparse |= jnp.asarray(step) + schedule.update_freq > schedule.update_end_step
         return sparse
 
     def check_type(self, sparsity_type, where=''):
         """Refuses channels that are removed from all leaves."""
-        regrown_channels.check_not_joint(self, sparsity_type, where)
+        checks.check_not_joint(self, sparsity_type, where)
 
     def check_optimizer(self, inner, params):
         """Refuses optimizers whose moments cannot be zeroed, if they are to be."""
         if self.reset_optimizer:
-            optimizer_state.check_resettable(inner, params)
-
-    def calculate_scores(self, params, sparse_state=None, grads=None):
-        """Scores weights by magnitude."""
-        del sparse_state, grads
-        return pruners.magnitudes(params)
-
-    def elementwise_score(self):
-        """Scores a weight by its magnitude."""
-        return jnp.abs
+            sparse_state_lib.check_restartable(inner, params)
 
     def update_state(self, sparse_state, params, grads, **extra_args):
         """Keeps the largest weights where a sparse phase begins, all weights where a dense one does."""
@@ -192,7 +175,7 @@ class ACDC(base_updater.BaseUpdater):
         targets = jax.tree.map(
             lambda target: jnp.where(sparse, target, 0.0), sparse_state.target_sparsities
         )
-        scores = self._scores_to_rank(params, sparse_state, grads, extra_args)
+        scores = self.scores_now(params, sparse_state, grads, extra_args)
         return sparse_state._replace(masks=self.create_masks(scores, targets))
 
     def moments_to_reset(self, old_state, new_state):

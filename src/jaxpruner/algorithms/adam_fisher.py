@@ -1,17 +1,20 @@
 """Pruning by the Fisher information that Adam keeps anyway."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from optax import tree_utils
 
-from jaxpruner import base_updater
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import optimizer_state
+from jaxpruner.base_updater import BaseUpdater
+from jaxpruner.tree import at_least_float32
 
 
 @dataclasses.dataclass
-class AdamFisherPruning(base_updater.BaseUpdater):
+class AdamFisherPruning(BaseUpdater):
     r"""Removes the weights of least $w^2 \hat v$, where $\hat v$ is Adam's second moment of the gradient.
 
     The second moment estimates the diagonal of the Fisher information, so that the score is (twice) the second-order
@@ -39,15 +42,16 @@ class AdamFisherPruning(base_updater.BaseUpdater):
         if not self.reset_adam:
             return new_state
         everything = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, bool), params)
-        inner_state = optimizer_state.restart_inner_state(new_state.inner_state, everything)
+        inner_state = sparse_state_lib.restart_inner_state(new_state.inner_state, everything)
         return new_state._replace(inner_state=inner_state)
 
     def check_optimizer(self, inner, params):
         """Refuses optimizers without second moments, and those whose moments cannot be zeroed, if they are to be."""
         if self.reset_adam:
-            optimizer_state.check_restartable(inner, params)
-        shapes = jax.eval_shape(lambda values: (inner.init(values), values), params)
-        moments = optimizer_state.second_moments(*shapes)
+            sparse_state_lib.check_restartable(inner, params)
+        moments = _second_moments(
+            *jax.eval_shape(lambda values: (inner.init(values), values), params)
+        )
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
         targets = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
         for path, leaf, moment, target in zip(paths, leaves, moments, targets, strict=True):
@@ -70,17 +74,35 @@ class AdamFisherPruning(base_updater.BaseUpdater):
                 "adam_fisher scores by Adam's state, and pruning once has none: train with wrap_optax, or use "
                 'SaliencyPruning, pruner.instant_sparsify(params, grads)'
             )
-        moments = optimizer_state.second_moments(sparse_state.inner_state, params)
         leaves, treedef = jax.tree.flatten(params)
-
-        def score(leaf: jax.Array, moment: jax.Array) -> jax.Array:
-            # Optax keeps the moment of a complex gradient as a complex number that is real.
-            moment = jnp.real(moment.astype(tree_lib.at_least_float32(moment.dtype)))
-            # The root ranks alike, and does not vanish where products would.
-            return jnp.abs(leaf).astype(moment.dtype) * jnp.sqrt(moment)
-
-        scores = [
-            None if moment is None else score(leaf, moment)
-            for leaf, moment in zip(leaves, moments, strict=True)
-        ]
+        scores = []
+        moments = _second_moments(sparse_state.inner_state, params)
+        for leaf, moment in zip(leaves, moments, strict=True):
+            if moment is not None:
+                # Optax keeps the moment of a complex gradient as a complex number that is real.
+                moment = jnp.real(moment.astype(at_least_float32(moment.dtype)))
+                # The root ranks alike, and does not vanish where products would.
+                moment = jnp.abs(leaf).astype(moment.dtype) * jnp.sqrt(moment)
+            scores.append(moment)
         return tree_lib.unflatten(treedef, scores, leaves)
+
+
+def _second_moments(inner_state: Any, params: tree_lib.PyTree) -> list[Any]:
+    """Finds Adam's second moments (`nu`) of each leaf, wherever in the state they are; `None` if none has its shape.
+
+    >>> import optax
+    >>> params = {'w': jnp.ones(2)}
+    >>> _second_moments(optax.adam(0.1).init(params), params)
+    [Array([0., 0.], dtype=float32)]
+    """
+    leaves, treedef = jax.tree.flatten(params)
+    second_moments: list[Any] = [None] * len(leaves)
+    for _, candidate in tree_utils.tree_get_all_with_path(inner_state, 'nu'):
+        try:
+            moments = tree_lib.leaves_like(treedef, candidate)
+        except ValueError:
+            continue  # a `nu` of another structure belongs to no parameter
+        for i, (leaf, moment) in enumerate(zip(leaves, moments, strict=True)):
+            if second_moments[i] is None and getattr(moment, 'shape', None) == leaf.shape:
+                second_moments[i] = moment
+    return second_moments

@@ -6,14 +6,15 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, sparsity_distributions
+from jaxpruner import caller_warnings, checks, sparsity_distributions
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.base_updater import init_checks
-from jaxpruner.core import caller_warnings, packing
+from jaxpruner.base_updater import BaseUpdater
+from jaxpruner.tree import holds_weights
 
 
 @dataclasses.dataclass(init=False)
-class FixedMask(base_updater.BaseUpdater):
+class FixedMask(BaseUpdater):
     """Keeps given masks: fine-tuning at constant sparsity.
 
     Attributes:
@@ -29,6 +30,7 @@ class FixedMask(base_updater.BaseUpdater):
     """
 
     keeps_count: ClassVar[bool] = True
+    starts_sparse: ClassVar[bool] = True
 
     is_sparse_gradients: bool = True
     masks: Any = dataclasses.field(repr=False)
@@ -48,22 +50,24 @@ class FixedMask(base_updater.BaseUpdater):
 
     def get_target_sparsities(self, params):
         """Returns the sparsities that the masks have."""
+        return jax.tree.map(
+            lambda mask: 1 - sparse_state_lib.kept_weights(mask) / max(mask.size, 1),
+            self.get_initial_masks(params, None),
+        )
 
-        def sparsity(mask):
-            return 1 - packing.kept_weights(mask) / max(mask.size, 1)
-
-        return jax.tree.map(sparsity, self.get_initial_masks(params, None))
+    def why_dense(self, params):
+        """Says that the masks name no weights of it."""
+        return ['FixedMask has no mask for it'] * len(jax.tree.leaves(params))
 
     def get_initial_masks(self, params, target_sparsities):
         """Returns the given masks, unpacked, as zeros and ones."""
         del target_sparsities
 
         def unpacked(param, mask):
-            return (
-                None
-                if mask is None
-                else (packing.unpack_like(jnp.asarray(mask), param.shape) != 0).astype(jnp.uint8)
-            )
+            if mask is None:
+                return None
+            mask = sparse_state_lib.unpack_like(jnp.asarray(mask), param.shape)
+            return (mask != 0).astype(jnp.uint8)
 
         return tree_lib.map_with_missing(unpacked, tree_lib.as_arrays(params), self.masks)
 
@@ -76,7 +80,7 @@ class FixedMask(base_updater.BaseUpdater):
         """Applies the masks."""
         del grads
         masks = self.get_initial_masks(params, None)
-        init_checks.check_masks(self, params, masks)
+        checks.check_masks(self, params, masks)
         return self.apply_masks(params, masks), masks
 
 
@@ -100,9 +104,9 @@ def masks_from_zeros(
     paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
     masks = []
     for path, leaf in zip(paths, leaves, strict=True):
-        is_selected = tree_lib.holds_weights(leaf) and filter_fn(path, leaf)
+        is_selected = holds_weights(leaf) and filter_fn(path, leaf)
         mask = (leaf != 0).astype(jnp.uint8) if is_selected else None
-        kept = leaf.size if mask is None else int(packing.kept_weights(mask))
+        kept = leaf.size if mask is None else int(sparse_state_lib.kept_weights(mask))
         if kept == 0 and leaf.size:
             caller_warnings.warn(
                 f'{tree_lib.path_string(path)} is all zeros; it is left dense, not frozen'

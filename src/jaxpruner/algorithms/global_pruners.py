@@ -2,24 +2,23 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, mask_calculator, sparsity_distributions, sparsity_types
+from jaxpruner import checks, control, mask_calculator, sparsity_distributions, sparsity_types
 from jaxpruner import tree as tree_lib
-from jaxpruner.algorithms import mixins, pruners
-from jaxpruner.base_updater import sparsity_setting
-from jaxpruner.core import control
-from jaxpruner.mask_calculator import calculators, lazy_scores, selection
+from jaxpruner.algorithms import pruners
+from jaxpruner.base_updater import BaseUpdater, FromSettings
+from jaxpruner.mask_calculator import selection
+from jaxpruner.tree import holds_weights
 
 # A mixin calls the methods of the pruner that it is mixed into.
-_Pruner = base_updater.BaseUpdater if TYPE_CHECKING else object
+_Pruner = BaseUpdater if TYPE_CHECKING else object
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class GlobalPruningMixin(_Pruner):
     """Ranks the weights of all selected leaves together, by the scores of the pruner that it is mixed into.
 
@@ -48,8 +47,7 @@ class GlobalPruningMixin(_Pruner):
     """
 
     ranked_together: ClassVar[str] = 'model'
-    ranks_lazy_scores: ClassVar[bool] = True
-    # Whether the leaves in `custom_sparsity_map` are ranked apart from the others.
+    # Leaves in `custom_sparsity_map` are ranked apart from the others.
     ranks_named_leaves_alone: ClassVar[bool] = True
 
     custom_sparsity_map: Any = None
@@ -61,15 +59,15 @@ class GlobalPruningMixin(_Pruner):
 
     def __init_subclass__(cls, **settings: Any):
         super().__init_subclass__(**settings)
-        mixins.check_mixed_in_first(cls, GlobalPruningMixin)
+        checks.check_mixed_in_first(cls, GlobalPruningMixin, BaseUpdater)
 
     def __post_init__(self):
-        if not isinstance(self, base_updater.BaseUpdater):
+        if not isinstance(self, BaseUpdater):
             return  # settings alone
         super().__post_init__()
         if self.normalize_scores is not None:
             self.use_normalization, self.normalize_scores = self.normalize_scores, None
-        if calculators.own_topk_fn(self.topk_fn) is not None or self.stacked:
+        if mask_calculator.own_topk_fn(self.topk_fn) is not None or self.stacked:
             raise ValueError(
                 f'{type(self).__name__} ranks all leaves together: topk_fn and stacked have no meaning for it'
             )
@@ -89,25 +87,25 @@ class GlobalPruningMixin(_Pruner):
             'filter_fn': self.filter_fn is not sparsity_distributions.NOT_DIM_ONE_FILTER,
             'custom_sparsity_map': bool(self.custom_sparsity_map),
         }
-        names = [name for name, is_given in given.items() if is_given]
-        if names:
-            sparsity_setting.check_not_both(self, ', '.join(names))
-        elif sparsity_setting.is_given(self) or self.sparsity_distribution_fn is None:
-            return self.sparsity_distribution_fn
-        return sparsity_setting.FromSparsity(
-            sparsity_distributions.uniform,
+        names = ', '.join(name for name, is_given in given.items() if is_given)
+        distribution = self.sparsity_distribution_fn
+        derived = (FromSettings, sparsity_distributions.NotGiven)
+        if not names and not isinstance(distribution, derived):
+            return distribution
+        return self.uniform_unless_given(
+            names,
             sparsity=self._sparsity_or_zero(),
             filter_fn=self.filter_fn,
             custom_sparsity_map=self.custom_sparsity_map,
         )
 
-    def init_state(self, params: tree_lib.PyTree) -> base_updater.SparseState:
+    def init_state(self, params: tree_lib.PyTree) -> Any:
         """Makes the state as the base does; where `sparsity` is the target of every leaf, the target is one number."""
         state = super().init_state(params)
-        is_from_settings = isinstance(self.distribution(), sparsity_setting.FromSparsity)
         # Scores do not tell integers from weights.
-        are_weights = all(map(tree_lib.holds_weights, jax.tree.leaves(tree_lib.as_arrays(params))))
-        if not is_from_settings or self.custom_sparsity_map or not are_weights:
+        are_weights = all(map(holds_weights, jax.tree.leaves(tree_lib.as_arrays(params))))
+        is_one_number = isinstance(self.distribution(), FromSettings) and are_weights
+        if not is_one_number or self.custom_sparsity_map:
             return state
         return state._replace(target_sparsities=jnp.asarray(self._sparsity_or_zero(), jnp.float32))
 
@@ -128,70 +126,53 @@ class GlobalPruningMixin(_Pruner):
         Returns:
           A tree of uint8 masks, `None` where dense.
         """
-        paths, leaves, treedef = lazy_scores.flatten(scores)
-        targets = self._targets(paths, leaves, treedef, target_sparsity)
+        paths, arrays, treedef = tree_lib.flatten_with_paths(scores, is_leaf=lambda x: x is None)
         custom = sparsity_distributions.check_custom_map(self.custom_sparsity_map)
-        alone = tree_lib.first_matches(custom, paths, 'custom_sparsity_map')
-        masks: list[Any] = [None] * len(leaves)
+        rules = tree_lib.first_matches(custom, paths, 'custom_sparsity_map')
+        # The tree of sparsities of a model that is one bare array is one number, too.
+        if treedef.num_nodes == 1 or math.prod(getattr(target_sparsity, 'shape', (2,))) != 1:
+            is_number = isinstance(target_sparsity, int | float) and treedef.num_nodes > 1
+        else:
+            is_number = True
+        if is_number:
+            targets = [
+                target_sparsity
+                if array is not None
+                and leaf.sparsity_type is not None
+                and self.filter_fn(leaf.path, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+                else None
+                for array, leaf in zip(arrays, self.describe_leaves(paths, arrays), strict=True)
+            ]
+        else:
+            targets = tree_lib.leaves_like(treedef, target_sparsity)
+        masks: list[Any] = [None] * len(arrays)
         together = []
-        by_path = sorted(
-            range(len(leaves)), key=lambda i: paths[i]
-        )  # of equal scores the first by path is kept
-        for i in by_path:
-            if targets[i] is None:
+        for i in sorted(range(len(paths)), key=paths.__getitem__):
+            target = targets[i]
+            if rules[i] is not None and (is_number or target is not None):
+                target = list(custom.values())[rules[i]]  # no schedule delays these leaves
+            if target is None or (arrays[i] is None and is_number):
                 continue
-            calculators.check_scores(leaves[i], tree_lib.path_string(paths[i]))
-            if alone[i] is None:
+            mask_calculator.check_scores(arrays[i], tree_lib.path_string(paths[i]))
+            if rules[i] is None:
                 together.append(i)
             else:
-                masks[i] = mask_calculator.topk_mask_calculator(
-                    selection.read(leaves[i]), targets[i]
-                )
-        ranked = self._ranked_together(
-            [leaves[i] for i in together], [targets[i] for i in together]
-        )
-        for i, mask in zip(together, ranked, strict=True):
-            masks[i] = mask
-        return tree_lib.unflatten(treedef, masks, leaves)
+                masks[i] = mask_calculator.topk_mask_calculator(arrays[i], target)
+        if together:
+            normalizes = (
+                self.use_normalization if self.normalize_scores is None else self.normalize_scores
+            )
+            ranked = _keep_together(
+                [arrays[i] for i in together],
+                [targets[i] for i in together],
+                self.normalization_eps if normalizes else None,
+            )
+            for i, mask in zip(together, ranked, strict=True):
+                masks[i] = mask
+        return tree_lib.unflatten(treedef, masks, arrays)
 
     def _sparsity_or_zero(self) -> Any:
         return 0.0 if self.sparsity is None else self.sparsity
-
-    def _targets(
-        self, paths: Sequence[tree_lib.Path], scores: Sequence[Any], treedef: Any, sparsity: Any
-    ) -> list[Any]:
-        """Lists the sparsity of each leaf, from a tree of them or from the one number of the leaves ranked together."""
-        custom = sparsity_distributions.check_custom_map(self.custom_sparsity_map)
-        values = list(custom.values())
-        rules = tree_lib.first_matches(custom, paths, 'custom_sparsity_map')
-        # The tree of sparsities of a model that is one bare array is one number, too.
-        is_single_array = treedef.num_nodes == 1
-        targets: list[Any]
-        if is_single_array or not _is_one_number(sparsity):
-            targets = tree_lib.leaves_like(treedef, sparsity)
-            for i, rule in enumerate(rules):
-                # No schedule delays these leaves.
-                if rule is not None and targets[i] is not None:
-                    targets[i] = values[rule]
-            return targets
-        targets = [None] * len(scores)
-        for i, leaf in enumerate(self._leaves(paths, scores)):
-            rule = rules[i]
-            if scores[i] is None or leaf.sparsity_type is None:
-                continue
-            if rule is not None:
-                targets[i] = values[rule]
-            elif self.filter_fn(leaf.path, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)):
-                targets[i] = sparsity
-        return targets
-
-    def _ranked_together(self, arrays: list[Any], targets: list[Any]) -> list[jax.Array]:
-        if not arrays:
-            return []
-        normalizes = (
-            self.use_normalization if self.normalize_scores is None else self.normalize_scores
-        )
-        return _keep_together(arrays, targets, self.normalization_eps if normalizes else None)
 
 
 @control.jit_when_eager
@@ -201,16 +182,15 @@ def _keep_together(
     """Masks arrays that are ranked together; divided by their norms, unless there is no `normalization_eps`."""
     norms = None
     if normalization_eps is not None:
-        norms = _finite_norms(arrays) + normalization_eps
+        # Of what is finite, so that one NaN or inf does not spoil a leaf.
+        squares = [
+            jnp.sum(jnp.square(jnp.where(jnp.isfinite(x), x, 0).astype(jnp.float32)))
+            for x in arrays
+        ]
+        norms = jnp.sqrt(jnp.stack(squares)) + normalization_eps
     sizes = [array.size for array in arrays]
-    count = selection.number_to_keep(sum(sizes), total_sparsity(targets, sizes))
+    count = mask_calculator.number_to_keep(sum(sizes), total_sparsity(targets, sizes))
     return selection.keep_largest_jointly(arrays, count, norms, count_per_device=True)
-
-
-def _is_one_number(sparsities: Any) -> bool:
-    return isinstance(sparsities, int | float) or (
-        hasattr(sparsities, 'shape') and math.prod(sparsities.shape) == 1
-    )
 
 
 @dataclasses.dataclass
@@ -253,32 +233,6 @@ def total_sparsity(targets: list, sizes: list[int]) -> jax.Array:
     stacked = jnp.stack([jnp.asarray(target, jnp.float32) for target in targets])
     shares = jnp.asarray([size / max(sum(sizes), 1) for size in sizes], jnp.float32)
     return jnp.where(jnp.all(stacked == stacked[0]), stacked[0], jnp.sum(stacked * shares))
-
-
-def _finite_norms(arrays: list[jax.Array | selection.Scores]) -> jax.Array:
-    """Computes the norms `[arrays]` of what is finite in each, so that one NaN or inf does not spoil a leaf."""
-    squares = jnp.stack([_squares(array) for array in arrays])
-    has_others = ~jnp.all(jnp.isfinite(squares))
-    return jnp.sqrt(control.run_once(has_others, _finite_squares_of_each, squares, arrays))
-
-
-@jax.jit  # traced once for all arrays of one shape
-def _squares(scores: jax.Array | selection.Scores) -> jax.Array:
-    return jnp.sum(jnp.square(selection.read(scores).astype(jnp.float32)))
-
-
-def _finite_squares_of_each(
-    squares: jax.Array, arrays: list[jax.Array | selection.Scores]
-) -> jax.Array:
-    del squares
-    return jnp.stack([_finite_squares(array) for array in arrays])
-
-
-@jax.jit  # traced once for all arrays of one shape
-def _finite_squares(scores: jax.Array | selection.Scores) -> jax.Array:
-    array = selection.read(scores)
-    finite = jnp.where(jnp.isfinite(array), array, 0).astype(jnp.float32)
-    return control.sum_squares_in_passing(finite)
 
 
 @dataclasses.dataclass

@@ -6,13 +6,14 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import ste
+from jaxpruner.base_updater import BaseUpdater
+from jaxpruner.tree import at_least_float32, holds_weights
 
 
 @dataclasses.dataclass
-class MovementPruning(ste.SteMixin, base_updater.BaseUpdater):
+class MovementPruning(ste.SteMixin, BaseUpdater):
     r"""Keeps the weights that fine-tuning moves away from zero. Sanh et al., "Movement Pruning", 2020.
 
     The score of a weight is a sum over all steps, $S = -\sum_t w_t \cdot \partial L_t / \partial w_t$, which the state
@@ -40,11 +41,11 @@ class MovementPruning(ste.SteMixin, base_updater.BaseUpdater):
 
     def init_algorithm_state(self, params, target_sparsities):
         """Makes scores of zero for each pruned leaf, in 32 bits at least: products of 16-bit numbers would vanish."""
-
-        def first_scores(param, target):
-            return None if target is None else _zero_scores(param)
-
-        return tree_lib.map_with_missing(first_scores, params, target_sparsities)
+        return tree_lib.map_with_missing(
+            lambda param, target: None if target is None else _zero_scores(param),
+            params,
+            target_sparsities,
+        )
 
     def track(self, sparse_state, params, grads):
         """Adds the movement of this step to the scores."""
@@ -67,9 +68,9 @@ class MovementPruning(ste.SteMixin, base_updater.BaseUpdater):
 
 def _zero_scores(param):
     """Makes scores of zero, which are real; `None` for a leaf without weights."""
-    if not tree_lib.holds_weights(param):
+    if not holds_weights(param):
         return None
-    return jnp.zeros_like(param, dtype=jnp.finfo(tree_lib.at_least_float32(param.dtype)).dtype)
+    return jnp.zeros_like(param, dtype=jnp.finfo(at_least_float32(param.dtype)).dtype)
 
 
 def _add_movements(params, grads, scores):
@@ -78,7 +79,7 @@ def _add_movements(params, grads, scores):
     def moved(param, grad, score):
         if score is None or grad is None:
             return score
-        dtype = tree_lib.at_least_float32(param.dtype)
+        dtype = at_least_float32(param.dtype)
         return score - jnp.real(param.astype(dtype) * jnp.conj(grad.astype(dtype)))
 
     return tree_lib.map_with_missing(moved, params, grads, scores)

@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater
+from jaxpruner import control, seeds
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater as BaseUpdater
-from jaxpruner.core import control, seeds
-from jaxpruner.mask_calculator import lazy_scores
+from jaxpruner.tree import at_least_float32
 
 
 def generate_random_scores(params: tree_lib.PyTree, rng_seed: Any) -> tree_lib.PyTree:
@@ -56,7 +55,12 @@ def magnitudes(params: tree_lib.PyTree) -> tree_lib.PyTree:
     >>> magnitudes({'w': jnp.array([-2.0, 1.0])})
     {'w': Array([2., 1.], dtype=float32)}
     """
-    return lazy_scores.materialize(lazy_scores.from_function(params, jnp.abs))
+    leaves, treedef = jax.tree.flatten(params)
+    scores = [
+        jnp.abs(leaf) if jnp.issubdtype(getattr(leaf, 'dtype', None), jnp.number) else None
+        for leaf in leaves
+    ]
+    return tree_lib.unflatten(treedef, scores, leaves)
 
 
 def saliencies(params: tree_lib.PyTree, grads: tree_lib.PyTree | None) -> tree_lib.PyTree:
@@ -75,21 +79,18 @@ def saliencies(params: tree_lib.PyTree, grads: tree_lib.PyTree | None) -> tree_l
         )
 
     def saliency(param: jax.Array, grad: jax.Array | None) -> jax.Array | None:
-        if (
-            grad is None
-            or grad.dtype == jax.dtypes.float0
-            or not jnp.issubdtype(param.dtype, jnp.number)
-        ):
+        is_number = jnp.issubdtype(param.dtype, jnp.number)
+        if grad is None or grad.dtype == jax.dtypes.float0 or not is_number:
             return None
         # Products of 16-bit numbers would vanish.
-        weights = param.astype(tree_lib.at_least_float32(param.dtype))
-        return jnp.abs(weights * grad.astype(tree_lib.at_least_float32(grad.dtype)))
+        weights = param.astype(at_least_float32(param.dtype))
+        return jnp.abs(weights * grad.astype(at_least_float32(grad.dtype)))
 
     return tree_lib.map_with_missing(saliency, params, grads)
 
 
 @dataclasses.dataclass
-class MagnitudePruning(base_updater.BaseUpdater):
+class MagnitudePruning(BaseUpdater):
     """Removes the weights of least magnitude. Zhu and Gupta, "To prune, or not to prune", 2017.
 
     >>> pruner = MagnitudePruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
@@ -102,13 +103,9 @@ class MagnitudePruning(base_updater.BaseUpdater):
         del sparse_state, grads
         return magnitudes(params)
 
-    def elementwise_score(self):
-        """Scores a weight by its magnitude."""
-        return jnp.abs
-
 
 @dataclasses.dataclass
-class SaliencyPruning(base_updater.BaseUpdater):
+class SaliencyPruning(BaseUpdater):
     """Removes the weights whose removal changes the loss least, to first order. Molchanov et al., 2016.
 
     >>> pruner = SaliencyPruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
@@ -125,7 +122,7 @@ class SaliencyPruning(base_updater.BaseUpdater):
 
 
 @dataclasses.dataclass
-class RandomPruning(base_updater.BaseUpdater):
+class RandomPruning(BaseUpdater):
     """Removes weights at random: the baseline for every other score.
 
     Each update draws anew which of the remaining weights go. Pruned weights stay pruned.

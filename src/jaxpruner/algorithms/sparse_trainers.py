@@ -9,19 +9,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpruner import base_updater, sparsity_types
+from jaxpruner import checks, mask_calculator, seeds, sparsity_types
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.algorithms import overridden_names, pruners, regrown_channels
-from jaxpruner.base_updater import init_checks, schedule_reach
-from jaxpruner.core import arguments, optimizer_state, seeds
-from jaxpruner.core.optimizer_state import restart_inner_state as restart_inner_state
-from jaxpruner.mask_calculator import calculators, lazy_scores, replacement
-from jaxpruner.mask_calculator.replacement import MaskedLeaf
-from jaxpruner.sparsity_types import Groups
+from jaxpruner.algorithms import pruners
+from jaxpruner.base_updater import BaseUpdater
+from jaxpruner.sparse_state import restart_inner_state as restart_inner_state
 
 
 @dataclasses.dataclass
-class StaticRandomSparse(base_updater.BaseUpdater):
+class StaticRandomSparse(BaseUpdater):
     """Random masks at initialisation, kept to the end.
 
     Call `post_gradient_update` once after `init`, so that the first forward pass is sparse.
@@ -32,14 +29,14 @@ class StaticRandomSparse(base_updater.BaseUpdater):
     """
 
     keeps_count: ClassVar[bool] = True
+    starts_sparse: ClassVar[bool] = True
 
     is_sparse_gradients: bool = True
 
     def get_initial_masks(self, params, target_sparsities):
         """Draws random masks at the target sparsities."""
-        return self.create_masks(
-            pruners.generate_random_scores(params, self.rng_seed), target_sparsities
-        )
+        scores = pruners.generate_random_scores(params, self.rng_seed)
+        return self.create_masks(scores, target_sparsities)
 
     def update_state(self, sparse_state, params, grads):
         """Returns the state as it is."""
@@ -77,14 +74,12 @@ class SET(StaticRandomSparse):
 
     Raises:
       ValueError: N:M, in whose groups a weight cannot be replaced freely; or a drop fraction outside [0, 1].
-      TypeError: where a subclass is defined that overrides what is never called.
 
     >>> SET(drop_fraction_fn=lambda step: 0.3).skip_gradients
     True
     """
 
     regrows_from_zero: ClassVar[bool] = True
-    keeps_count: ClassVar[bool] = True
 
     skip_gradients: bool = True
     eps: float = 1e-5
@@ -93,16 +88,16 @@ class SET(StaticRandomSparse):
 
     def __init_subclass__(cls, **settings: Any):
         super().__init_subclass__(**settings)
-        overridden_names.unify_names(cls, SET)
+        for name in ('get_drop_scores', 'get_grow_scores', 'update_masks'):
+            for own, other in ((name, f'_{name}'), (f'_{name}', name)):
+                if own in vars(cls) and other not in vars(cls):
+                    setattr(cls, other, vars(cls)[own])
 
     def __post_init__(self):
         super().__post_init__()
-        if calculators.own_topk_fn(self.topk_fn) is not None:
-            raise ValueError(
-                f'{type(self).__name__} drops and grows by its own ranking: topk_fn has no meaning for it'
-            )
+        checks.check_no_topk_fn(self, 'drops and grows by its own ranking')
         # Schedules decay from their first value; a function of the step that needs more fails here, before training.
-        check_drop_fraction(self.drop_fraction_fn(0), 'drop_fraction_fn(0)')
+        checks.check_drop_fraction(self.drop_fraction_fn(0), 'drop_fraction_fn(0)')
 
     def check_type(self, sparsity_type, where=''):
         """Refuses N:M, and channels that are removed from all leaves."""
@@ -111,22 +106,20 @@ class SET(StaticRandomSparse):
                 f'{where}{type(self).__name__} replaces weights anywhere in a leaf, which N:M groups do not allow, got '
                 f'{sparsity_type}; use unstructured, block or channel sparsity, or StaticRandomSparse for N:M'
             )
-        regrown_channels.check_not_joint(self, sparsity_type, where)
+        checks.check_not_joint(self, sparsity_type, where)
 
     def check_optimizer(self, inner, params):
         """Refuses optimizers whose moments cannot be zeroed."""
-        # By `update_state` here, and by the training step where a subclass has an `update_state` of its own.
-        optimizer_state.check_restartable(inner, params)
-        optimizer_state.check_resettable(inner, params)
+        sparse_state_lib.check_restartable(inner, params)
 
     def check_plan(self, plan):
         """Also warns where no weight is ever replaced."""
         super().check_plan(plan)
-        init_checks.check_replacement(self, plan, self.drop_fraction_fn)
+        checks.check_replacement(self, plan)
 
     def plan(self, params, opt_state=None):
         """Also tells the drop fraction at the first and the last mask update."""
-        steps = schedule_reach.update_steps(self.scheduler) or (0,)
+        steps = checks.update_steps(self.scheduler) or (0,)
         with jax.ensure_compile_time_eval():
             first, last = self.drop_fraction_fn(steps[0]), self.drop_fraction_fn(steps[-1])
         plan = super().plan(params, opt_state)
@@ -140,27 +133,15 @@ class SET(StaticRandomSparse):
         )
 
     def get_drop_scores(self, sparse_state, params, grads):
-        """Scores weights: the smallest kept ones are dropped.
-
-        It is not called while `elementwise_drop_score` gives the same scores. An override in a subclass is called.
-        """
+        """Scores weights: the smallest kept ones are dropped."""
         del sparse_state, grads
         return pruners.magnitudes(params)
 
     def get_grow_scores(self, sparse_state, params, grads):
         """Scores weights: the largest that are not kept are grown. Here by chance, from the seed and the step."""
         del grads
-        return pruners.generate_random_scores(
-            params, seeds.prng_key(self.rng_seed, sparse_state.count)
-        )
-
-    def elementwise_drop_score(self):
-        """Returns the function of a weight behind `get_drop_scores`, or `None`, as `elementwise_score` does."""
-        return jnp.abs
-
-    def elementwise_grow_score(self):
-        """Returns the function of a gradient behind `get_grow_scores`, or `None`, as `elementwise_score` does."""
-        return None
+        key = seeds.prng_key(self.rng_seed, sparse_state.count)
+        return pruners.generate_random_scores(params, key)
 
     def update_masks(self, old_mask, drop_score, grow_score, drop_fraction):
         """Drops and grows weights of one leaf.
@@ -177,15 +158,16 @@ class SET(StaticRandomSparse):
         Raises:
           TypeError: called by hand where `sparsity_type` names types by leaf, so that the leaf's is not known.
         """
-        if not isinstance(self.sparsity_type, sparsity_types.GroupedType):
+        if not isinstance(self.sparsity_type, sparsity_types.SparsityType):
             raise TypeError(
                 f'update_masks works on one leaf, and {self.sparsity_type!r} does not tell its type; set sparsity_type '
                 'to a single type'
             )
-        leaf = MaskedLeaf(old_mask, drop_score, grow_score, Groups(self.sparsity_type))
-        return replacement.drop_and_grow([leaf], drop_fraction)[0]
+        groups = sparsity_types.Groups(self.sparsity_type)
+        leaf = mask_calculator.MaskedLeaf(old_mask, drop_score, grow_score, groups)
+        return mask_calculator.drop_and_grow([leaf], drop_fraction)[0]
 
-    # JaxPruner's names. Whatever name a subclass overrides, `unify_names` gives both to its method.
+    # JaxPruner's names; a subclass may override either.
     _get_drop_scores = get_drop_scores
     _get_grow_scores = get_grow_scores
     _update_masks = update_masks
@@ -199,101 +181,52 @@ class SET(StaticRandomSparse):
         fraction = self.drop_fraction_fn(sparse_state.count)
         paths, arrays, treedef = tree_lib.flatten_with_paths(params)
         masks = tree_lib.leaves_like(treedef, sparse_state.masks)
-        drop, grow = self._drop_and_grow_scores(treedef, sparse_state, params, grads, extra_args)
-        masked: dict[int, MaskedLeaf] = {}
-        leaves = self._leaves(paths, arrays)
+        drop, grow = (
+            tree_lib.leaves_like(
+                treedef,
+                score(sparse_state, params, grads, **checks.known_arguments(score, extra_args)),
+            )
+            for score in (self.get_drop_scores, self.get_grow_scores)
+        )
+        leaves = self.describe_leaves(paths, arrays)
+        masked: dict[int, mask_calculator.MaskedLeaf] = {}
         for i, leaf in enumerate(leaves):
             if masks[i] is not None:
-                calculators.check_scores(drop[i], leaf.name)
-                calculators.check_scores(grow[i], leaf.name)
-                mask, dropped, grown = map(leaf.layers_first, (masks[i], drop[i], grow[i]))
-                masked[i] = MaskedLeaf(mask, dropped, grown, leaf.groups)
-        new_masks = self._replace_weights(list(masked.values()), fraction)
+                mask_calculator.check_scores(drop[i], leaf.name)
+                mask_calculator.check_scores(grow[i], leaf.name)
+                rows = map(leaf.layers_first, (masks[i], drop[i], grow[i]))
+                masked[i] = mask_calculator.MaskedLeaf(*rows, leaf.groups)
+        if type(self).update_masks is SET.update_masks:
+            new_masks = mask_calculator.drop_and_grow(list(masked.values()), fraction)
+        else:
+            new_masks = [self._update_leaf(leaf, fraction) for leaf in masked.values()]
         for i, mask in zip(masked, new_masks, strict=True):
             masks[i] = leaves[i].layers_back(mask)
-        new_state = sparse_state._replace(masks=tree_lib.unflatten(treedef, masks, arrays))
-        regrown = self.weights_that_came_back(sparse_state, new_state)
-        if self.is_debug:
-            _print_update(type(self).__name__, sparse_state.count, fraction, regrown)
-        return new_state._replace(
-            inner_state=restart_inner_state(sparse_state.inner_state, regrown)
+        new_masks = tree_lib.unflatten(treedef, masks, arrays)
+        regrown = tree_lib.map_with_missing(
+            lambda new, old: (new != 0) & (old == 0), new_masks, sparse_state.masks
         )
+        if self.is_debug:
+            jax.debug.print(
+                '{name}: masks updated at step {step}, drop fraction {fraction}, {number} weights came back',
+                name=type(self).__name__,
+                step=sparse_state.count,
+                fraction=fraction,
+                number=sum(jnp.sum(flags) for flags in jax.tree.leaves(regrown)),
+            )
+        inner_state = restart_inner_state(sparse_state.inner_state, regrown)
+        return sparse_state._replace(masks=new_masks, inner_state=inner_state)
 
-    def weights_that_came_back(self, old_state, new_state):
-        """Finds the regrown weights, pruned in one state and kept in the other: a tree of flags, `None` where dense."""
-
-        def is_regrown(new: jax.Array, old: jax.Array) -> jax.Array:
-            return (new != 0) & (old == 0)
-
-        return tree_lib.map_with_missing(is_regrown, new_state.masks, old_state.masks)
-
-    def moments_to_reset(self, old_state, new_state):
-        """Chooses the regrown weights, if `update_state` has not zeroed their moments already.
-
-        The `update_state` of SET and RigL has: subclasses written for JaxPruner expect it of `super().update_state`. A
-        subclass that makes masks without it leaves `inner_state` as it was.
-        """
-        is_already_done = new_state.inner_state is not old_state.inner_state
-        if is_already_done:
-            return None
-        return self.weights_that_came_back(old_state, new_state)
-
-    def _drop_and_grow_scores(self, treedef, sparse_state, params, grads, extra_args):
-        scores = []
-        # Under JaxPruner's names: code that replaces a method of a class or of one pruner knows these.
-        for name, hook, weights in (
-            ('_get_drop_scores', 'elementwise_drop_score', params),
-            ('_get_grow_scores', 'elementwise_grow_score', grads),
-        ):
-            tree = self._lazy_scores_by(hook, name, treedef, weights)
-            if tree is None:
-                method = getattr(self, name)
-                named = arguments.known_arguments(method, extra_args)
-                tree = method(sparse_state, params, grads, **named)
-            scores.append(tree_lib.leaves_like(treedef, tree))
-        return scores
-
-    def _lazy_scores_by(self, hook, method, treedef, arrays):
-        """Returns lazy scores as a hook has them; `None` where a method makes arrays."""
-        if self._updates_masks_itself() or not lazy_scores.hook_describes(self, hook, method):
-            return None
-        function = getattr(self, hook)()
-        if function is None:
-            return None
-        # Gradients may come in containers of another type than the parameters.
-        arrays = jax.tree.unflatten(treedef, tree_lib.leaves_like(treedef, arrays))
-        return lazy_scores.from_function(arrays, function, hook)
-
-    def _updates_masks_itself(self) -> bool:
-        return getattr(self._update_masks, '__func__', None) is not SET.update_masks
-
-    def _replace_weights(self, leaves: list[MaskedLeaf], fraction: Any) -> list[jax.Array]:
-        if self._updates_masks_itself():
-            return [self._replace_by_override(leaf, fraction) for leaf in leaves]
-        return replacement.drop_and_grow(leaves, fraction)
-
-    def _replace_by_override(self, leaf: MaskedLeaf, fraction: Any) -> jax.Array:
+    def _update_leaf(self, leaf: Any, fraction: Any) -> jax.Array:
         """Asks a subclass's `update_masks`, which sees the leaf's own type, and one layer at a time."""
         pruner = copy.copy(self)
         pruner.sparsity_type = leaf.groups.sparsity_type
 
         def update(mask: jax.Array, drop: jax.Array, grow: jax.Array) -> jax.Array:
-            return pruner._update_masks(mask, drop, grow, drop_fraction=fraction)
+            return pruner.update_masks(mask, drop, grow, drop_fraction=fraction)
 
-        update_leaf = leaf.groups.per_layer(update)
-        new = update_leaf(leaf.mask, leaf.drop_scores, leaf.grow_scores)
+        new = leaf.groups.per_layer(update)(leaf.mask, leaf.drop_scores, leaf.grow_scores)
         return (jnp.asarray(new) != 0).astype(leaf.mask.dtype)
-
-
-def _print_update(name: str, step: Any, fraction: Any, regrown: tree_lib.PyTree) -> None:
-    number = sum(jnp.sum(flags) for flags in jax.tree.leaves(regrown))
-    jax.debug.print(
-        '{name}: masks updated at step {step}, drop fraction {fraction}, {number} weights came back',
-        name=name,
-        step=step,
-        fraction=fraction,
-        number=number,
-    )
 
 
 @dataclasses.dataclass
@@ -313,33 +246,6 @@ class RigL(SET):
     needs_gradients: ClassVar[bool] = True
 
     def get_grow_scores(self, sparse_state, params, grads):
-        """Scores weights by gradient magnitudes; not called while `elementwise_grow_score` gives the same scores."""
+        """Scores weights by gradient magnitudes."""
         del sparse_state, params
         return pruners.magnitudes(grads)
-
-    def elementwise_grow_score(self):
-        """Scores a weight by the magnitude of its gradient."""
-        return jnp.abs
-
-
-def check_drop_fraction(fraction: Any, name: str) -> None:
-    """Refuses a drop fraction outside [0, 1]; traced values pass.
-
-    Args:
-      fraction: a number or scalar array.
-      name: what it is called, for the message.
-
-    Raises:
-      ValueError: it lies outside.
-      TypeError: it is no number.
-
-    >>> check_drop_fraction(0.3, 'drop_fraction')
-    """
-    if tree_lib.is_traced(fraction):
-        return
-    if isinstance(fraction, str) or not hasattr(fraction, '__float__'):
-        raise TypeError(f'{name} must be a number between 0 and 1, got {fraction!r}')
-    if not 0 <= float(fraction) <= 1:
-        raise ValueError(
-            f'{name} must lie in [0, 1] (the share of kept weights that is replaced), got {fraction}'
-        )

@@ -1,22 +1,22 @@
 """Straight-through methods: the forward pass is sparse, the weights that are trained stay dense."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater
+from jaxpruner import checks, seeds
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.algorithms import mixins, pruners
-from jaxpruner.core import arguments, masking, seeds
-from jaxpruner.core.sparse_state import only_sparse_state
+from jaxpruner.algorithms import pruners
+from jaxpruner.base_updater import BaseUpdater
 
 # A mixin calls the methods of the pruner that it is mixed into.
-_Pruner = base_updater.BaseUpdater if TYPE_CHECKING else object
+_Pruner = BaseUpdater if TYPE_CHECKING else object
 
 
-@dataclasses.dataclass(init=False)  # that of the pruner takes its settings
+@dataclasses.dataclass(init=False, eq=False)  # those of the pruner
 class SteMixin(_Pruner):
     """Prunes in `pre_forward_update`, at the scheduled sparsity of each step, and lets gradients pass.
 
@@ -37,17 +37,17 @@ class SteMixin(_Pruner):
     {'w': Array([-2.,  0.], dtype=float32)}
     """
 
+    lands_on_zero: ClassVar[bool] = False
+
     def __init_subclass__(cls, **settings: Any):
         super().__init_subclass__(**settings)
-        mixins.check_mixed_in_first(cls, SteMixin)
+        checks.check_mixed_in_first(cls, SteMixin, BaseUpdater)
 
     def init_state(self, params):
         """Makes the state as the base does; the first selection has no threshold to begin at."""
         state = super().init_state(params)
         _, thresholds = jax.eval_shape(self._selected, params, state)
-        nowhere = jax.tree.map(
-            lambda threshold: jnp.full(threshold.shape, jnp.nan, threshold.dtype), thresholds
-        )
+        nowhere = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), thresholds)
         return state._replace(thresholds=nowhere)
 
     def get_initial_masks(self, params, target_sparsities):
@@ -57,17 +57,16 @@ class SteMixin(_Pruner):
     def pre_forward_update(self, params, opt_state=None, *, sparse_state=None):
         """Prunes the parameters; the derivative is the identity, so that it may stand inside the loss."""
         params = tree_lib.as_arrays(params)
-        state = only_sparse_state(arguments.given_state(opt_state, sparse_state))
+        state = sparse_state_lib.only_sparse_state(checks.given_state(opt_state, sparse_state))
         masks, _ = self._selected(params, state)
         return tree_lib.map_with_missing(
-            lambda p, m: p if m is None else masking.straight_through(p, m), params, masks
+            lambda p, m: p if m is None else sparse_state_lib.straight_through(p, m), params, masks
         )
 
     def track(self, sparse_state, params):
         """Makes the masks of this step's forward pass; their thresholds are kept for the next one."""
         masks, thresholds = self._selected(params, sparse_state)
-        # None in a state that somebody else made, and where the pruner has a ranking of its own.
-        if sparse_state.thresholds is None:
+        if sparse_state.thresholds is None:  # in a state that somebody else made
             return sparse_state, masks
         return sparse_state._replace(thresholds=thresholds), masks
 
@@ -81,12 +80,8 @@ class SteMixin(_Pruner):
         sparsities = self.scheduler.get_sparsity_at_step(state.target_sparsities, state.count)
         # Scores steer the selection alone; no gradient flows through it.
         detached = jax.lax.stop_gradient(params)
-        state = state._replace(masks=masking.unpack_masks(state.masks, params))
-        scores = self._lazy_scores(detached)
-        if scores is None:
-            scores = self.calculate_scores(detached, sparse_state=state)
-        if self.overrides('create_masks'):  # such a ranking starts at no threshold
-            return self.create_masks(scores, sparsities), None
+        state = state._replace(masks=sparse_state_lib.unpack_masks(state.masks, params))
+        scores = self.calculate_scores(detached, sparse_state=state)
         return self.select_masks(scores, sparsities, state.thresholds)
 
     def post_gradient_update(self, params, opt_state=None, *, sparse_state=None):

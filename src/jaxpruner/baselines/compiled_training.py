@@ -16,7 +16,7 @@ from jaxpruner.baselines.pruners import DENSE
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Carry, Workload
 from jaxpruner.baselines.training import Training
-from jaxpruner.core.sparse_state import sparse_states
+from jaxpruner.sparse_state import sparse_states
 
 
 class SharedPrograms:

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpruner import api
+from jaxpruner import api, checks
 from jaxpruner import tree as tree_lib
-from jaxpruner.base_updater import config_keys
 from jaxpruner.files import atomic_files, config_files
 
 Plain = str | bool | int | float | tuple
@@ -210,7 +209,7 @@ def _own_fields() -> dict[str, Any]:
     defaults = {}
     for algorithm in api.ALGORITHM_REGISTRY.values():
         for field in dataclasses.fields(algorithm):
-            if field.init and config_keys.is_users_own(algorithm, field.name):
+            if field.init and checks.is_users_own(algorithm, field.name):
                 defaults[field.name] = field.default
     return defaults
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from jaxpruner import sparsity_distributions, sparsity_types
 from jaxpruner import tree as tree_lib
-from jaxpruner.base_updater.leaf_plans import type_words
+from jaxpruner.caller_warnings import warn
 from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.optimizer_state import find_optimizer_state
-from jaxpruner.core.caller_warnings import warn
+from jaxpruner.plan import type_words
 from jaxpruner.sparsity_types import PartialGroupError
 from jaxpruner.tree import nearest
 

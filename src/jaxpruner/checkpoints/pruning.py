@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from jaxpruner.caller_warnings import warn
 from jaxpruner.checkpoints import leaf_masks
 from jaxpruner.checkpoints.base import Checkpoint, Leaf
 from jaxpruner.checkpoints.optimizer_state import find_optimizer_state
@@ -16,7 +17,6 @@ from jaxpruner.checkpoints.parts import PART_SIZE, Part, parts_of
 from jaxpruner.checkpoints.plan import Choice
 from jaxpruner.checkpoints.safetensors_reader import SafetensorsFile, ShardedSafetensors
 from jaxpruner.checkpoints.safetensors_writer import SafetensorsWriter
-from jaxpruner.core.caller_warnings import warn
 from jaxpruner.files import atomic_files
 
 _NAMED = 4  # tensors that a warning names

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxpruner import text_tables
-from jaxpruner.base_updater.leaf_plans import type_words
 from jaxpruner.checkpoints import Choice, Leaf, LeafReport
 from jaxpruner.checkpoints.inspection import totals
 from jaxpruner.checkpoints.plan import LOOKS_LIKE_EMBEDDING, LOOKS_LIKE_HEAD
 from jaxpruner.cli import output
+from jaxpruner.plan import type_words
 from jaxpruner.progress import progress_bar
 from jaxpruner.sparsity_types import NByM, SparsityType
 from jaxpruner.text_tables import Column

@@ -10,7 +10,7 @@ import jax
 import platformdirs
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxpruner.core.caller_warnings import warn
+from jaxpruner.caller_warnings import warn
 from jaxpruner.files import file_locks
 
 # Each holds unless its name in capitals stands in the environment.

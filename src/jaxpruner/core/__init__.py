@@ -1,1 +1,1 @@
-"""What every package stands on: trees, masks, states, control flow, files and messages."""
+"""A compiler trick or two of the selection."""

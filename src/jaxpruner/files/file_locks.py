@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from jaxpruner.core.caller_warnings import warn
+from jaxpruner.caller_warnings import warn
 
 if sys.platform == 'win32':
     import msvcrt

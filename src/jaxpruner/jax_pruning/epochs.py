@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import caller_warnings
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import caller_warnings, masking
 from jaxpruner.jax_pruning.plan import EntryPlan, resolve_entries
 from jaxpruner.jax_pruning.strategy import PruningStrategy
 from jaxpruner.mask_calculator import MASK_DTYPE
@@ -66,7 +67,7 @@ def pruning(
     for message in entry.warnings:
         caller_warnings.warn(message)
     masks = _new_masks(params, mask_key, entry.sparsities, plan=entry.plan)
-    return True, masking.store_masks(masks, params, use_packed_masks, like=mask_key)
+    return True, sparse_state_lib.store_masks(masks, params, use_packed_masks, like=mask_key)
 
 
 def pruning_apply(
@@ -90,7 +91,7 @@ def pruning_apply(
     """
     if mask_key is None:
         return state, None
-    masked = masking.apply_mask(_parameters_of(state), mask_key)
+    masked = sparse_state_lib.apply_mask(_parameters_of(state), mask_key)
     if _holds_parameters(state):
         masked = _replace_parameters(state, masked)
     return masked, mask_key
@@ -135,7 +136,9 @@ def initial_masks(
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
     for path, leaf in zip(paths, leaves, strict=True):
         masks.append(jnp.ones(leaf.shape, MASK_DTYPE) if path in meant else None)
-    return masking.store_masks(tree_lib.unflatten(treedef, masks, leaves), params, use_packed_masks)
+    return sparse_state_lib.store_masks(
+        tree_lib.unflatten(treedef, masks, leaves), params, use_packed_masks
+    )
 
 
 @functools.partial(jax.jit, static_argnames='plan')

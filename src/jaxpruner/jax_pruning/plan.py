@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxpruner import algorithms
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import masking
 from jaxpruner.jax_pruning import kernels
 from jaxpruner.jax_pruning.strategy import PruningEntry, PruningStrategy, Rate, check_axis
 from jaxpruner.sparsity_types import NByM, SparsityType, Unstructured
@@ -36,12 +36,12 @@ class EntryPlan:
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
         old = tree_lib.unflatten(treedef, [None] * len(paths), leaves)
         if old_masks is not None:
-            old = masking.unpack_masks(old_masks, params)
+            old = sparse_state_lib.unpack_masks(old_masks, params)
         types = dict(self.types)
         scores = []
         targets = []
         for path, weights in zip(
-            paths, jax.tree.leaves(masking.apply_mask(params, old)), strict=True
+            paths, jax.tree.leaves(sparse_state_lib.apply_mask(params, old)), strict=True
         ):
             is_meant = path in types
             scores.append(algorithms.pruners.magnitudes(weights) if is_meant else None)

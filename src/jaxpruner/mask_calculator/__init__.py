@@ -25,12 +25,17 @@ A ranking over the whole model goes by `selection.keep_largest_jointly` to `pass
 """
 
 from jaxpruner.mask_calculator.calculators import MASK_DTYPE as MASK_DTYPE
+from jaxpruner.mask_calculator.calculators import LeafMask as LeafMask
+from jaxpruner.mask_calculator.calculators import ScoredLeaf as ScoredLeaf
 from jaxpruner.mask_calculator.calculators import TopkFn as TopkFn
 from jaxpruner.mask_calculator.calculators import TopkFnType as TopkFnType
+from jaxpruner.mask_calculator.calculators import TopkOfType as TopkOfType
 from jaxpruner.mask_calculator.calculators import (
     _topk_mask_calculator_internal as _topk_mask_calculator_internal,
 )
+from jaxpruner.mask_calculator.calculators import check_scores as check_scores
 from jaxpruner.mask_calculator.calculators import get_topk_fn as get_topk_fn
+from jaxpruner.mask_calculator.calculators import own_topk_fn as own_topk_fn
 from jaxpruner.mask_calculator.calculators import (
     topk_block_mask_calculator as topk_block_mask_calculator,
 )
@@ -44,3 +49,10 @@ from jaxpruner.mask_calculator.calculators import topk_mask_calculator as topk_m
 from jaxpruner.mask_calculator.calculators import (
     topk_n_by_m_mask_calculator as topk_n_by_m_mask_calculator,
 )
+from jaxpruner.mask_calculator.joint_leaves import kept_weights as kept_weights
+from jaxpruner.mask_calculator.joint_leaves import mask_joint_leaves as mask_leaves  # noqa: F401
+from jaxpruner.mask_calculator.joint_leaves import with_targets as with_targets
+from jaxpruner.mask_calculator.replacement import MaskedLeaf as MaskedLeaf
+from jaxpruner.mask_calculator.replacement import drop_and_grow as drop_and_grow
+from jaxpruner.mask_calculator.selection import number_to_keep as number_to_keep
+from jaxpruner.mask_calculator.selection import number_to_keep_on_host as number_to_keep_on_host

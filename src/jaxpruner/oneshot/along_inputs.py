@@ -4,11 +4,9 @@ import copy
 import dataclasses
 from typing import Any
 
-from jaxpruner import sparsity_types
+from jaxpruner import checks, mask_calculator, sparsity_types
 from jaxpruner import tree as tree_lib
-from jaxpruner.base_updater import BaseUpdater, targets
-from jaxpruner.base_updater.leaf_plans import PruningPlan
-from jaxpruner.mask_calculator import calculators
+from jaxpruner.base_updater import BaseUpdater
 from jaxpruner.oneshot.followed_leaves import (
     check_used,
     follow_leaves,
@@ -18,6 +16,7 @@ from jaxpruner.oneshot.followed_leaves import (
     why_left_dense,
 )
 from jaxpruner.oneshot.named_leaves import names_of
+from jaxpruner.plan import PruningPlan
 from jaxpruner.sparsity_types import (
     check_groups,
     normalize_setting,
@@ -59,7 +58,7 @@ def along_inputs(pruner: BaseUpdater, graph: UseGraph, params: tree_lib.PyTree) 
     warn_of_unclear(unclear)
     why_dense |= unclear
     types.update(dict.fromkeys(why_dense))
-    if calculators.own_topk_fn(pruner.topk_fn) is None:
+    if mask_calculator.own_topk_fn(pruner.topk_fn) is None:
         # Below the pruner has another setting than the one that its user wrote, which an error should name.
         of_leaves = resolve_leaves(paths, leaves, list(types.values()), pruner.stacked)
         checks = {leaf.path: leaf.check_shape for leaf in of_leaves if leaf.path in selected}
@@ -84,17 +83,16 @@ def _selected(
     pruner: BaseUpdater, params: tree_lib.PyTree, types: list[Any]
 ) -> list[tree_lib.Path]:
     """Finds the leaves that a pruner selects, whatever the axes of their types."""
-    paths, arrays, treedef = tree_lib.flatten_with_paths(params)
+    paths, arrays, _ = tree_lib.flatten_with_paths(params)
     any_type = sparsity_types.Unstructured()
     types = [None if sparsity_type is None else any_type for sparsity_type in types]
     leaves = resolve_leaves(paths, arrays, types, pruner.stacked)
     with ignore_vectors():
-        sparsities = targets.of_leaves(
-            pruner.sparsity_distribution_fn, params, leaves, pruner.stacked, lambda pruned: None
+        sparsities, _ = checks.targets_of_leaves(
+            pruner.sparsity_distribution_fn, params, leaves, pruner.stacked
         )
-    of_leaves = tree_lib.leaves_like(treedef, sparsities)
     selected = []
-    for path, sparsity in zip(paths, of_leaves, strict=True):
+    for path, sparsity in zip(paths, sparsities, strict=True):
         if sparsity is not None:
             selected.append(path)
     return selected

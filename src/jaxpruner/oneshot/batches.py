@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner.core import caller_warnings
+from jaxpruner import caller_warnings
 
 _TUPLE = 'a batch of several inputs is a tuple: batches=[(x, y), …]'
 READ_AGAIN = 'give a list, or another iterable that begins anew each time'

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxpruner import sparsity_types
-from jaxpruner.base_updater.leaf_plans import LeafPlan, PruningPlan
 from jaxpruner.oneshot.followed_leaves import FollowedLeaves, why_left_dense
 from jaxpruner.oneshot.leaf_targets import LeafTargets
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
+from jaxpruner.plan import LeafPlan, PruningPlan
 from jaxpruner.uses import UseGraph, with_input_axes
 
 _NOTE = (

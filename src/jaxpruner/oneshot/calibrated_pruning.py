@@ -8,12 +8,8 @@ from typing import Any, ClassVar, NoReturn
 import jax
 import optax
 
-from jaxpruner import base_updater, sparsity_types
+from jaxpruner import base_updater, caller_warnings, checks, sparsity_types
 from jaxpruner import tree as tree_lib
-from jaxpruner.base_updater import init_checks
-from jaxpruner.base_updater import targets as targets_lib
-from jaxpruner.base_updater.leaf_plans import PruningPlan
-from jaxpruner.mask_calculator import calculators
 from jaxpruner.oneshot import given_masks
 from jaxpruner.oneshot.at_once_or_in_blocks import prune_at_once, prune_in_blocks
 from jaxpruner.oneshot.batches import (
@@ -46,7 +42,7 @@ from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
 from jaxpruner.oneshot.pruning_run import PruningRun
 from jaxpruner.oneshot.sample_weights import SampleWeights
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
-from jaxpruner.sparsity_distributions import why_dense
+from jaxpruner.plan import PruningPlan
 from jaxpruner.sparsity_types import Leaf, check_groups, normalize_setting
 from jaxpruner.uses import param_uses
 
@@ -101,10 +97,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
             raise ValueError(
                 'blocks are for sequential=True, or for owl=True per block; set one of them, or no blocks'
             )
-        if calculators.own_topk_fn(self.topk_fn) is not None:
-            raise ValueError(
-                f'{type(self).__name__} ranks weights itself and takes no topk_fn, got {self.topk_fn!r}'
-            )
+        checks.check_no_topk_fn(self, 'ranks weights itself')
 
     def check_type(self, sparsity_type: sparsity_types.SparsityType, where: str = '') -> None:
         """Refuses all but unstructured and N:M, and OWL with N:M, which leaves no choice of a sparsity."""
@@ -241,7 +234,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         if masks_by_path:
             return given_masks.apply_masks(leaves.params, masks_by_path)
         made = leaves.masks
-        init_checks.check_masks(self, params, made)
+        checks.check_masks(self, params, made)
         return leaves.params, made
 
     def plan(
@@ -279,7 +272,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         check_model_is_given(type(self).__name__, 'plan', apply_fn, batches)
         assert apply_fn is not None
         assert batches is not None
-        with targets_lib.collect_contradictions():
+        with caller_warnings.silence():  # which leaves are pruned is not known yet
             plan = self._plan_without_model(params)
         first, _ = first_batch(batches)
         model = self._follow(apply_fn, first, params, self._targets(params))
@@ -287,25 +280,29 @@ class CalibratedPruning(base_updater.BaseUpdater):
         return with_model(plan, model, arrays)
 
     def _plan_without_model(self, params: tree_lib.PyTree) -> PruningPlan:
-        plan = super().plan(params)
-        if type(self).get_target_sparsities is not CalibratedPruning.get_target_sparsities:
-            return plan
-        return with_reasons(plan, why_dense(self.distribution(), params, self.stacked))
+        return with_reasons(super().plan(params), self.why_dense(params))
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
         """Returns the target of each leaf; its sparsity type is checked when it is known how the leaf is used."""
+        _, leaves, treedef = tree_lib.flatten_with_paths(params)
+        targets, contradictions = self._targets_and_contradictions(params)
+        checks.warn_of_contradictions(contradictions)
+        return tree_lib.unflatten(treedef, targets, leaves)
+
+    def _targets_and_contradictions(
+        self, params: tree_lib.PyTree
+    ) -> tuple[list[Any], list[checks.Contradiction]]:
         paths, leaves, _ = tree_lib.flatten_with_paths(params)
 
         def check(pruned: Sequence[Leaf]) -> None:
             for leaf in pruned:
-                assert leaf.sparsity_type is not None
                 self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
 
         with ignore_vectors():
-            return targets_lib.of_leaves(
+            return checks.targets_of_leaves(
                 self.sparsity_distribution_fn,
                 params,
-                self._leaves(paths, leaves),
+                self.describe_leaves(paths, leaves),
                 self.stacked,
                 check,
             )
@@ -320,14 +317,15 @@ class CalibratedPruning(base_updater.BaseUpdater):
     def _targets(self, params: tree_lib.PyTree) -> LeafTargets:
         """Finds the targets of the leaves that the distribution selects."""
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-        with targets_lib.collect_contradictions() as contradictions:
+        _, contradictions = self._targets_and_contradictions(params)
+        with caller_warnings.silence():  # until it is known which leaves are pruned
             sparsities = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
         contradiction_of = {each.leaf.path: each for each in contradictions}
         for names in self.blocks or ():
             names = (names,) if isinstance(names, str) else names
             tree_lib.check_names(names, paths, 'blocks')
         targets = {}
-        for i, leaf in enumerate(self._leaves(paths, leaves)):
+        for i, leaf in enumerate(self.describe_leaves(paths, leaves)):
             if sparsities[i] is not None and leaf.sparsity_type is not None:
                 contradiction = contradiction_of.get(leaf.path)
                 target = LeafTarget(sparsities[i], leaf.sparsity_type, contradiction=contradiction)

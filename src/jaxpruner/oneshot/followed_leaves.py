@@ -5,8 +5,8 @@ import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxpruner import caller_warnings
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import caller_warnings
 from jaxpruner.oneshot.weight_matrices import UnknownWeightsError, WeightMatrices, find_matrices
 from jaxpruner.uses import UseGraph
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import caller_warnings
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import caller_warnings
 
 _MOST_NAMED = 5  # leaves in a warning
 

@@ -6,10 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import sparsity_types
+from jaxpruner import caller_warnings, checks, sparsity_types
 from jaxpruner import tree as tree_lib
-from jaxpruner.base_updater import targets as targets_lib
-from jaxpruner.core import caller_warnings
 from jaxpruner.oneshot import matrix_masks
 from jaxpruner.oneshot.calibration import CalibratedMatrices
 from jaxpruner.oneshot.followed_leaves import (
@@ -31,7 +29,7 @@ class LeafTarget(NamedTuple):
     sparsity: Any
     sparsity_type: sparsity_types.SparsityType
     mask: jax.Array | None = None
-    contradiction: targets_lib.Contradiction | None = None
+    contradiction: checks.Contradiction | None = None
 
     def check(self, of_leaf: Iterable[WeightMatrices]) -> None:
         """Refuses N:M of which m does not divide the inputs of a leaf's matrices."""
@@ -99,7 +97,7 @@ def choose_calibrated(
 
 def _warn_of_contradictions(chosen: LeafTargets) -> None:
     contradictions = [target.contradiction for target in chosen.values()]
-    targets_lib.warn_of_contradictions([each for each in contradictions if each])
+    checks.warn_of_contradictions([each for each in contradictions if each])
 
 
 def _among(targets: LeafTargets, paths: Iterable[tree_lib.Path]) -> LeafTargets:

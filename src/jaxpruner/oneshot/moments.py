@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.core.explicit_meshes import without_explicit_axes
+from jaxpruner.explicit_meshes import without_explicit_axes
 from jaxpruner.oneshot.contracted_axes import contracted_axes
 from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.matrix_layout import MatrixLayout

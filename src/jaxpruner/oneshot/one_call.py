@@ -4,10 +4,8 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jaxpruner import api, sparsity_types
+from jaxpruner import api, caller_warnings, sparsity_types
 from jaxpruner import tree as tree_lib
-from jaxpruner.base_updater.leaf_plans import PruningPlan
-from jaxpruner.core import caller_warnings
 from jaxpruner.oneshot.along_inputs import along_inputs
 from jaxpruner.oneshot.batches import (
     as_inputs,
@@ -26,6 +24,7 @@ from jaxpruner.oneshot.snip import SNIP
 from jaxpruner.oneshot.sparsegpt import SparseGPT
 from jaxpruner.oneshot.synflow import SynFlow
 from jaxpruner.oneshot.wanda import Wanda
+from jaxpruner.plan import PruningPlan
 from jaxpruner.sparsity_types import is_n_by_m_without_axis, normalize_setting
 from jaxpruner.uses import UseGraph, param_uses
 

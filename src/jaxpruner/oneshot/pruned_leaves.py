@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner import mask_calculator
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import packing
-from jaxpruner.core.explicit_meshes import has_explicit_axes, without_explicit_axes
+from jaxpruner.explicit_meshes import has_explicit_axes, without_explicit_axes
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.uses.compiled_once import CompiledOnce
 
@@ -94,7 +94,7 @@ class PrunedLeaves:
         mask = self._masks.get(path)
         if mask is None:
             return None
-        return packing.unpack_like(mask, self._leaves[path].shape)
+        return sparse_state_lib.unpack_like(mask, self._leaves[path].shape)
 
     def _functions(
         self, matrices: WeightMatrices, leaf: jax.Array, is_own: bool = True
@@ -163,10 +163,10 @@ def _writer(matrices: WeightMatrices) -> Callable[..., Any]:
             return _change(of_layer, leaf, mask, new, kept)
         old = lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
         old_mask = lax.dynamic_index_in_dim(mask, layer, keepdims=False)
-        old_mask = packing.unpack_like(old_mask, old.shape)
+        old_mask = sparse_state_lib.unpack_like(old_mask, old.shape)
         changed, changed_mask, is_finite = _change(matrices.of_slice, old, old_mask, new, kept)
         if mask.shape != leaf.shape:
-            changed_mask = packing.pack(changed_mask)
+            changed_mask = sparse_state_lib.pack(changed_mask)
         leaf = lax.dynamic_update_index_in_dim(leaf, changed, layer, 0)
         mask = lax.dynamic_update_index_in_dim(mask, changed_mask, layer, 0)
         return leaf, mask, is_finite
@@ -205,7 +205,7 @@ def _packed_ones(leaf: jax.Array) -> jax.Array:
 
     It is unpacked where devices share the leaf, since bytes would cross their borders.
     """
-    shape = leaf.shape[0], *packing.packed_shape(leaf.shape[1:])
+    shape = leaf.shape[0], *sparse_state_lib.packed_shape(leaf.shape[1:])
     if len(leaf.sharding.device_set) > 1 or shape == leaf.shape:
         return _ones(leaf)
     return jnp.full(shape, 255, jnp.uint8)

@@ -13,11 +13,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpruner import base_updater
+from jaxpruner import base_updater, checks
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import global_pruners
-from jaxpruner.base_updater import init_checks
-from jaxpruner.core import masking
 from jaxpruner.oneshot.batches import (
     READ_AGAIN,
     as_batches,
@@ -128,7 +126,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         self._check_loss(loss, params, first)
         masks = self.get_initial_masks(params, sparsities)
         if not jax.tree.leaves(masks):
-            init_checks.check_masks(self, params, masks)
+            checks.check_masks(self, params, masks)
             return params, masks
         total = _total(masks, sparsities)
         masks = self._prune_in_rounds(
@@ -136,7 +134,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         )
         if total < 1:
             self._warn_of_collapse(masks)
-        init_checks.check_masks(self, params, masks)
+        checks.check_masks(self, params, masks)
         return self.apply_masks(params, masks), masks
 
     def as_loss(
@@ -257,7 +255,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         paths, leaves, _ = tree_lib.flatten_with_paths(masks)
         empty = []
         for path, mask in zip(paths, leaves, strict=True):
-            if mask.size and not masking.keeps_any(mask):
+            if mask.size and not checks.keeps_any(mask):
                 empty.append(tree_lib.path_string(path))
         if empty:
             warnings.warn(

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner import sparsity_types
+from jaxpruner import caller_warnings, sparsity_types
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import caller_warnings
 from jaxpruner.oneshot import matrix_masks
 from jaxpruner.oneshot.calibration import CalibratedMatrices
 from jaxpruner.oneshot.input_statistics import (

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.core.explicit_meshes import on_explicit_mesh
+from jaxpruner.explicit_meshes import on_explicit_mesh
 from jaxpruner.oneshot.batches import (
     as_batches,
     as_inputs,

@@ -6,9 +6,8 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import caller_warnings, utils
 from jaxpruner import tree as tree_lib
-from jaxpruner import utils
-from jaxpruner.core import caller_warnings
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
 from jaxpruner.oneshot.cholesky import flipped_cholesky
 from jaxpruner.oneshot.input_statistics import first_names

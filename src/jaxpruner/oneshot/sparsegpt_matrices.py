@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner import sparsity_types
-from jaxpruner.core.explicit_meshes import without_explicit_axes
+from jaxpruner.explicit_meshes import without_explicit_axes
 from jaxpruner.mask_calculator import selection
 from jaxpruner.oneshot import cholesky, matrix_masks
 from jaxpruner.oneshot.elimination import Rows, Rule, eliminate, part_lengths, product

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jaxpruner.core.caller_warnings import warn
+from jaxpruner.caller_warnings import warn
 from jaxpruner.files import atomic_files, input_files
 from jaxpruner.report import seals
 

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import explicit_meshes
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import explicit_meshes, masking, packing, sparse_state
 
 # The step [1], the targets [m], and what masks kept, dropped and regrew, uint32[3, m].
 Record = tuple[jax.Array, jax.Array, jax.Array]
@@ -28,9 +29,9 @@ class MaskedLeaf(NamedTuple):
 
 def masked_leaves(opt_state: Any) -> list[MaskedLeaf]:
     """Lists all masked leaves of an optimizer state; refuses a state without a pruner's, and one that is traced."""
-    states = sparse_state.sparse_states(opt_state)
+    states = sparse_state_lib.sparse_states(opt_state)
     if not states:
-        raise ValueError(sparse_state.NO_STATE)
+        raise ValueError(sparse_state_lib.NO_STATE)
     leaves: list[MaskedLeaf] = []
     for number, state in enumerate(states, 1):
         taken = {leaf.name for leaf in leaves}
@@ -64,7 +65,7 @@ def count(
 
 def steps_counted(opt_state: Any) -> Any:
     """Finds the counter of the first pruner in an optimizer state, `None` if it has none."""
-    return sparse_state.sparse_states(opt_state)[0].count
+    return sparse_state_lib.sparse_states(opt_state)[0].count
 
 
 def number_of_weights(leaf: MaskedLeaf) -> int:
@@ -93,12 +94,12 @@ def chosen_names(leaves: Any, names: Any) -> list[int]:
 
 def masks_by_name(masks: Any, params: Any) -> dict[str, Any]:
     """Unpacks the masks of all masked leaves, of an optimizer state or a tree of masks."""
-    states = sparse_state.sparse_states(masks)
+    states = sparse_state_lib.sparse_states(masks)
     by_name: dict[str, Any] = {}
-    for state in states or [sparse_state.SparseState(masks)]:
+    for state in states or [sparse_state_lib.SparseState(masks)]:
         own_masks = state.masks
         if params is not None:
-            own_masks = masking.unpack_masks(own_masks, params)
+            own_masks = sparse_state_lib.unpack_masks(own_masks, params)
         elif state.sizes is not None:
             raise ValueError(
                 'the masks are packed, and their shapes are those of the parameters: give params='
@@ -109,9 +110,9 @@ def masks_by_name(masks: Any, params: Any) -> dict[str, Any]:
     return by_name
 
 
-def _leaves_of(state: sparse_state.SparseState) -> list[MaskedLeaf]:
+def _leaves_of(state: sparse_state_lib.SparseState) -> list[MaskedLeaf]:
     paths, masks, treedef = tree_lib.flatten_with_paths(state.masks)
-    targets = tree_lib.leaves_like(treedef, sparse_state.leaf_targets(state))
+    targets = tree_lib.leaves_like(treedef, sparse_state_lib.leaf_targets(state))
     sizes = tree_lib.leaves_like(treedef, state.sizes)
     leaves = []
     for path, mask, size, target in zip(paths, masks, sizes, targets, strict=True):
@@ -131,7 +132,7 @@ def _packing_axis(leaf: MaskedLeaf) -> int | None:
     mask = leaf.mask
     if leaf.size is not None or not mask.ndim or explicit_meshes.has_explicit_axes(mask):
         return None
-    return packing.packed_axis(mask.shape, mask.sharding.shard_shape(mask.shape))
+    return sparse_state_lib.packed_axis(mask.shape, mask.sharding.shard_shape(mask.shape))
 
 
 @partial(jax.jit, static_argnums=3)
@@ -144,12 +145,12 @@ def _count(
     """Copies and counts the masks: nothing of either lies in memory that the next step may donate."""
     copies = []
     for mask, axis in zip(masks, axes, strict=True):
-        copies.append(_copied(mask) if axis is None else packing.pack(mask, axis))
+        copies.append(_copied(mask) if axis is None else sparse_state_lib.pack(mask, axis))
     counts = []
     for new, old in zip(copies, before or copies, strict=True):
-        kept = packing.kept_weights(new)
-        dropped = packing.kept_weights(old & ~new)
-        regrown = packing.kept_weights(new & ~old)
+        kept = sparse_state_lib.kept_weights(new)
+        dropped = sparse_state_lib.kept_weights(old & ~new)
+        regrown = sparse_state_lib.kept_weights(new & ~old)
         counts.append((kept, dropped, regrown))
     step, targets = steps_and_targets
     mean = partial(jnp.mean, dtype=jnp.float32)

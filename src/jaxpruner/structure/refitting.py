@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import caller_warnings
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import caller_warnings
 from jaxpruner.oneshot import CalibratedPruning
 from jaxpruner.oneshot.batches import as_inputs, check_inputs, check_samples, first_batch
 from jaxpruner.oneshot.followed_leaves import FollowedLeaves, follow_leaves

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import packing
-from jaxpruner.core.sparse_state import only_sparse_state, sparse_states
+from jaxpruner.sparse_state import only_sparse_state, sparse_states
 from jaxpruner.structure.analysis.axes import Axis, sizes_of
 from jaxpruner.structure.analysis.fills import Fill
 from jaxpruner.structure.analysis.leaf_numbers import leaf_numbers
@@ -60,7 +60,7 @@ def nonzero_weights(trace: Trace, tree: PyTree) -> dict[Path, jax.Array]:
         expected = sizes_of(trace.leaves[number])
         is_whole = jnp.shape(value) == expected
         if not is_whole and trees.is_packed(value, expected):
-            value = packing.unpack_like(value, expected)
+            value = sparse_state_lib.unpack_like(value, expected)
         if jnp.shape(value) != expected:
             raise ValueError(
                 f'{tree_lib.path_string(path)} has shape {jnp.shape(value)}, but {expected} in the model; give the '

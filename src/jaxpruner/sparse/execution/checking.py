@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import caller_warnings
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import caller_warnings
 from jaxpruner.sparse.program.models import Products
 
 # Differences up to these shares of the largest result count as rounding. GPUs and TPUs round products of float32 to

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import packing
-from jaxpruner.core.sparse_state import only_sparse_state, outermost_states
 from jaxpruner.files import host_arrays
 from jaxpruner.sparse.formats import element_types
 from jaxpruner.sparse.formats.base import KeptPattern
+from jaxpruner.sparse_state import only_sparse_state, outermost_states
 
 
 class SourceLeaf(NamedTuple):
@@ -48,7 +48,7 @@ class SourceLeaf(NamedTuple):
         if self.read_mask is None:
             return KeptPattern.of(is_not_zero)
         try:
-            mask = packing.unpack_like(self.read_mask(), self.shape)
+            mask = sparse_state_lib.unpack_like(self.read_mask(), self.shape)
         except ValueError as error:
             raise ValueError(f'{self.name}: {error}') from error
         mask = np.asarray(mask) != 0

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxpruner import control
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import control, optimizer_state
 from jaxpruner.sparse.program.models import Products
 from jaxpruner.sparse.training import elementwise_optimizers, fit_checks
 from jaxpruner.sparse.training.conversion import Stored
@@ -258,7 +259,7 @@ class CompactModel(abc.ABC):
         optimizer = optax.with_extra_args_support(tx)
         elementwise_optimizers.check_elementwise(optimizer, whole, compact)
         if self.moves.ever_moves:
-            optimizer_state.check_resettable(tx, compact)
+            sparse_state_lib.check_restartable(tx, compact)
 
     def _stored(self, weights: Any) -> dict[str, Any]:
         """The stored arrays of leaves that are stored compactly, by name."""

@@ -26,7 +26,6 @@ import optax
 from optax import tree_utils
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import control
 
 _KEEP_ZERO = frozenset(
     'neg sign abs sqrt cbrt square real imag conj copy convert_element_type reduce_precision '
@@ -188,7 +187,7 @@ def _flows_through(program: jax.extend.core.Jaxpr, inputs: Sequence[_Flow]) -> l
     known |= {variable: _untouched(variable.aval) for variable in program.constvars}
 
     def flow_of(operand: Any) -> _Flow:
-        if control.is_variable(operand):
+        if not isinstance(operand, jax.extend.core.Literal):
             return known[operand]
         return _Flow.EVEN if operand.val else _Flow.ZERO
 
@@ -267,7 +266,7 @@ def _outline(program: jax.extend.core.Jaxpr) -> list[Any]:
     """Lists the operations of a program and the scalars in it, without shapes."""
     outline: list[Any] = []
     for equation in program.eqns:
-        scalars = [str(x) for x in equation.invars if not control.is_variable(x)]
+        scalars = [str(x) for x in equation.invars if isinstance(x, jax.extend.core.Literal)]
         outline.append((equation.primitive.name, scalars))
         outline.extend(_outline(body) for _, body in _bodies(equation))
     return outline

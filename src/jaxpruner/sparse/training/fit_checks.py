@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import explicit_meshes
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import explicit_meshes
 
 _AS_PACKED = 'use the topology that `pack` or `update` of a model with these settings returned'
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpruner.core import control, seeds
+from jaxpruner import control, seeds
 from jaxpruner.sparse.training import fit_checks
 
 Shapes = Mapping[str, tuple[int, ...]]

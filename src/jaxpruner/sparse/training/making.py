@@ -7,9 +7,8 @@ import jax
 import numpy as np
 import optax
 
-from jaxpruner import sparsity_schedules
+from jaxpruner import caller_warnings, sparsity_schedules
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import caller_warnings
 from jaxpruner.progress import progress_bar
 from jaxpruner.sparse.operators.block_layout import BlockShape
 from jaxpruner.sparse.program.models import Products, find_products

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxpruner import seeds
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import optimizer_state, seeds
 from jaxpruner.sparse.operators.block_kernels.product import multiply as multiply_in_kernel
 from jaxpruner.sparse.operators.blocks import BlockMatrix
 from jaxpruner.sparse.training import block_positions, conversion, fit_checks
@@ -168,7 +169,7 @@ class BlockSparse(CompactModel):
             # The term of low rank keeps its moments.
             flags[name] = {**dict.fromkeys(stored), 'values': is_new}
         flags = self._tree_with_none(flags)
-        opt_state = optimizer_state.zero_moments(tx, state.opt_state, flags, state.weights)
+        opt_state = sparse_state_lib.restart_inner_state(state.opt_state, flags)
         weights = self.products.put(state.weights, moved)
         return TrainingState(weights, new_topology, opt_state)
 

@@ -7,11 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpruner import sparsity_schedules
+from jaxpruner import checks, seeds, sparsity_schedules
 from jaxpruner import tree as tree_lib
-from jaxpruner.algorithms.sparse_trainers import check_drop_fraction
-from jaxpruner.base_updater import schedule_reach
-from jaxpruner.core import seeds
+from jaxpruner.checks import check_drop_fraction
 from jaxpruner.sparse.training.growing import ALGORITHMS, STATIC
 
 _CHECKED_STEPS = 4  # first and last update steps whose drop fraction is checked beforehand
@@ -85,7 +83,7 @@ def _steps_to_check(scheduler: sparsity_schedules.BaseSchedule) -> list[int]:
 
     If the schedule has no end, the last ones are left out: nobody knows how long a training is.
     """
-    steps = schedule_reach.update_steps(scheduler)
+    steps = checks.update_steps(scheduler)
     if steps is None:  # not known in Python
         return list(range(_CHECKED_STEPS))
     steps_to_check = {0, *steps[:_CHECKED_STEPS]}

@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner import api, oneshot
+from jaxpruner import api, checks, oneshot
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater
-from jaxpruner.core import arguments
 from jaxpruner.mask_calculator import lazy_scores
 from jaxpruner.structure.analysis.members import Group, Member
 from jaxpruner.tree import Path, PyTree
@@ -164,7 +163,7 @@ def _calibrated(algorithm: Any, params: PyTree, evidence: Evidence) -> ByPath:
 
 def _by_function(function: Callable[..., Any], params: PyTree, evidence: Evidence) -> LeafScores:
     name = getattr(function, '__name__', repr(function))
-    names_gradients = 'gradients' in arguments.known_arguments(function, {'gradients': None})
+    names_gradients = 'gradients' in checks.known_arguments(function, {'gradients': None})
     if names_gradients and evidence.gradients is None:
         raise ValueError(f'{name} scores by gradients, and there are none; give gradients=…')
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
@@ -181,7 +180,7 @@ def _by_function(function: Callable[..., Any], params: PyTree, evidence: Evidenc
         if 'gradients' in matrices:
             offered['gradients'] = matrices['gradients']
         weights = matrices['weights']
-        named = arguments.known_arguments(function, offered)
+        named = checks.known_arguments(function, offered)
         scores = function(weights, **named)
         if scores is None:
             return None

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxpruner import caller_warnings
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import caller_warnings
 from jaxpruner.files import atomic_files, input_files
 from jaxpruner.structure.analysis.axes import sizes_of
 from jaxpruner.structure.cutting.keeping import KeepByGroup, check_keep

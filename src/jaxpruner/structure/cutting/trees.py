@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.core import packing
-from jaxpruner.core.sparse_state import SparseState
+from jaxpruner.sparse_state import SparseState
 from jaxpruner.structure.analysis.axes import Axes, atoms, sizes_of
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.cutting.cut import Cut, take_along
@@ -210,10 +210,10 @@ def _map_leaf(path: Path, value: Any, changes: Changes) -> Any:
     if math.prod(shape) <= 1:  # a number of the leaf
         return value
     if is_packed(value, change.before):
-        whole_mask = packing.unpack_like(value, change.before)
+        whole_mask = sparse_state_lib.unpack_like(value, change.before)
         mask = change.apply(whole_mask)
         is_flat = len(shape) != len(change.before)
-        return jnp.packbits(mask) if is_flat else packing.pack(mask)
+        return jnp.packbits(mask) if is_flat else sparse_state_lib.pack(mask)
     raise ValueError(
         f'{name} has shape {shape}, but its parameter has {change.before}, so it is unknown where to cut it (factored '
         'moments and histories of parameters cannot be cut); start the optimizer anew with init'
@@ -235,5 +235,5 @@ def is_packed(value: Any, shape: Shape) -> bool:
     if value.dtype != jnp.uint8:
         return False
     size = math.prod(shape)
-    is_flat = value.shape == packing.packed_shape((size,))
-    return is_flat or packing.axis_of_bits(value.shape, shape) is not None
+    is_flat = value.shape == sparse_state_lib.packed_shape((size,))
+    return is_flat or sparse_state_lib.axis_of_bits(value.shape, shape) is not None

@@ -1,6 +1,5 @@
 """What counts as a seed, and the random key that it means."""
 
-import weakref
 from typing import Any
 
 import jax
@@ -10,8 +9,6 @@ import numpy as np
 from jaxpruner import tree as tree_lib
 
 _DEFAULT_SEED = 8
-# The keys that were made for a seed that was not given, as long as somebody holds them; by id, since keys have no hash.
-_default_keys: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _SEED_LIMIT = 2**63  # JAX takes no larger number for a seed
 
 
@@ -31,19 +28,13 @@ class SeedField:
         self._name = name
 
     def __get__(self, settings: Any, owner: type | None = None) -> Any:
-        if settings is None:  # a dataclass asks its class for the default
-            return None
-        seed = vars(settings).get(self._name)
-        if seed is not None:
+        seed = None if settings is None else vars(settings).get(self._name)
+        if settings is None or seed is not None:  # a dataclass asks its class for the default
             return seed
-        key = jax.random.key(_DEFAULT_SEED)
-        _default_keys[id(key)] = key
-        return key
+        return jax.random.key(_DEFAULT_SEED)
 
     def __set__(self, settings: Any, seed: Any) -> None:
-        # `dataclasses.replace` reads all fields and gives them to a new object: a default is still not given then.
-        is_default = seed is not None and _default_keys.get(id(seed)) is seed
-        vars(settings)[self._name] = None if is_default else seed
+        vars(settings)[self._name] = seed
 
 
 def check_seed(seed: Any) -> None:

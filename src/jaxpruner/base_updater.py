@@ -1,0 +1,958 @@
+"""The base of all algorithms, and the training step that it makes of an optimizer.
+
+A step lets the pruner track what it keeps of every step, makes new masks if they are due, runs the optimizer, and lands
+pruned weights on zero. Mask updates are rare, so they stand in loops that run zero or one times: the other steps do not
+pay for them.
+
+The methods that an algorithm overrides see unpacked masks, and may return them packed or not; `track`,
+`pre_forward_update` and `post_gradient_update` see masks as they are stored.
+"""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxpruner import (
+    caller_warnings,
+    checks,
+    control,
+    mask_calculator,
+    seeds,
+    sparsity_distributions,
+    sparsity_schedules,
+    sparsity_types,
+)
+from jaxpruner import (
+    plan as plan_lib,
+)
+from jaxpruner import (
+    sparse_state as sparse_state_lib,
+)
+from jaxpruner import tree as tree_lib
+from jaxpruner.equal_settings import EqualSettings
+from jaxpruner.sparse_state import SparseState as SparseState
+from jaxpruner.sparse_state import apply_mask as apply_mask
+
+logger = logging.getLogger(__name__)
+
+DistributionFn = Callable[..., tree_lib.PyTree]
+_SEED = seeds.SeedField()
+
+
+@dataclasses.dataclass
+class BaseUpdater(EqualSettings):
+    """Base of all algorithms; an algorithm overrides `calculate_scores`, or the methods around it.
+
+    The wrapped optimizer emits updates that land pruned weights on exactly zero. That is exact as long as nothing
+    rescales its updates afterwards: put clipping and scaling inside (`wrap_optax(optax.chain(clip, adam))`) or before.
+
+    Pruners of one class and equal settings are equal, and have a hash, so that a pruner may be a static argument of
+    `jax.jit`. Settings that are functions are equal if they are the same function, or partials of the same one.
+
+    Attributes:
+      scheduler: when masks are updated, and at which sparsity.
+      skip_gradients: on steps that update masks the optimizer is left out and kept weights stay as they are.
+      is_sparse_gradients: the optimizer sees gradients in which pruned weights have none.
+      sparsity_type: a type, its config string, an ordered mapping from leaf names to types (`None` = dense; first match
+        wins), or a function `(path, leaf) -> type`.
+      sparsity_distribution_fn: `params -> tree of target sparsities`, `None` where dense.
+      rng_seed: whole number, uint32 key or typed key; `None` for the default key, 8.
+      use_packed_masks: keep masks at one bit per weight.
+      topk_fn: `(scores, sparsity) -> mask`, used for every leaf; unless given, that of the sparsity type.
+      is_packed: another name of `use_packed_masks`.
+      stacked: names or globs of leaves whose first axis counts layers, or a mapping from them to the axis that does
+        (`{'*layers*': 1}`); each layer is ranked on its own.
+      sparsity: the sparsity of every selected leaf, short for `sparsity_distribution_fn=partial(uniform, sparsity=…)`.
+
+    Raises:
+      TypeError, ValueError: a setting is wrong; the message says which and what would be right.
+
+    >>> BaseUpdater(sparsity=0.5).get_target_sparsities({'w': jnp.ones((1, 2)), 'b': jnp.ones(2)})
+    {'b': None, 'w': 0.5}
+    """
+
+    # Facts about an algorithm; a subclass says otherwise.
+    # Updates land pruned weights on zero; else the algorithm decides what becomes of them.
+    lands_on_zero: ClassVar[bool] = True
+    # Regrown weights start at zero, whatever they were before.
+    regrows_from_zero: ClassVar[bool] = False
+    # A mask update ranks the parameters as they are after the step; it then costs one more optimizer update.
+    ranks_next_params: ClassVar[bool] = False
+    # The first masks are sparse.
+    starts_sparse: ClassVar[bool] = False
+    # The number of kept weights is the same at every step.
+    keeps_count: ClassVar[bool] = False
+    # Scores are made of gradients, which integers have none of.
+    needs_gradients: ClassVar[bool] = False
+    # What one ranking holds: a 'leaf' (or a layer), the 'model', or 'other' sets, whose counts a plan cannot tell.
+    ranked_together: ClassVar[str] = 'leaf'
+
+    scheduler: sparsity_schedules.BaseSchedule = sparsity_schedules.NoUpdateSchedule()
+    skip_gradients: bool = False
+    is_sparse_gradients: bool = False
+    sparsity_type: Any = sparsity_types.Unstructured()
+    sparsity_distribution_fn: DistributionFn | None = sparsity_distributions.NOT_GIVEN
+    rng_seed: Any = _SEED
+    use_packed_masks: bool = False
+    topk_fn: mask_calculator.TopkFn | None = None
+    _: dataclasses.KW_ONLY
+    is_packed: bool | None = None
+    stacked: tree_lib.Stacked = ()
+    sparsity: Any = None
+
+    def __post_init__(self):
+        checks.check_fields(self)
+        if self.is_packed is not None:
+            self.use_packed_masks, self.is_packed = self.is_packed, None
+        self.sparsity_type = sparsity_types.normalize_setting(self.sparsity_type)
+        if mask_calculator.own_topk_fn(self.topk_fn) is None:
+            self.topk_fn = mask_calculator.TopkOfType(self.sparsity_type)
+        self.sparsity_distribution_fn = self.distribution()
+        if isinstance(self.sparsity_type, sparsity_types.SparsityType):
+            self.check_type(self.sparsity_type, 'sparsity_type: ')
+
+    # What an algorithm overrides.
+
+    def calculate_scores(
+        self,
+        params: tree_lib.PyTree,
+        sparse_state: SparseState | None = None,
+        grads: tree_lib.PyTree | None = None,
+        **kwargs: Any,
+    ) -> tree_lib.PyTree:
+        """Scores each weight: the larger, the longer it is kept.
+
+        Args:
+          params: the parameters.
+          sparse_state: the state, masks unpacked; `None` in one-shot pruning.
+          grads: gradients of the parameters, `None` in one-shot pruning without them.
+          **kwargs: extra arguments of `update`; an override names those that it takes.
+
+        Returns:
+          A tree like the parameters.
+        """
+        raise NotImplementedError(f'{type(self).__name__} must define calculate_scores')
+
+    def update_state(
+        self,
+        sparse_state: SparseState,
+        params: tree_lib.PyTree,
+        grads: tree_lib.PyTree,
+        **extra_args: Any,
+    ) -> SparseState:
+        """Makes new masks for the sparsity of this step; called when the scheduler says so.
+
+        Args:
+          sparse_state: the state, masks unpacked.
+          params: the parameters.
+          grads: their gradients, as `update` was given them: `is_sparse_gradients` masks them for the optimizer alone.
+          **extra_args: extra arguments of `update`, handed on to `calculate_scores` if it names them.
+
+        Returns:
+          The state with new masks, packed or not.
+        """
+        sparsities = self.scheduler.get_sparsity_at_step(
+            sparse_state.target_sparsities, sparse_state.count
+        )
+        scores = self.scores_now(params, sparse_state, grads, extra_args)
+        return sparse_state._replace(masks=self.create_masks(scores, sparsities))
+
+    def create_masks(self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
+        """Makes a mask for each leaf from its scores and its sparsity.
+
+        Args:
+          scores: a tree like the parameters; leaves may be `None` where the sparsity is.
+          sparsities: a tree like it of scalars, `None` where dense.
+
+        Returns:
+          A tree of uint8 masks, `None` where dense.
+        """
+        return self.select_masks(scores, sparsities)[0]
+
+    def select_masks(
+        self,
+        scores: tree_lib.PyTree,
+        sparsities: tree_lib.PyTree,
+        thresholds: tree_lib.PyTree | None = None,
+    ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
+        """Makes masks and their thresholds. Thresholds of an earlier call only speed up the search.
+
+        Args:
+          scores: a tree like the parameters.
+          sparsities: a tree like it of scalars, `None` where dense.
+          thresholds: the thresholds of an earlier selection.
+
+        Returns:
+          The masks, and a tree of their thresholds: a float a leaf (one a layer, where layers are stacked), `None`
+          where nothing is ranked over the whole leaf.
+        """
+        paths, arrays, treedef = tree_lib.flatten_with_paths(scores, is_leaf=lambda x: x is None)
+        targets = tree_lib.leaves_like(treedef, sparsities)
+        starts = [None] * len(paths)
+        if thresholds is not None:
+            starts = tree_lib.leaves_like(treedef, thresholds)
+        leaves = self.describe_leaves(paths, arrays)
+        scored: list[mask_calculator.ScoredLeaf | None] = [None] * len(paths)
+        for i, leaf in enumerate(leaves):
+            if leaf.sparsity_type is not None and targets[i] is not None:
+                mask_calculator.check_scores(arrays[i], leaf.name)
+                scored[i] = mask_calculator.ScoredLeaf(
+                    leaf.layers_first(arrays[i]), targets[i], leaf.groups, starts[i]
+                )
+        selected = mask_calculator.mask_leaves(leaves, scored, self.topk_fn)
+        masks = [
+            None if leaf_mask.mask is None else leaf.layers_back(leaf_mask.mask)
+            for leaf, leaf_mask in zip(leaves, selected, strict=True)
+        ]
+        found = [leaf_mask.threshold for leaf_mask in selected]
+        return (
+            tree_lib.unflatten(treedef, masks, arrays),
+            tree_lib.unflatten(treedef, found, arrays),
+        )
+
+    def get_initial_masks(
+        self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree
+    ) -> tree_lib.PyTree:
+        """Makes the masks before the first step: everything is kept.
+
+        Args:
+          params: the parameters.
+          target_sparsities: a tree like them, `None` where dense.
+
+        Returns:
+          A tree of uint8 masks, `None` where dense.
+        """
+
+        def ones(param: jax.Array, target: Any) -> jax.Array | None:
+            if target is None:
+                return None
+            return jnp.ones_like(param, dtype=sparse_state_lib.MASK_DTYPE)
+
+        return tree_lib.map_with_missing(ones, params, target_sparsities)
+
+    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
+        """Returns the target of each leaf, checked against its shape and sparsity type before anything is computed.
+
+        Args:
+          params: the parameters, or their shapes.
+
+        Returns:
+          A tree like the parameters, `None` where dense.
+
+        Raises:
+          ValueError: a sparsity outside [0, 1], a shape that the sparsity type cannot divide, a name without a leaf.
+        """
+        params = tree_lib.as_arrays(params)
+        paths, arrays, treedef = tree_lib.flatten_with_paths(params)
+        targets, contradictions = checks.targets_of_leaves(
+            self.distribution(),
+            params,
+            self.describe_leaves(paths, arrays),
+            self.stacked,
+            lambda pruned: checks.check_pruned(self, pruned, paths),
+            types_decide=mask_calculator.own_topk_fn(self.topk_fn) is None,
+        )
+        checks.warn_of_contradictions(contradictions)
+        return tree_lib.unflatten(treedef, targets, arrays)
+
+    def init_state(self, params: tree_lib.PyTree) -> SparseState:
+        """Makes the state before the first step, without the optimizer's.
+
+        Args:
+          params: the parameters.
+
+        Returns:
+          A state with initial masks, packed if asked, and targets as float32 scalars.
+
+        Raises:
+          ValueError: sparsities or shapes do not fit.
+        """
+        params = tree_lib.as_arrays(params)
+        targets = self.get_target_sparsities(params)
+        if logger.isEnabledFor(logging.INFO) and not tree_lib.has_traced(targets):
+            logger.info('target_sparsities: %s', jax.tree.map(float, targets))
+        masks = sparse_state_lib.store_masks(
+            self.get_initial_masks(params, targets), params, self.packs_masks()
+        )
+
+        def as_float(_: Any, target: Any) -> jax.Array | None:
+            return None if target is None else jnp.asarray(target, jnp.float32)
+
+        return SparseState(
+            masks=masks,
+            target_sparsities=tree_lib.map_with_missing(as_float, params, targets),
+            count=jnp.zeros([], jnp.int32),
+            sizes=sparse_state_lib.mask_sizes(masks, params),
+            algorithm_state=self.init_algorithm_state(params, targets),
+        )
+
+    def init_algorithm_state(
+        self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree
+    ) -> tree_lib.PyTree:
+        """Makes the first values of what the algorithm itself keeps from step to step; by default nothing.
+
+        They stand in `sparse_state.algorithm_state`. `track` replaces them each step, `calculate_scores` reads them.
+        Structure, shapes and dtypes must stay from step to step; `update` refuses others. Sums of small numbers vanish
+        in 16 bits: use `jnp.zeros_like(param, dtype=jnp.float32)` if parameters may be bfloat16.
+
+        Args:
+          params: the parameters.
+          target_sparsities: a tree like them, `None` where dense.
+
+        Returns:
+          Any pytree of arrays; `None` for nothing.
+        """
+        del params, target_sparsities
+        return None
+
+    def track(self, sparse_state: SparseState, params: tree_lib.PyTree) -> tuple[SparseState, Any]:
+        """Computes what `update` needs in every step, before masks that are due; by default nothing.
+
+        An override may name further arguments, as in `track(self, sparse_state, params, grads)`: `grads` receives the
+        gradients as `update` got them, any other name the extra argument of `update`.
+
+        Args:
+          sparse_state: the state, masks as they are stored: at one bit a weight if they are packed.
+          params: the parameters.
+
+        Returns:
+          Two values: the state, and what `update_state` gets as its argument `tracked` if it names it, `None` for
+          nothing.
+
+        Raises:
+          TypeError: (by `update`) it returned something else, or changed shapes or dtypes of `algorithm_state`.
+        """
+        del params
+        return sparse_state, None
+
+    def pre_forward_update(
+        self, params: tree_lib.PyTree, opt_state: Any = None, *, sparse_state: Any = None
+    ) -> tree_lib.PyTree:
+        """Returns the parameters that the forward pass uses; straight-through methods prune here. Default: as they are.
+
+        Args:
+          params: the parameters.
+          opt_state: a `SparseState`, or any optimizer state that holds one; its masks are as stored.
+          sparse_state: another name of `opt_state`.
+        """
+        del opt_state, sparse_state
+        return params
+
+    def post_gradient_update(
+        self, params: tree_lib.PyTree, sparse_state: Any = None, *, opt_state: Any = None
+    ) -> tree_lib.PyTree:
+        """Applies the masks to the parameters.
+
+        Once updates are applied, pruned weights are zero, unless they were infinite or NaN: those this sets to zero.
+        Call it once after `init` if the algorithm starts sparse (static, SET, RigL), since `init` cannot change the
+        parameters.
+
+        Args:
+          params: the parameters.
+          sparse_state: a `SparseState`, or any optimizer state that holds one; its masks are as stored.
+          opt_state: another name of `sparse_state`.
+        """
+        state = sparse_state_lib.only_sparse_state(checks.given_state(sparse_state, opt_state))
+        return self.apply_masks(params, state.masks)
+
+    def moments_to_reset(
+        self, old_state: SparseState, new_state: SparseState
+    ) -> tree_lib.PyTree | None:
+        """Chooses the weights whose moments in the optimizer become zero after a mask update.
+
+        Args:
+          old_state: the state before the update, masks unpacked.
+          new_state: the state after it.
+
+        Returns:
+          A tree of boolean arrays (`None` for none of a leaf), or `None` for none at all.
+        """
+        del old_state, new_state
+        return None
+
+    def check_type(self, sparsity_type: sparsity_types.SparsityType, where: str = '') -> None:
+        """Refuses a sparsity type with which the algorithm cannot work.
+
+        Args:
+          sparsity_type: the type of all leaves, or of one that is to be pruned.
+          where: how the message begins: the leaf's path and a colon.
+        """
+        del sparsity_type, where
+
+    def check_optimizer(self, inner: optax.GradientTransformation, params: tree_lib.PyTree) -> None:
+        """Refuses an optimizer with which the algorithm cannot work; called by `init` before anything is computed."""
+        del inner, params
+
+    def check_plan(self, plan: plan_lib.PruningPlan) -> None:
+        """Warns where the masks cannot become what was asked for; called by `init` with `plan(params)`."""
+        checks.check_plan(self, plan)
+
+    # What users call.
+
+    def wrap_optax(
+        self, inner: optax.GradientTransformation
+    ) -> optax.GradientTransformationExtraArgs:
+        """Wraps an optimizer: its state becomes a `SparseState`, its updates keep pruned weights at zero.
+
+        Nothing outside may rescale the updates afterwards. No reverse-mode derivative can be taken through `update` (as
+        meta-learning wants it). Derivatives of the loss are not affected.
+
+        Args:
+          inner: any optax transformation.
+
+        Returns:
+          A transformation whose `update(updates, state, params, *, update_masks=None, **extra_args)` needs `params`.
+          Where `update_masks` is `None`, the schedule decides inside the compiled program; a Python bool, static
+          under `jit`, decides for it, and `False` leaves the mask update out of the program. Extra arguments reach the
+          score function (those it names) and the inner optimizer (if it takes any).
+
+        >>> import optax, jaxpruner
+        >>> tx = jaxpruner.NoPruning().wrap_optax(optax.sgd(0.1))
+        >>> tx.init({'w': jnp.ones((2, 2))}).count
+        Array(0, dtype=int32)
+        """
+        if not callable(getattr(inner, 'init', None)) or not callable(
+            getattr(inner, 'update', None)
+        ):
+            raise TypeError(
+                f'wrap_optax takes an optax transformation such as optax.adam(1e-3), got {inner!r}'
+            )
+        optimizer = optax.with_extra_args_support(inner)
+        seen: list[Any] = []  # the targets of the last state outside of jit
+
+        def init(params: tree_lib.PyTree) -> SparseState:
+            params = tree_lib.as_arrays(params)
+            self.check_optimizer(optimizer, params)
+            state = self.init_state(params)
+            with caller_warnings.silence():  # `init_state` has given them
+                plan = self.plan(params)
+            if self.starts_sparse or not _are_sparse(state.masks):
+                self.check_plan(plan)
+            held = jax.tree.leaves(state.target_sparsities)
+            seen[:] = [] if tree_lib.has_traced(held) else held
+            # A user's own `init_state` may store masks in another way, and know nothing of the other fields.
+            masks = sparse_state_lib.store_masks(state.masks, params, self.packs_masks())
+            algorithm_state = state.algorithm_state
+            if algorithm_state is None:
+                targets = sparse_state_lib.leaf_targets(state)
+                algorithm_state = self.init_algorithm_state(params, targets)
+            return state._replace(
+                masks=masks,
+                inner_state=optimizer.init(params),
+                sizes=sparse_state_lib.mask_sizes(masks, params),
+                algorithm_state=algorithm_state,
+            )
+
+        def update(
+            updates: tree_lib.PyTree,
+            state: Any,
+            params: tree_lib.PyTree | None = None,
+            *,
+            update_masks: bool | None = None,
+            **extra_args: Any,
+        ) -> tuple[tree_lib.PyTree, SparseState]:
+            if params is None:  # in the words of optax
+                raise ValueError(
+                    'You are using a transformation that requires the current value of parameters, but you are not '
+                    'passing `params` when calling `update`.'
+                )
+            if not isinstance(state, SparseState):
+                raise TypeError(
+                    f'the state of a wrapped optimizer is a SparseState, got {type(state).__name__}; make it with the '
+                    'init of the wrapped optimizer, and restore checkpoints with the target '
+                    '`jax.eval_shape(tx.init, params)`'
+                )
+            params = tree_lib.as_arrays(params)
+            held = jax.tree.leaves(state.target_sparsities)
+            if not tree_lib.has_traced((held, params)):
+                if list(map(id, held)) != list(map(id, seen)):
+                    self._warn_of_other_targets(state, params)
+                seen[:] = held
+            is_due = _is_due(self.scheduler, state, update_masks)
+            return _step(
+                self, optimizer, is_due, tree_lib.as_arrays(updates), state, params, extra_args
+            )
+
+        return optax.GradientTransformationExtraArgs(init, update)
+
+    def new_masks(
+        self,
+        state: Any,
+        params: tree_lib.PyTree,
+        grads: tree_lib.PyTree | None = None,
+        **extra_args: Any,
+    ) -> Any:
+        """Makes the masks of the next step before it, in a compiled program of their own.
+
+        For loops that say themselves when masks are updated: the step is then `update(…, update_masks=False)`, which
+        compiles without the making of masks. The masks are those that `update` makes where the schedule says so.
+        The optimizer runs in the step that follows, with SET and RigL, too, which leave it out where `update` makes
+        masks. What `track` computes in every step is left to that step.
+
+        Args:
+          state: a `SparseState`, or any optimizer state that holds one.
+          params: the parameters, as `init` was given them.
+          grads: their gradients, for algorithms that score by them.
+          **extra_args: extra arguments, as `update` gets them.
+
+        Returns:
+          The state with new masks, and zeroed moments of regrown weights; its count is unchanged.
+
+        Raises:
+          ValueError: the scores need gradients, or parameters after an optimizer step; or the state holds no
+            `SparseState`, or several.
+
+        >>> import optax, jaxpruner
+        >>> pruner = jaxpruner.MagnitudePruning(jaxpruner.PeriodicSchedule(update_freq=100), sparsity=0.5)
+        >>> tx, params = pruner.wrap_optax(optax.sgd(0.1)), {'w': jnp.array([[3.0, 4.0]])}
+        >>> pruner.new_masks(tx.init(params), params).masks
+        {'w': Array([[0, 1]], dtype=uint8)}
+        """
+        name = type(self).__name__
+        if self.needs_gradients and grads is None:
+            raise ValueError(
+                f'{name} scores weights by their gradients; give them: new_masks(state, params, grads)'
+            )
+        if self.ranks_next_params:
+            raise ValueError(
+                f'{name} ranks the parameters after an optimizer step; let the step make its masks: '
+                'update(…, update_masks=True)'
+            )
+        held = sparse_state_lib.only_sparse_state(state)
+        params, grads = tree_lib.as_arrays(params), tree_lib.as_arrays(grads)
+        new = jax.tree.leaves(_jitted_new_masks(self, held, params, grads, extra_args))
+        (raw,) = sparse_state_lib.outermost_states(state)
+        old, treedef = jax.tree.flatten(raw)  # Flax NNX may keep arrays in boxes
+        boxed = [b.replace(a) if hasattr(b, 'value') else a for b, a in zip(old, new, strict=True)]
+        return sparse_state_lib.replace_state(state, jax.tree.unflatten(treedef, boxed))
+
+    def plan(self, params: tree_lib.PyTree, opt_state: Any = None) -> plan_lib.PruningPlan:
+        """Tells what will happen to each leaf: its type, its target, how many weights stay, or why it stays dense.
+
+        Nothing is computed on a device. `print(pruner.plan(params))` shows a table.
+
+        Args:
+          params: the parameters, or their shapes.
+          opt_state: a state to go on with; a warning says where its targets, which win, are not those of the plan.
+
+        Raises:
+          ValueError: sparsities or shapes do not fit.
+        """
+        if opt_state is not None:
+            self._warn_of_other_targets(sparse_state_lib.only_sparse_state(opt_state), params)
+        return plan_lib.plan_leaves(self, params)
+
+    def retarget(self, opt_state: Any, params: tree_lib.PyTree) -> Any:
+        """Gives a state the targets of this pruner.
+
+        The targets are in the state, and those win: a pruner with another sparsity goes on to the targets of the one
+        that made the state, until the state is retargeted. Masks follow at the next mask update.
+
+        Args:
+          opt_state: a `SparseState`, or any optimizer state that holds one.
+          params: the parameters, or their shapes.
+
+        Returns:
+          The same state with new targets.
+
+        Raises:
+          ValueError: other leaves are pruned, or the algorithm never changes how many weights are kept.
+
+        >>> import optax, jaxpruner
+        >>> params = {'w': jnp.ones((2, 2))}
+        >>> schedule = jaxpruner.PeriodicSchedule(10)
+        >>> state = jaxpruner.MagnitudePruning(schedule, sparsity=0.5).wrap_optax(optax.sgd(0.1)).init(params)
+        >>> later = jaxpruner.MagnitudePruning(schedule, sparsity=0.75)
+        >>> float(later.retarget(state, params).target_sparsities['w'])
+        0.75
+        """
+        params = tree_lib.as_arrays(params)
+        state = sparse_state_lib.only_sparse_state(opt_state)
+        paths, _, treedef = tree_lib.flatten_with_paths(params)
+        targets = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
+        masks = tree_lib.leaves_like(treedef, state.masks)
+        for path, target, mask in zip(paths, targets, masks, strict=True):
+            if (target is None) != (mask is None):
+                raise ValueError(
+                    f'{tree_lib.path_string(path)} has {"no" if mask is None else "a"} mask in the state, and '
+                    f'{"a" if mask is None else "no"} target by this pruner: retarget changes numbers alone; make a '
+                    'new state with the init of the wrapped optimizer'
+                )
+        if self.keeps_count and self._other_targets(state, params):
+            raise ValueError(
+                f'{type(self).__name__} keeps as many weights as its first masks do, whatever the targets; make a new '
+                'state with the init of the wrapped optimizer'
+            )
+        new = [jnp.asarray(target, jnp.float32) for target in targets if target is not None]
+        (raw,) = sparse_state_lib.outermost_states(opt_state)
+        old, old_treedef = jax.tree.flatten(raw.target_sparsities)
+        if old and jnp.shape(getattr(old[0], 'value', old[0])):
+            raise ValueError('the state holds several trainings: call jax.vmap(pruner.retarget)')
+        if len(old) == 1:  # of one leaf, or of all leaves ranked together
+            if not tree_lib.has_traced(new) and len(set(map(float, new))) > 1:
+                raise ValueError(
+                    'the state has one target for all leaves, and this pruner several; make a new state with the init '
+                    'of the wrapped optimizer'
+                )
+            new = new[:1]
+        # Older versions of Flax NNX keep arrays in variables that are leaves.
+        boxed = [
+            box.replace(target) if hasattr(box, 'value') else target
+            for box, target in zip(old, new, strict=True)
+        ]
+        return sparse_state_lib.replace_state(
+            opt_state, raw._replace(target_sparsities=old_treedef.unflatten(boxed))
+        )
+
+    def instant_sparsify(
+        self, params: tree_lib.PyTree, grads: tree_lib.PyTree | None = None, **extra_args: Any
+    ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
+        """Prunes once, to the target sparsities.
+
+        Args:
+          params: any pytree of arrays.
+          grads: gradients, for algorithms that score by them.
+          **extra_args: handed on to `calculate_scores`, which has to name them.
+
+        Returns:
+          The pruned parameters, and the (unpacked) masks.
+
+        Raises:
+          TypeError: `calculate_scores` does not take an extra argument, or its scores are complex.
+          ValueError: sparsities or shapes do not fit, or scores need a state.
+        """
+        name = type(self).__name__
+        checks.check_taken(self.calculate_scores, extra_args, f'{name}.calculate_scores')
+        arrays, grads = tree_lib.as_arrays(params), tree_lib.as_arrays(grads)
+        targets = self.get_target_sparsities(arrays)
+        try:
+            scores = self.scores_now(arrays, None, grads, extra_args)
+        except AttributeError as error:
+            if error.obj is not None or error.name not in SparseState._fields:
+                raise
+            raise ValueError(
+                f'{name} scores by what its state holds ({error.name}), and instant_sparsify has no state: train with '
+                'wrap_optax, whose state has the masks, or let calculate_scores do without where sparse_state is None'
+            ) from error
+        masks = self.create_masks(scores, targets)
+        checks.warn_of_emptied(masks, arrays, grads)
+        checks.check_masks(self, arrays, masks)
+        return self.apply_masks(params, masks), masks
+
+    def apply_masks(
+        self, params: tree_lib.PyTree, masks: tree_lib.PyTree, is_packed: bool = False
+    ) -> tree_lib.PyTree:
+        """Sets the pruned weights to zero, as `apply_mask`; for averaged weights (EMA), too."""
+        return apply_mask(params, masks, is_packed)
+
+    # What the library calls.
+
+    def distribution(self) -> DistributionFn | None:
+        """Returns what `sparsity` and `sparsity_distribution_fn` mean together; `None` for no target at all."""
+        given = self.sparsity_distribution_fn
+        if self.sparsity is None:
+            is_derived = isinstance(given, FromSettings)  # of a sparsity that was taken back
+            return type(self).sparsity_distribution_fn if is_derived else given
+        # A user's class may have a field `sparsity` of its own, whose default then stands beside a distribution.
+        if self._has_distribution() and not checks.is_of_library(type(self), 'sparsity'):
+            return given
+        return self.uniform_unless_given('sparsity', sparsity=self.sparsity)
+
+    def _has_distribution(self) -> bool:
+        """Whether a distribution was given; JaxPruner's default, written out, is what clients pass by position."""
+        given = self.sparsity_distribution_fn
+        if isinstance(given, sparsity_distributions.NotGiven):
+            return 'custom_sparsity_map' in given.keywords
+        is_published = (
+            getattr(given, 'func', None) is sparsity_distributions.uniform
+            and list(given.keywords) == ['sparsity']
+            and not tree_lib.is_traced(given.keywords['sparsity'])
+            and given.keywords['sparsity'] == 0
+        )
+        return not (given is None or isinstance(given, FromSettings) or is_published)
+
+    def uniform_unless_given(self, names: str, **settings: Any) -> DistributionFn:
+        """Returns `uniform` with settings of the pruner (`names`), and refuses a distribution that was given, too."""
+        given = self.sparsity_distribution_fn
+        if self._has_distribution():
+            raise ValueError(
+                f'{type(self).__name__} got {names} and sparsity_distribution_fn={given!r}, which both say how sparse '
+                'leaves are to be; give one of them. functools.partial(f, sparsity=0.7, custom_sparsity_map=…) gives a '
+                'distribution f a sparsity; where dataclasses.replace gives it, give also sparsity=None'
+            )
+        return FromSettings(sparsity_distributions.uniform, **settings)
+
+    def scores_now(
+        self,
+        params: tree_lib.PyTree,
+        sparse_state: SparseState | None,
+        grads: Any,
+        extra_args: dict[str, Any],
+    ) -> tree_lib.PyTree:
+        """Calls `calculate_scores` with those extra arguments that it names."""
+        known = checks.known_arguments(self.calculate_scores, extra_args)
+        return self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
+
+    def why_dense(self, params: tree_lib.PyTree) -> list[str]:
+        """Tells for each leaf why `get_target_sparsities` gives it no target, if it does not."""
+        return sparsity_distributions.why_dense(self.distribution(), params, self.stacked)
+
+    def packs_masks(self) -> bool:
+        """Whether the state holds masks at one bit per weight; a subclass may lack the base's `__post_init__`."""
+        return self.use_packed_masks if self.is_packed is None else self.is_packed
+
+    def describe_leaves(
+        self, paths: Sequence[tree_lib.Path], arrays: Sequence[Any]
+    ) -> list[sparsity_types.Leaf]:
+        """Tells the sparsity type of each leaf, given its array or shape, and whether layers are stacked in it."""
+        setting = sparsity_types.normalize_setting(self.sparsity_type)
+        types = sparsity_types.resolve_types(setting, paths, arrays)
+        return sparsity_types.resolve_leaves(paths, arrays, types, self.stacked)
+
+    def _other_targets(self, state: SparseState, params: tree_lib.PyTree) -> list[tuple[Any, ...]]:
+        """Lists the leaves whose targets differ: name, target in the state, target of the pruner."""
+        paths, _, treedef = tree_lib.flatten_with_paths(params)
+        with caller_warnings.silence():  # given when state or plan was made
+            new = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
+        held = tree_lib.leaves_like(treedef, sparse_state_lib.leaf_targets(state))
+        return [
+            (tree_lib.path_string(path), float(old), float(target))
+            for path, old, target in zip(paths, held, new, strict=True)
+            if old is not None
+            and target is not None
+            and not (tree_lib.has_traced((old, target)) or jnp.shape(old))
+            and abs(float(old) - float(target)) > 1e-6  # they are held in float32
+        ]
+
+    def _warn_of_other_targets(self, state: SparseState, params: tree_lib.PyTree) -> None:
+        """Warns where the targets of a state are not those of this pruner, which goes on with it."""
+        if differences := self._other_targets(state, params):
+            name, held, own = differences[0]
+            remedy = 'state = pruner.retarget(state, params) replaces it'
+            if self.keeps_count:  # as many weights as its first masks do
+                remedy = 'make a new state with the init of the wrapped optimizer'
+            more = f' (and those of {len(differences) - 1} more leaves)' if differences[1:] else ''
+            caller_warnings.warn(
+                f'{name}: the target in the state is {held:.4g}{more}, and that of {type(self).__name__} {own:.4g}. '
+                f'The one in the state holds; {remedy}'
+            )
+
+
+class FromSettings(functools.partial):
+    """A distribution that a pruner made of its own settings, which another `sparsity` replaces.
+
+    >>> type(BaseUpdater(sparsity=0.5).sparsity_distribution_fn).__name__
+    'FromSettings'
+    """
+
+
+# The step.
+
+
+def _is_due(scheduler: Any, state: SparseState, update_masks: Any) -> Any:
+    """Tells whether this step updates the masks: a bool where that is known now, else a traced scalar."""
+    if update_masks is None:
+        is_due = scheduler.is_mask_update_iter(state.count)
+        return is_due if tree_lib.is_traced(is_due) else bool(is_due)
+    if not isinstance(update_masks, bool | np.bool_):
+        raise TypeError(
+            f'update_masks must be a Python bool, got {update_masks!r}; under jit it has to be static '
+            "(static_argnames='update_masks'), and bool(pruner.scheduler.is_mask_update_iter(step)) gives it for a "
+            'step that the host counts'
+        )
+    return bool(update_masks)
+
+
+def _step(
+    pruner: BaseUpdater,
+    optimizer: optax.GradientTransformationExtraArgs,
+    is_due: Any,
+    grads: tree_lib.PyTree,
+    old_state: SparseState,
+    params: tree_lib.PyTree,
+    extra_args: dict[str, Any],
+) -> tuple[tree_lib.PyTree, SparseState]:
+    """Takes one training step; `is_due` is a bool, or a traced scalar. Returns the updates and the next state."""
+    state, tracked = _track(pruner, old_state, params, grads, extra_args)
+
+    def optimize(grads: Any, inner_state: Any, params: Any, masks: Any) -> tuple[Any, Any]:
+        if pruner.is_sparse_gradients:
+            grads = apply_mask(grads, masks)
+        return optimizer.update(grads, inner_state, params, **extra_args)
+
+    def make_masks(state: SparseState, params: Any, grads: Any, tracked: Any) -> SparseState:
+        if pruner.ranks_next_params:
+            # The optimizer runs once more. Taken from outside of the loop, its updates would be written in every step.
+            updates, _ = optimize(grads, state.inner_state, params, state.masks)
+            landed = sparse_state_lib.land(updates, params, state.masks)
+            params = optax.apply_updates(params, landed)
+        return _new_masks(pruner, state, params, grads, extra_args, tracked)
+
+    if not pruner.skip_gradients:
+        state = control.run_once(is_due, make_masks, state, params, grads, tracked)
+        masks = old_state.masks if pruner.ranks_next_params else state.masks
+        updates, inner_state = optimize(grads, state.inner_state, params, masks)
+        state = state._replace(inner_state=inner_state)
+    elif is_due is False:
+        updates, inner_state = optimize(grads, state.inner_state, params, state.masks)
+        state = state._replace(inner_state=inner_state)
+    else:
+        # New masks, or a step of the optimizer: two loops, of which one runs. To save memory they write updates over
+        # the gradients, which the carry holds until then, and nothing reads the old masks after the first. Where
+        # updates have other dtypes the carry begins as zeros, and gradients stay an input.
+        shapes, _ = jax.eval_shape(optimize, grads, state.inner_state, params, state.masks)
+        zeros = functools.partial(jax.tree.map, lambda shape: jnp.zeros(shape.shape, shape.dtype))
+        dtypes = [[leaf.dtype for leaf in jax.tree.leaves(tree)] for tree in (shapes, grads)]
+        carried, beside = (grads, None) if dtypes[0] == dtypes[1] else (zeros(shapes), grads)
+
+        def only_masks(carry: Any, beside: Any, params: Any, tracked: Any) -> Any:
+            grads, state = carry[0] if beside is None else beside, carry[1]
+            new = make_masks(state, params, grads, tracked)
+            updates = zeros(shapes)
+            if pruner.regrows_from_zero and pruner.lands_on_zero:
+                updates = sparse_state_lib.land(updates, params, state.masks, new.masks)
+            return updates, new
+
+        def only_update(carry: Any, beside: Any, params: Any, masks: Any) -> Any:
+            return optimize(carry[0] if beside is None else beside, carry[1], params, masks)
+
+        updates, state = control.run_once(
+            is_due, only_masks, (carried, state), beside, params, tracked
+        )
+        if is_due is not True:
+            updates, inner_state = control.run_once(
+                ~is_due, only_update, (updates, state.inner_state), beside, params, state.masks
+            )
+            state = state._replace(inner_state=inner_state)
+    if pruner.lands_on_zero:
+        # Where masks are not due, old and new ones are the same.
+        regrows = pruner.regrows_from_zero and not pruner.skip_gradients
+        masks = (old_state.masks, state.masks) if regrows else (state.masks,)
+        updates = sparse_state_lib.land(updates, params, *masks)
+    # The count stays at its maximum rather than becoming negative.
+    return updates, state._replace(count=optax.safe_increment(state.count))
+
+
+def _track(
+    pruner: BaseUpdater, state: SparseState, params: Any, grads: Any, extra_args: dict[str, Any]
+) -> tuple[SparseState, Any]:
+    """Lets the algorithm track each step; it gets the gradients and extra arguments that it names."""
+    named = {name: x for name, x in extra_args.items() if name != 'sparse_state'}
+    named = checks.known_arguments(pruner.track, {**named, 'grads': grads})
+    return checks.check_tracked(pruner, state, pruner.track(state, params, **named))
+
+
+def _new_masks(
+    pruner: BaseUpdater,
+    state: SparseState,
+    params: tree_lib.PyTree,
+    grads: tree_lib.PyTree,
+    extra_args: dict[str, Any],
+    tracked: Any = None,
+) -> SparseState:
+    """Updates the masks, which are stored as they were, and zeroes the moments of chosen weights."""
+    old = state._replace(masks=sparse_state_lib.unpack_masks(state.masks, params))
+    taken = ('params', 'grads', 'sparse_state')  # `update_state` has arguments of these names
+    named = {name: x for name, x in extra_args.items() if name not in taken}
+    if tracked is not None:
+        named['tracked'] = tracked
+    named = checks.known_arguments(pruner.update_state, named)
+    new = pruner.update_state(old, params, grads, **named)
+    checks.check_algorithm_state(pruner, 'update_state', old.algorithm_state, new.algorithm_state)
+    # Algorithms whose masks never change return the same tree; it is stored as it was.
+    stored = state.masks
+    if new.masks is not old.masks:
+        new = new._replace(masks=sparse_state_lib.unpack_masks(new.masks, params))
+        packs = pruner.packs_masks()
+        stored = sparse_state_lib.store_masks(new.masks, params, packs, like=state.masks)
+    reset = pruner.moments_to_reset(old, new)
+    if reset is not None:
+        inner_state = sparse_state_lib.restart_inner_state(new.inner_state, reset)
+        new = new._replace(inner_state=inner_state)
+    return new._replace(masks=stored)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _jitted_new_masks(
+    pruner: BaseUpdater, state: SparseState, params: Any, grads: Any, extra_args: dict[str, Any]
+) -> SparseState:
+    """Makes the masks of the next step, which then tracks what is tracked here, too."""
+
+    def is_foreign(node: Any) -> bool:  # a parameter that optax.masked gives to another optimizer
+        return isinstance(node, optax.MaskedNode)
+
+    def own(tree: Any) -> Any:
+        return jax.tree.map(
+            lambda mask, leaf: mask if is_foreign(mask) else leaf,
+            state.masks,
+            tree,
+            is_leaf=lambda node: node is None or is_foreign(node),
+        )
+
+    if any(map(is_foreign, jax.tree.leaves(state.masks, is_leaf=is_foreign))):
+        params, grads = own(params), own(grads)
+
+    def make_masks(state: SparseState) -> SparseState:
+        tracked_state, tracked = _track(pruner, state, params, grads, extra_args)
+        new = _new_masks(pruner, tracked_state, params, grads, extra_args, tracked)
+        if new.algorithm_state is tracked_state.algorithm_state:
+            new = new._replace(algorithm_state=state.algorithm_state)
+        return new._replace(thresholds=state.thresholds)
+
+    return control.run_once(True, make_masks, state)
+
+
+def _are_sparse(masks: tree_lib.PyTree) -> bool:
+    """Whether masks with known values prune something."""
+    leaves = jax.tree.leaves(masks)
+    return not tree_lib.has_traced(leaves) and not all(
+        leaf.dtype == sparse_state_lib.MASK_DTYPE and bool(checks.keeps_all(leaf))
+        for leaf in leaves
+    )
+
+
+@dataclasses.dataclass
+class NoPruning(BaseUpdater):
+    """Keeps every weight: the dense baseline under the same interface.
+
+    >>> import jax.numpy as jnp
+    >>> NoPruning().instant_sparsify({'w': jnp.ones(2)})[1]
+    {'w': None}
+    """
+
+    keeps_count: ClassVar[bool] = True
+
+    sparsity_distribution_fn: DistributionFn | None = None
+
+    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
+        """Gives no leaf a target."""
+        return jax.tree.map(lambda _: None, params)
+
+    def why_dense(self, params):
+        """Says that it prunes nothing."""
+        return ['NoPruning gives it no target'] * len(jax.tree.leaves(params))
+
+    def check_plan(self, plan):
+        """Warns of nothing: dense is what was asked for."""
+
+    def instant_sparsify(self, params, grads=None):
+        """Returns the parameters as they are, and no masks."""
+        del grads
+        return params, tree_lib.map_with_missing(lambda _: None, params)
+
+    def update_state(self, sparse_state, params, grads):
+        """Changes nothing."""
+        del params, grads
+        return sparse_state
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        """Scores nothing."""
+        del sparse_state, grads
+        return jax.tree.map(lambda _: None, params)

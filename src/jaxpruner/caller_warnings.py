@@ -1,0 +1,52 @@
+"""Warnings that point at the line of the caller's own code, however many libraries stand between it and the check."""
+
+import contextlib
+import contextvars
+import sys
+import warnings
+from collections.abc import Iterator
+
+# Libraries that call this one on behalf of someone; nobody can change a line of theirs.
+_LIBRARIES = frozenset(
+    {'jaxpruner', 'jax', 'jaxlib', 'optax', 'flax', 'equinox', 'haiku', 'functools', 'contextlib'}
+)
+
+
+_IS_SILENT = contextvars.ContextVar('is_silent', default=False)
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Gives no warning of this package inside, where the same checks are made a second time.
+
+    `warnings.catch_warnings` would let Python forget which warnings it has shown.
+    """
+    token = _IS_SILENT.set(True)
+    try:
+        yield
+    finally:
+        _IS_SILENT.reset(token)
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warns as `warnings.warn` does, at the innermost line that is neither this package's nor a library's."""
+    if _IS_SILENT.get():
+        return
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        # The constructor of a dataclass is generated: it has no line that can be shown.
+        is_generated = frame.f_code.co_filename == '<string>'
+        if (
+            not is_generated
+            and frame.f_globals.get('__name__', '').partition('.')[0] not in _LIBRARIES
+        ):
+            break
+        frame = frame.f_back
+    warnings.warn_explicit(
+        message,
+        category,
+        filename=frame.f_code.co_filename,
+        lineno=frame.f_lineno,
+        module=frame.f_globals.get('__name__', frame.f_code.co_filename),
+        registry=frame.f_globals.setdefault('__warningregistry__', {}),
+    )

@@ -1,0 +1,720 @@
+"""Every check of a setting, and every warning, of the core.
+
+Settings are checked when a pruner is made, shapes and targets in `init` and before pruning once. An error names the
+value, the place and the remedy. What would run to the end and prune nothing, or too little, is warned of once.
+"""
+
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner import (
+    caller_warnings,
+    mask_calculator,
+    seeds,
+    sparsity_distributions,
+    sparsity_schedules,
+)
+from jaxpruner import tree as tree_lib
+from jaxpruner.sparsity_types import NByM, check_groups, is_joint, normalize_setting
+from jaxpruner.tree import holds_weights
+
+# Settings: the fields of pruners and the keys of configurations.
+
+
+def _expected(
+    words: str, has_type: Callable[[Any], bool], is_in_range: Callable[[Any], bool] | None = None
+) -> Callable[[str, Any], None]:
+    """Makes a check of a value by its type, and of a value of that type by its range."""
+
+    def check(key: str, value: Any) -> None:
+        if not has_type(value):
+            raise TypeError(f'{key} must be {words}, got {value!r}')
+        if is_in_range and not tree_lib.is_traced(value) and not is_in_range(value):
+            raise ValueError(f'{key} must be {words}, got {value!r}')
+
+    return check
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_list_of(is_entry: Callable[[Any], bool], value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(is_entry, value))
+
+
+_is_name = lambda value: _is_text(value) or _is_list_of(_is_text, value)  # noqa: E731
+_are_names = lambda value: _is_text(value) or _is_list_of(_is_name, value)  # noqa: E731
+
+
+def _are_stacks(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return _are_names(value)
+    return all(map(_is_name, value)) and all(map(_is_whole, value.values()))
+
+
+def _scheduler(key: str, value: Any) -> None:
+    for method in ('is_mask_update_iter', 'get_sparsity_at_step'):
+        if not callable(getattr(value, method, None)):
+            raise TypeError(
+                f'{key} must have the method {method}, as those in sparsity_schedules; got {value!r}'
+            )
+    if isinstance(value, type):
+        raise TypeError(
+            f'{key} must be a schedule, got the class {value!r}; write {value.__name__}(…)'
+        )
+
+
+def _distribution(key: str, value: Any) -> None:
+    """Refuses what is no distribution, and wrong numbers in the usual one, which is a partial with keywords."""
+    _FUNCTION(key, value)
+    keywords = getattr(value, 'keywords', {})
+    for name in ('sparsity', 'filter_fn', 'custom_sparsity_map'):
+        if keywords.get(name) is not None:
+            SETTINGS[name](name, keywords[name])
+
+
+def _one_of(*words: str) -> Callable[[str, Any], None]:
+    return _expected(' or '.join(map(repr, words)), _is_text, words.__contains__)
+
+
+def _finite(low: float, high: float = math.inf) -> Callable[[Any], bool]:
+    return lambda value: low <= float(value) <= high and math.isfinite(float(value))
+
+
+_FLAG = _expected('true or false', lambda value: isinstance(value, bool | np.bool_))
+_FUNCTION = _expected('a function', callable)
+_SHARE = _expected('a number between 0 and 1', tree_lib.is_number, _finite(0, 1))
+_NOT_NEGATIVE = _expected('a finite number from 0 up', tree_lib.is_number, _finite(0))
+_COUNT = _expected('a whole number from 1 up', _is_whole, lambda value: value >= 1)
+_STEP = sparsity_schedules.checked_step
+
+
+def _sparsity(key: str, value: Any) -> None:
+    sparsity_distributions.check_sparsity(value, key)
+
+
+# Key -> (key, value) -> None, or an error that names both.
+SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
+    'algorithm': _expected("the name of an algorithm, such as 'magnitude'", _is_text),
+    # How much of each leaf.
+    'sparsity': _sparsity,
+    'dist_type': _one_of('uniform', 'erk'),
+    'filter_fn': _expected('a function (path, leaf) -> bool', callable),
+    'custom_sparsity_map': lambda key, value: sparsity_distributions.check_custom_map(value),
+    'count_excluded': _FLAG,
+    'sparsity_distribution_fn': _distribution,
+    # When.
+    'update_freq': functools.partial(_STEP, minimum=1),
+    'update_start_step': _STEP,
+    'update_end_step': _STEP,
+    'power': lambda key, value: sparsity_schedules.check_power(value, key),
+    'initial_sparsity': _sparsity,
+    'scheduler': _scheduler,
+    # Which weights together.
+    'sparsity_type': lambda key, value: normalize_setting(value),
+    'stacked': _expected(
+        'a glob of leaves, a list of globs, or a mapping from globs to axes', _are_stacks
+    ),
+    'topk_fn': _expected('a function (scores, sparsity) -> mask', callable),
+    # All pruners.
+    'skip_gradients': _FLAG,
+    'is_sparse_gradients': _FLAG,
+    'rng_seed': lambda key, value: seeds.check_seed(value),
+    'use_packed_masks': _FLAG,
+    'is_packed': _FLAG,
+    # SET and RigL.
+    'drop_fraction': _expected(
+        'a number between 0 and 1, the share of kept weights that is replaced',
+        tree_lib.is_number,
+        _finite(0, 1),
+    ),
+    'drop_fraction_fn': _expected(
+        'a function of the step, such as optax.constant_schedule(0.3)', callable
+    ),
+    'eps': _NOT_NEGATIVE,
+    'is_debug': _FLAG,
+    # Global ranking.
+    'normalize_scores': _FLAG,
+    'use_normalization': _FLAG,
+    'normalization_eps': _NOT_NEGATIVE,
+    # AC/DC and Adam's Fisher information.
+    'reset_optimizer': _FLAG,
+    'reset_adam': _FLAG,
+    'init_dense_steps_end': _STEP,
+    'final_sparse_steps_start': _STEP,
+    'cycle_sparse_steps': _STEP,
+    'cycle_dense_steps': _STEP,
+    # Pruned once.
+    'per': _one_of('output', 'layer'),
+    'owl': _FLAG,
+    'owl_per': _one_of('block', 'leaf'),
+    'owl_multiple': _expected(
+        'a finite number above 0', tree_lib.is_number, _finite(math.ulp(0.0))
+    ),
+    'owl_deviation': _SHARE,
+    'sequential': _FLAG,
+    'blocks': _expected(
+        'a list with a glob or a list of globs for each block',
+        functools.partial(_is_list_of, _are_names),
+    ),
+    'damping': _NOT_NEGATIVE,
+    'block_size': _COUNT,
+    'keep_zeros': _FLAG,
+    'rounds': _COUNT,
+}
+
+# Keys of configurations that constructors do not take -> the field that says the same, and how.
+_UNIFORM = 'functools.partial(jaxpruner.sparsity_distributions.uniform, sparsity=0.8'
+_ERK = 'functools.partial(jaxpruner.sparsity_distributions.erk, sparsity=0.8'
+_SCHEDULE = 'jaxpruner.PolynomialSchedule(update_freq=…, update_start_step=…, update_end_step=…'
+_SAID_BY = {
+    'dist_type': ('sparsity_distribution_fn', f'{_ERK})'),
+    'filter_fn': ('sparsity_distribution_fn', f'{_UNIFORM}, filter_fn=…)'),
+    'custom_sparsity_map': ('sparsity_distribution_fn', f'{_UNIFORM}, custom_sparsity_map=…)'),
+    'count_excluded': ('sparsity_distribution_fn', f'{_ERK}, count_excluded=…)'),
+    'update_freq': ('scheduler', f'{_SCHEDULE})'),
+    'update_start_step': ('scheduler', f'{_SCHEDULE})'),
+    'update_end_step': ('scheduler', f'{_SCHEDULE})'),
+    'power': ('scheduler', f'{_SCHEDULE}, power=…)'),
+    'initial_sparsity': ('scheduler', f'{_SCHEDULE}, initial_sparsity=…)'),
+    'drop_fraction': ('drop_fraction_fn', 'optax.constant_schedule(0.3)'),
+}
+
+# Annotation of a field that an algorithm from elsewhere declares -> what its value must be. Other annotations pass.
+_ANNOTATIONS: Mapping[Any, Callable[[str, Any], None]] = {
+    float: _expected('a number', tree_lib.is_number),
+    int: _expected(
+        'a whole number',
+        lambda value: (
+            jnp.issubdtype(value.dtype, jnp.integer) and value.ndim == 0
+            if hasattr(value, 'dtype')
+            else _is_whole(value)
+        ),
+    ),
+    bool: _FLAG,
+    str: _expected('a string', _is_text),
+}
+# Fields in which `None` has a meaning of its own, though it is not their default.
+_MAY_BE_NONE = ('sparsity', 'sparsity_distribution_fn', 'sparsity_type')
+
+
+def check_setting(algorithm: type, name: str, value: Any) -> None:
+    """Refuses a value of the wrong type or out of range; fields of a user's class are checked by their annotation.
+
+    Raises:
+      TypeError, ValueError: the message names the setting.
+    """
+    if not is_users_own(algorithm, name):
+        if name in SETTINGS:
+            SETTINGS[name](name, value)
+        return
+    fields = {field.name: field.type for field in dataclasses.fields(algorithm)}
+    by_name = {annotation.__name__: annotation for annotation in _ANNOTATIONS}
+    annotation = by_name.get(str(fields[name]), fields[name])  # text with `from __future__`
+    if isinstance(annotation, type) and annotation in _ANNOTATIONS:
+        _ANNOTATIONS[annotation](name, value)
+
+
+def is_of_library(algorithm: type, field: str) -> bool:
+    """Whether the declaration of a field that counts, the first among a class and its bases, is of this package."""
+    modules = [
+        base.__module__ for base in algorithm.__mro__ if field in inspect.get_annotations(base)
+    ]
+    return modules[0].partition('.')[0] == 'jaxpruner'
+
+
+def is_users_own(algorithm: type, field: str) -> bool:
+    """Whether a field was declared outside of this package alone, so that only its class knows what it means."""
+    modules = [
+        base.__module__ for base in algorithm.__mro__ if field in inspect.get_annotations(base)
+    ]
+    return bool(modules) and not any(module.partition('.')[0] == 'jaxpruner' for module in modules)
+
+
+def check_fields(pruner: Any) -> None:
+    """Checks all fields of a pruner, without reading a seed that was not given (which starts JAX's backend)."""
+    for field in dataclasses.fields(pruner):
+        value = vars(pruner).get(field.name, None if field.name == 'rng_seed' else field.default)
+        if value is None and (field.default is None or field.name in _MAY_BE_NONE):
+            continue
+        check_setting(type(pruner), field.name, value)
+
+
+def check_constructor(algorithm: type, settings: Mapping[str, Any]) -> None:
+    """Refuses keys of configurations that a constructor does not take, and says what it takes instead."""
+    taken = known_arguments(algorithm.__init__, dict(settings))
+    for key in settings:
+        if key in taken or key not in SETTINGS:
+            continue
+        field, remedy = _SAID_BY.get(key, ('', ''))
+        # Global algorithms select leaves by fields of their own, and a budget for each leaf has no meaning for them.
+        is_of_a_leaf = key in ('dist_type', 'count_excluded') and hasattr(algorithm, 'filter_fn')
+        is_said = field and hasattr(algorithm, field) and not is_of_a_leaf
+        raise TypeError(
+            f'{algorithm.__name__} has no setting {key!r}, which is a key of configurations; '
+            f'{f"give {field}={remedy}" if is_said else "leave it out"}, or make the pruner with '
+            'jaxpruner.create_updater_from_config'
+        )
+
+
+def check_no_topk_fn(pruner: Any, why: str) -> None:
+    """Refuses a `topk_fn` for an algorithm that ranks by itself."""
+    if mask_calculator.own_topk_fn(pruner.topk_fn) is not None:
+        raise ValueError(f'{type(pruner).__name__} {why}: topk_fn has no meaning for it')
+
+
+def check_drop_fraction(fraction: Any, name: str) -> None:
+    """Refuses a drop fraction outside [0, 1]; traced values pass.
+
+    Args:
+      fraction: a number or scalar array.
+      name: what it is called, for the message.
+
+    >>> check_drop_fraction(0.3, 'drop_fraction')
+    """
+    if tree_lib.is_traced(fraction):
+        return
+    if isinstance(fraction, str) or not hasattr(fraction, '__float__'):
+        raise TypeError(f'{name} must be a number between 0 and 1, got {fraction!r}')
+    if not 0 <= float(fraction) <= 1:
+        raise ValueError(
+            f'{name} must lie in [0, 1] (the share of kept weights that is replaced), got {fraction}'
+        )
+
+
+def check_not_joint(pruner: Any, sparsity_type: Any, where: str) -> None:
+    """Refuses types that remove a channel from all leaves, for an algorithm whose regrown weights start at zero.
+
+    What makes such a channel and what reads it are zero together, so that all of its gradients are: nothing tells which
+    one to grow, and a regrown one would not be trained.
+    """
+    if is_joint(sparsity_type):
+        raise ValueError(
+            f'{where}{type(pruner).__name__} lets channels come back at zero, where all of their gradients are zero '
+            f'with {sparsity_type!r}; use MagnitudePruning or SaliencyPruning with a PolynomialSchedule'
+        )
+
+
+# Arguments.
+
+
+def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Picks those arguments that a function takes by name.
+
+    >>> known_arguments(lambda a, b: None, {'b': 1, 'c': 2})
+    {'b': 1}
+    """
+    if not arguments:
+        return {}
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return arguments
+    names = {parameter.name for parameter in parameters}
+    return {name: value for name, value in arguments.items() if name in names}
+
+
+def check_taken(function: Callable[..., Any], arguments: dict[str, Any], name: str) -> None:
+    """Refuses arguments that a function (`name` in the message) does not take: they would have no effect."""
+    unused = sorted(set(arguments) - set(known_arguments(function, arguments)))
+    if unused:
+        raise TypeError(
+            f'{name} does not take {", ".join(unused)}, which would have no effect; leave it out. To prune with a '
+            'model and data, call jaxpruner.prune(params, sparsity, algorithm, apply_fn=…, batches=…)'
+        )
+
+
+def given_state(state: Any, other: Any) -> Any:
+    """Returns the state that a method was given under one of its two names; refuses none and both."""
+    if (state is None) == (other is None):
+        raise TypeError('give the optimizer state once, as opt_state or as sparse_state')
+    return other if state is None else state
+
+
+def check_mixed_in_first(cls: type, mixin: type, base: type) -> None:
+    """Refuses a class in which a mixin comes after the pruner, whose methods then hide those of the mixin."""
+    bases = cls.__mro__
+    if base in bases and bases.index(mixin) > bases.index(base):
+        names = ', '.join(parent.__name__ for parent in cls.__bases__)
+        raise TypeError(
+            f'class {cls.__name__}({names}): {mixin.__name__} has no effect after a pruner; write it first, '
+            f'class {cls.__name__}({mixin.__name__}, …)'
+        )
+
+
+# Targets.
+
+# A sparsity that is a rounded share of N:M, such as 0.33 for 2:3, does not contradict it.
+_ROUNDING = 0.005
+
+
+class Contradiction(NamedTuple):
+    """A leaf of N:M, and the sparsity that it was given, which is not the share of its type."""
+
+    leaf: Any
+    sparsity: float
+
+
+def targets_of_leaves(
+    distribution: Callable[..., Any] | None,
+    params: tree_lib.PyTree,
+    leaves: Sequence[Any],
+    stacked: tree_lib.Stacked,
+    check: Callable[[Sequence[Any]], None] = lambda pruned: None,
+    types_decide: bool = True,
+) -> tuple[list[Any], list[Contradiction]]:
+    """Lists the target of each leaf, `None` where dense, and the targets that contradict N:M.
+
+    Args:
+      distribution: from parameters (and the names of stacked leaves, if it takes them) to sparsities; `None` for none.
+      params: the parameters, or their shapes.
+      leaves: the same, as `sparsity_types.resolve_leaves` describes them.
+      stacked: which leaves are stacks of layers.
+      check: refuses sparsity types of the leaves that are to be pruned.
+      types_decide: N:M sets the target of its leaves to its share, but for a sparsity of 0 that a user gave.
+
+    Raises:
+      TypeError: a leaf is no array.
+      ValueError: a sparsity outside [0, 1], or a name without a leaf.
+    """
+    if distribution is None:
+        return [None] * len(leaves), []
+    paths, treedef = [leaf.path for leaf in leaves], jax.tree.structure(params)
+    names = tree_lib.as_names(stacked)
+    tree_lib.check_names(names, paths, 'stacked')
+    named = {'stacked': stacked if isinstance(stacked, Mapping) else names} if names else {}
+    if known_arguments(distribution, named) != named:
+        raise ValueError(
+            'stacked layers change what a distribution selects, and this sparsity_distribution_fn takes no '
+            'argument `stacked`; pass functools.partial(uniform, sparsity=…), or a function of params and stacked'
+        )
+    # Whatever a filter selects, these leaves stay dense, or are decided by others.
+    decided = [
+        leaf.path for leaf in leaves if leaf.sparsity_type is None or is_joint(leaf.sparsity_type)
+    ]
+    with sparsity_distributions.no_warnings_about(decided):
+        targets = tree_lib.leaves_like(treedef, distribution(params, **named))
+    can_be_ranked = []
+    for leaf, array in zip(leaves, jax.tree.leaves(params), strict=True):
+        if leaf.sparsity_type is not None and leaf.dtype is None:
+            raise TypeError(
+                f'{leaf.name}: {array!r} is no array; give arrays alone, for example '
+                'equinox.filter(model, equinox.is_array)'
+            )
+        # Flags and random keys cannot be ranked.
+        can_be_ranked.append(
+            leaf.sparsity_type is not None and jnp.issubdtype(leaf.dtype, jnp.number)
+        )
+    targets = [
+        target if ranked else None for target, ranked in zip(targets, can_be_ranked, strict=True)
+    ]
+    targets = mask_calculator.with_targets(leaves, targets, can_be_ranked)
+    pruned = [leaf for leaf, target in zip(leaves, targets, strict=True) if target is not None]
+    for leaf, target in zip(leaves, targets, strict=True):
+        if target is not None:
+            sparsity_distributions.check_sparsity(target, f'the sparsity of {leaf.name}')
+    check(pruned)
+    contradictions = []
+    if types_decide:
+        is_given = _are_given(distribution, paths)
+        for i, leaf in enumerate(leaves):
+            target, kind = targets[i], leaf.sparsity_type
+            if target is None or not isinstance(kind, NByM):
+                continue
+            share = (kind.m - kind.n) / kind.m
+            if tree_lib.is_traced(target):
+                targets[i] = jnp.where(target == 0, 0.0, share)
+            elif float(target) != 0 or not is_given[i]:
+                targets[i] = share
+                if is_given[i] and abs(float(target) - share) > _ROUNDING:
+                    contradictions.append(Contradiction(leaf, float(target)))
+    return targets, contradictions
+
+
+def _are_given(distribution: Any, paths: Sequence[tree_lib.Path]) -> list[bool]:
+    """Tells for each leaf whether a user gave its target."""
+    if not isinstance(distribution, sparsity_distributions.NotGiven):
+        return [True] * len(paths)
+    custom = sparsity_distributions.check_custom_map(
+        distribution.keywords.get('custom_sparsity_map')
+    )
+    rules = tree_lib.first_matches(custom, paths, 'custom_sparsity_map')
+    return [rule is not None for rule in rules]
+
+
+def check_pruned(pruner: Any, pruned: Sequence[Any], paths: Sequence[tree_lib.Path]) -> None:
+    """Refuses leaves that a pruner is to prune and cannot, because of their dtype, sparsity type or shape."""
+    for leaf in pruned:
+        if pruner.needs_gradients and not holds_weights(leaf):
+            raise ValueError(
+                f'{leaf.name}: {type(pruner).__name__} scores weights by their gradients, and {leaf.dtype} has none; '
+                f"leave it dense: sparsity_type={{'{leaf.name}': None, '*': …}}"
+            )
+        pruner.check_type(leaf.sparsity_type, f'{leaf.name}: ')
+    if mask_calculator.own_topk_fn(pruner.topk_fn) is None:
+        shape_checks = {leaf.path: leaf.check_shape for leaf in pruned}
+        check_groups(shape_checks, normalize_setting(pruner.sparsity_type), paths)
+
+
+def warn_of_contradictions(contradictions: Sequence[Contradiction]) -> None:
+    """Warns once if there are any, and names the first leaf."""
+    if contradictions:
+        leaf, sparsity = contradictions[0]
+        pattern = f'{leaf.sparsity_type.n}:{leaf.sparsity_type.m}'
+        share = 1 - leaf.sparsity_type.n / leaf.sparsity_type.m
+        more = f' (and {len(contradictions) - 1} more leaves)' if contradictions[1:] else ''
+        caller_warnings.warn(
+            f'{leaf.name}{more}: sparsity {sparsity:.4g} contradicts the sparsity type {pattern}, which removes '
+            f'{share:.4g}; the share of {pattern} holds. Leave the sparsity out, give {share:.4g}, or choose another '
+            'type'
+        )
+
+
+# What prunes nothing, or too little.
+
+_LAST_STEP = 2**31 - 1  # steps are counted in int32
+_SEE_PLAN = 'print(pruner.plan(params)) shows each leaf'
+
+
+def update_steps(schedule: Any) -> Sequence[int] | None:
+    """Lists all steps at which masks are updated, in order (a range if they are many); `None` if it cannot be read.
+
+    >>> list(update_steps(sparsity_schedules.PeriodicSchedule(100, update_start_step=1, update_end_step=250)))
+    [100, 200]
+    """
+    match schedule:
+        case sparsity_schedules.NoUpdateSchedule():
+            return ()
+        case sparsity_schedules.OneShotSchedule(target_step=step):
+            return (step,)
+        case sparsity_schedules.StepsSchedule(steps=steps):
+            return tuple(sorted(steps))
+        case sparsity_schedules.PeriodicSchedule(update_freq=freq, update_end_step=end):
+            first = -(-schedule.update_start_step // freq) * freq
+            return range(first, (_LAST_STEP if end is None else end) + 1, freq)
+    return None
+
+
+def share_at_end(schedule: Any) -> float:
+    """Computes how much of its target a polynomial schedule has reached at the last mask update; 1 for others."""
+    steps = update_steps(schedule)
+    if not steps or not isinstance(schedule, sparsity_schedules.PolynomialSchedule):
+        return 1.0
+    with jax.ensure_compile_time_eval():
+        return float(schedule.get_sparsity_at_step(1.0, steps[-1]))
+
+
+def warn_of_shortfall(name: str, schedule: Any) -> None:
+    """Says that masks are updated for the last time before the schedule is at its target."""
+    last, later = (
+        update_steps(schedule)[-1],
+        math.ceil(schedule.update_end_step / schedule.update_freq),
+    )
+    caller_warnings.warn(
+        f'{name} ends at {share_at_end(schedule):.1%} of its target: the last mask update comes at step {last}, the '
+        f'last multiple of update_freq={schedule.update_freq}, and the schedule reaches its target at '
+        f'update_end_step={schedule.update_end_step}. Give update_end_step={last + 1} or '
+        f'update_end_step={later * schedule.update_freq}'
+    )
+
+
+def check_plan(pruner: Any, plan: Any) -> None:
+    """Warns where no leaf is pruned, masks are never updated, or the last update falls short of the target."""
+    if not plan.pruned:
+        _warn_that_nothing_is_pruned(plan)
+        return
+    # Masks that are sparse from the start, or made in each forward pass, need no update.
+    if pruner.starts_sparse or not pruner.lands_on_zero:
+        return
+    steps = update_steps(pruner.scheduler)
+    if steps is not None and not steps:
+        caller_warnings.warn(
+            f'{plan.algorithm} never updates its masks, so that all leaves stay dense: {_why_never(pruner.scheduler)}; '
+            f'{_SEE_PLAN}. Give a schedule that updates, such as PolynomialSchedule(update_freq, update_start_step, '
+            'update_end_step); or call instant_sparsify to prune once without training, or pruner.new_masks where '
+            'your own loop decides'
+        )
+    is_ranked_by_type = mask_calculator.own_topk_fn(pruner.topk_fn) is None
+    grows = not all(
+        is_ranked_by_type and isinstance(leaf.sparsity_type, NByM) for leaf in plan.pruned
+    )
+    if grows and share_at_end(pruner.scheduler) < 0.999:  # of N:M any sparsity above 0 means N of M
+        warn_of_shortfall(plan.algorithm, pruner.scheduler)
+
+
+def check_replacement(pruner: Any, plan: Any) -> None:
+    """Warns where an algorithm that drops and grows weights never does."""
+    steps = update_steps(pruner.scheduler)
+    if not plan.pruned or steps is None:
+        return
+    static = 'StaticRandomSparse for masks that stay as they are'
+    if not steps:
+        caller_warnings.warn(
+            f'{plan.algorithm} never updates its masks, so that they stay as they were drawn: '
+            f'{_why_never(pruner.scheduler)}. Give a schedule that updates, such as PeriodicSchedule(update_freq, '
+            f'update_start_step, update_end_step); or {static}'
+        )
+        return
+    sampled = {*steps[:4], *steps[:: math.ceil(len(steps) / 4)]}
+    with jax.ensure_compile_time_eval():
+        fractions = [pruner.drop_fraction_fn(step) for step in sorted(sampled)]
+    if not tree_lib.has_traced(fractions) and not any(map(float, fractions)):
+        caller_warnings.warn(
+            f'{plan.algorithm} replaces no weight: drop_fraction_fn is 0 at its update steps ({steps[0]} … '
+            f'{steps[-1]}). Give a drop fraction above 0; or {static}'
+        )
+
+
+def _why_never(schedule: Any) -> str:
+    if not hasattr(schedule, 'update_freq'):
+        return f'{schedule!r} has no step at which it does'
+    return (
+        f'{type(schedule).__name__} has no multiple of update_freq={schedule.update_freq} from '
+        f'update_start_step={schedule.update_start_step} to update_end_step={schedule.update_end_step}'
+    )
+
+
+def _warn_that_nothing_is_pruned(plan: Any) -> None:
+    if not len(plan):
+        caller_warnings.warn(
+            f'{plan.algorithm} prunes nothing: there are no parameters in the tree that init was given'
+        )
+        return
+    names: dict[str, list[str]] = {}
+    for leaf in plan:
+        names.setdefault(str(leaf.why_dense), []).append(leaf.name)
+    reasons = '; '.join(f'{_some_of(leaves)}: {reason}' for reason, leaves in names.items())
+    caller_warnings.warn(
+        f'{plan.algorithm} prunes no leaf of {len(plan)}. {reasons}. {_SEE_PLAN}. Give a sparsity above 0, such as '
+        'sparsity=0.9, and a filter_fn that selects kernels; or take NoPruning() for training without pruning'
+    )
+
+
+def _some_of(names: Sequence[str]) -> str:
+    return ', '.join(names[:3]) + (f' and {len(names) - 3} more' if len(names) > 3 else '')
+
+
+@jax.jit
+def keeps_any(mask: jax.Array) -> jax.Array:
+    """Whether a mask keeps anything, in one program."""
+    return jnp.any(mask != 0)
+
+
+@jax.jit
+def keeps_all(mask: jax.Array) -> jax.Array:
+    """Whether a mask keeps everything, in one program."""
+    return jnp.all(mask != 0)
+
+
+def check_masks(pruner: Any, params: tree_lib.PyTree, masks: tree_lib.PyTree) -> None:
+    """Warns where masks that were made once remove nothing; of masks that are being traced the plan tells.
+
+    >>> import jaxpruner, jax.numpy as jnp
+    >>> check_masks(jaxpruner.MagnitudePruning(), {'w': jnp.ones(2)}, {'w': jnp.array([1, 0], jnp.uint8)})
+    """
+    leaves = jax.tree.leaves(masks)
+    is_traced = tree_lib.has_traced(leaves)
+    if not is_traced and not all(map(keeps_all, leaves)):
+        return
+    plan = pruner.plan(params)
+    if not plan.pruned:
+        _warn_that_nothing_is_pruned(plan)
+    elif not is_traced:
+        caller_warnings.warn(
+            f'{plan.algorithm} prunes nothing: its masks keep every weight, those of '
+            f'{_some_of([leaf.name for leaf in plan.pruned])}, too, which it was to prune; look at its scores and its '
+            'topk_fn'
+        )
+
+
+def warn_of_emptied(
+    masks: tree_lib.PyTree, params: tree_lib.PyTree, grads: tree_lib.PyTree | None
+) -> None:
+    """Names the leaves that lose every weight because they, or their gradients, are NaN throughout.
+
+    >>> warn_of_emptied({'w': jnp.array([1, 0], jnp.uint8)}, {'w': jnp.array([2.0, jnp.nan])}, None)
+    """
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    of_masks, of_grads = tree_lib.leaves_like(treedef, masks), [None] * len(paths)
+    if tree_lib.has_traced(of_masks):
+        return
+    # All are computed before the first is waited for.
+    kept = [None if mask is None or not mask.size else keeps_any(mask) for mask in of_masks]
+    if all(any_kept is None or any_kept for any_kept in kept):
+        return
+    if grads is not None:
+        of_grads = tree_lib.leaves_like(treedef, grads)
+    nan_alone = []
+    for path, leaf, grad, any_kept in zip(paths, leaves, of_grads, kept, strict=True):
+        name = tree_lib.path_string(path)
+        for words, array in ((f'{name} holds', leaf), (f'the gradients of {name} hold', grad)):
+            is_emptied = any_kept is not None and not any_kept
+            if is_emptied and array is not None and bool(jnp.all(jnp.isnan(array))):
+                nan_alone.append(words)
+    if nan_alone:
+        more = f' (so do {len(nan_alone) - 1} more leaves)' if nan_alone[1:] else ''
+        caller_warnings.warn(
+            f'{nan_alone[0]} NaN alone{more}: nothing of it is kept, so that it becomes zero; look where NaN come from'
+        )
+
+
+# What hooks return.
+
+
+def check_algorithm_state(pruner: Any, method: str, before: Any, after: Any) -> None:
+    """Refuses a method that changes the structure, shapes or dtypes of `algorithm_state`.
+
+    If a dtype changed, a loop in Python would compile the step a second time, `scan` would refuse it, and restoring a
+    checkpoint into the shapes of `init` would cast it in silence. The check reads shapes alone, while a step is traced.
+    """
+    if before is after:
+        return
+    words = [_words_by_name(state) for state in (before, after)]
+    changed = [
+        f'{name} was {words[0].get(name, "missing")} and is {words[1].get(name, "missing")}'
+        for name in {**words[0], **words[1]}
+        if words[0].get(name) != words[1].get(name)
+    ]
+    if changed:
+        raise TypeError(
+            f'{type(pruner).__name__}.{method} changes the structure, shapes or dtypes of algorithm_state: '
+            f'{"; ".join(changed[:3])}. They must stay from step to step: make each leaf in init_algorithm_state as it '
+            'is computed later, such as jnp.zeros_like(param, dtype=jnp.float32)'
+        )
+
+
+def _words_by_name(algorithm_state: Any) -> dict[str, str]:
+    paths, leaves, _ = tree_lib.flatten_with_paths({'algorithm_state': algorithm_state})
+    return {
+        tree_lib.path_string(
+            path
+        ): f'{jnp.result_type(leaf)}[{",".join(map(str, jnp.shape(leaf)))}]'
+        for path, leaf in zip(paths, leaves, strict=True)
+    }
+
+
+def check_tracked(pruner: Any, state: Any, returned: Any) -> tuple[Any, Any]:
+    """Returns what `track` returned; refuses anything but a state and what it tracked."""
+    is_pair = isinstance(returned, tuple | list) and len(returned) == 2
+    if not is_pair or not isinstance(returned[0], type(state)):
+        is_plain = isinstance(returned, tuple | list) and not hasattr(returned, '_fields')
+        name = type(returned).__name__
+        given = f'a {name} of {len(returned)}' if is_plain else f'one {name}'
+        raise TypeError(
+            f'{type(pruner).__name__}.track must return two values, the SparseState and what update_state gets as '
+            f'its argument tracked, got {given}; write `return sparse_state._replace(…), None`'
+        )
+    check_algorithm_state(pruner, 'track', state.algorithm_state, returned[0].algorithm_state)
+    return returned

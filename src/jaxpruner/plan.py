@@ -1,0 +1,287 @@
+"""What will happen to each leaf, told from shapes alone: which are pruned, how far, and why the others are not."""
+
+import dataclasses
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import mask_calculator, sparsity_distributions, text_tables
+from jaxpruner import tree as tree_lib
+from jaxpruner.sparsity_types import (
+    Block,
+    Channel,
+    Leaf,
+    NByM,
+    is_joint,
+    is_unstructured,
+    leaf_of,
+)
+
+_UNKNOWN = '?'
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafPlan(Leaf):
+    """What will happen to one leaf; what is known of it anyway has the names that `Leaf` gives.
+
+    Attributes:
+      kept: how many weights have a mask of 1 at the target; `None` where that depends on more than shapes.
+      size: how many weights there are.
+      why_dense: why nothing is removed; `None` where something is.
+      is_ranked_with_others: one ranking holds several leaves, so that `target` counts in the mean alone.
+
+    >>> import jaxpruner
+    >>> leaf = jaxpruner.MagnitudePruning(sparsity_type='2:4').plan({'w': jnp.ones((3, 8))})['w']
+    >>> leaf.target, leaf.kept, leaf.size
+    (0.5, 12, 24)
+    """
+
+    kept: int | None
+    size: int
+    why_dense: str | None
+    is_ranked_with_others: bool = False
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether weights are removed."""
+        return self.why_dense is None
+
+
+@dataclasses.dataclass(frozen=True)
+class PruningPlan:
+    """What will happen to each leaf of a model, as `pruner.plan(params)` tells it.
+
+    It is iterated leaf by leaf, indexed by a path (`('a', 'b')` or `'a/b'`), and printed as a table of 80 columns, in
+    which three or more equal layers have one row: `'layers/{0-23}/kernel'`, with the sums of `kept` and `of`.
+
+    Attributes:
+      algorithm: the name of the pruner's class.
+      leaves: the plan of each leaf, in the tree's order.
+      kept: how many weights of all leaves are kept; `None` where that depends on more than shapes.
+      note: what the plan does not know, so that fewer leaves may be pruned; empty where it knows all.
+      updates: what mask updates do besides; empty where sparsity says all.
+
+    >>> import jaxpruner
+    >>> params = {'bias': jnp.ones(4), 'kernel': jnp.ones((8, 4))}
+    >>> print(jaxpruner.MagnitudePruning(sparsity_type='2:4').plan(params))
+    MagnitudePruning prunes 1 of 2 leaves
+    leaf    shape  dtype    type, or why it stays dense           target  kept  of
+    ------------------------------------------------------------------------------
+    bias    4      float32  dense: the default filter leaves out       -     4   4
+                            1-D leaves
+    kernel  8×4    float32  2:4 along axis -1                        0.5    16  32
+    ------------------------------------------------------------------------------
+    total                                                         0.4444    20  36
+    """
+
+    algorithm: str
+    leaves: tuple[LeafPlan, ...]
+    kept: int | None
+    note: str = ''
+    updates: str = ''
+
+    @property
+    def size(self) -> int:
+        """How many weights there are."""
+        return sum(leaf.size for leaf in self.leaves)
+
+    @property
+    def pruned(self) -> tuple[LeafPlan, ...]:
+        """The leaves of which weights are removed."""
+        return tuple(leaf for leaf in self.leaves if leaf.is_pruned)
+
+    def __iter__(self) -> Iterator[LeafPlan]:
+        return iter(self.leaves)
+
+    def __len__(self) -> int:
+        return len(self.leaves)
+
+    def __getitem__(self, path: str | tree_lib.Path) -> LeafPlan:
+        name = path if isinstance(path, str) else tree_lib.path_string(tuple(path))
+        for leaf in self.leaves:
+            if leaf.name == name:
+                return leaf
+        names = [leaf.name for leaf in self.leaves]
+        raise KeyError(f'there is no leaf {name!r}; {tree_lib.nearest(name, names)}')
+
+    def __str__(self) -> str:
+        columns = [
+            text_tables.Column('leaf', overflow='fold'),
+            text_tables.Column('shape', overflow='fold'),
+            text_tables.Column('dtype'),
+            text_tables.Column('type, or why it stays dense', overflow='wrap'),
+            *(text_tables.Column(name, align='right') for name in ('target', 'kept', 'of')),
+        ]
+        alike = [(*_texts(leaf), leaf.kept is None) for leaf in self.leaves]
+        rows = []
+        for name, indices in text_tables.group_layers([leaf.name for leaf in self.leaves], alike):
+            *texts, is_unknown = alike[indices[0]]
+            kept = None if is_unknown else sum(self.leaves[i].kept or 0 for i in indices)
+            rows.append(
+                [name, *texts, _count(kept), _count(sum(self.leaves[i].size for i in indices))]
+            )
+        share = _UNKNOWN if self.kept is None else f'{1 - self.kept / max(self.size, 1):.4g}'
+        total = ['total', '', '', '', share, _count(self.kept), _count(self.size)]
+        up_to = 'up to ' if self.note else ''
+        return '\n'.join(
+            [
+                f'{self.algorithm} prunes {up_to}{len(self.pruned)} of {len(self.leaves)} leaves',
+                *textwrap.wrap(self.note, text_tables.WIDTH),
+                *textwrap.wrap(self.updates, text_tables.WIDTH),
+                text_tables.to_text(columns, rows, total),
+            ]
+        )
+
+
+def plan_leaves(pruner: Any, params: tree_lib.PyTree) -> PruningPlan:
+    """Tells what a pruner will do; see `BaseUpdater.plan`."""
+    params = tree_lib.as_arrays(params)
+    paths, arrays, treedef = tree_lib.flatten_with_paths(params)
+    targets = tree_lib.leaves_like(treedef, pruner.get_target_sparsities(params))
+    reasons = pruner.why_dense(params)
+    # In one ranking over the model, leaves with a sparsity of their own are left out.
+    custom = sparsity_distributions.check_custom_map(getattr(pruner, 'custom_sparsity_map', None))
+    rules = tree_lib.first_matches(custom, paths, 'custom_sparsity_map')
+    is_global = pruner.ranked_together == 'model'
+    together = [is_global and rule is None for rule in rules]
+    is_counted = mask_calculator.own_topk_fn(pruner.topk_fn) is None and (
+        is_global or pruner.ranked_together == 'leaf'
+    )
+    # One total: the target of any leaf in the ranking prunes the others, too.
+    others_prune = any(
+        target is not None and ranked and (tree_lib.is_traced(target) or float(target) > 0)
+        for target, ranked in zip(targets, together, strict=True)
+    )
+    planned = []
+    for i, leaf in enumerate(pruner.describe_leaves(paths, arrays)):
+        unpruned = unpruned_leaf(leaf.path, arrays[i], leaf.sparsity_type, leaf.layer_axis)
+        is_ranked = together[i] and others_prune
+        leaf_plan = with_target(
+            unpruned, targets[i], reasons[i], is_counted and not together[i], is_ranked
+        )
+        planned.append(
+            dataclasses.replace(leaf_plan, is_ranked_with_others=is_ranked and leaf_plan.is_pruned)
+        )
+    if is_counted and not is_global:
+        for i, kept in mask_calculator.kept_weights(planned, targets):  # of leaves that a type ties
+            leaf = dataclasses.replace(planned[i], kept=kept, target=1 - kept / planned[i].size)
+            why = 'its groups lose less than one channel' if kept == leaf.size else None
+            planned[i] = dataclasses.replace(leaf, why_dense=why)
+    return PruningPlan(type(pruner).__name__, tuple(planned), _kept_in_all(planned, together))
+
+
+def unpruned_leaf(
+    path: tree_lib.Path, array: Any, sparsity_type: Any, layer_axis: int | None
+) -> LeafPlan:
+    """Plans a leaf before its target is known, given its array or shape."""
+    leaf = leaf_of(path, array, sparsity_type, layer_axis)
+    size = math.prod(leaf.shape)
+    return LeafPlan(**vars(leaf), kept=size, size=size, why_dense=None)
+
+
+def with_target(
+    leaf: LeafPlan, target: Any, reason: str, is_counted: bool, shares_target: bool = False
+) -> LeafPlan:
+    """Plans a leaf with its target, and what follows from it.
+
+    Args:
+      leaf: as `unpruned_leaf` makes it.
+      target: the share to remove, `None` for none; may be traced.
+      reason: why it has no target, if it has none.
+      is_counted: whether shapes say how many of its weights are kept.
+      shares_target: whether the targets of other leaves prune it, too, so that its own may be 0.
+    """
+    if leaf.sparsity_type is None:
+        return dataclasses.replace(leaf, why_dense='its sparsity type is None')
+    if not jnp.issubdtype(leaf.dtype, jnp.number):
+        return dataclasses.replace(leaf, why_dense='it holds no numbers that can be ranked')
+    if target is None:
+        return dataclasses.replace(leaf, why_dense=reason)
+    if tree_lib.is_traced(target):
+        return dataclasses.replace(leaf, kept=None)
+    leaf = dataclasses.replace(leaf, target=float(target))
+    if leaf.target == 0 and not shares_target:
+        return dataclasses.replace(leaf, why_dense='its target is 0')
+    kept = None
+    if is_counted and not is_joint(leaf.sparsity_type):  # tied leaves are counted together
+        layers = 1 if leaf.layer_axis is None else leaf.shape[leaf.layer_axis]
+        kept_of_layer = _kept_of_layer(leaf) if leaf.size else 0
+        kept = None if kept_of_layer is None else layers * kept_of_layer
+    why_dense = 'less than one weight would go' if kept == leaf.size else None
+    return dataclasses.replace(leaf, kept=kept, why_dense=why_dense)
+
+
+def _kept_of_layer(leaf: LeafPlan) -> int | None:
+    """Counts the weights that a layer keeps at its target, if it is ranked by itself and groups are of one size."""
+    shape, kind = leaf.layer_shape, leaf.sparsity_type
+    size = math.prod(shape)
+    if isinstance(kind, NByM):
+        length = kind.line_length(shape)
+        return size // length * kind.kept_in_line(length)
+    groups = size
+    if not is_unstructured(kind):
+        scores = jax.ShapeDtypeStruct(shape, jnp.float32)
+        groups = jax.eval_shape(kind.group_scores, scores).size
+    kept = mask_calculator.number_to_keep_on_host(groups, leaf.target)
+    if kept == groups:
+        return size
+    is_even = groups == size or type(kind) is Channel
+    if type(kind) is Block:  # blocks at the edges may have fewer weights
+        lengths = zip(reversed(shape), reversed(kind.block_shape), strict=False)
+        is_even = all(length % block == 0 for length, block in lengths)
+    return size // groups * kept if is_even else None
+
+
+def _kept_in_all(leaves: Sequence[LeafPlan], together: Sequence[bool]) -> int | None:
+    """Counts the kept weights of all leaves; those in one ranking over the model are counted together."""
+    unknown = [leaf for leaf in leaves if leaf.kept is None]
+    total = sum(leaf.kept or 0 for leaf in leaves)
+    if not unknown:
+        return total
+    ranked = [
+        leaf for leaf, own in zip(leaves, together, strict=True) if own and leaf.target is not None
+    ]
+    if not ranked or any(leaf.target is None for leaf in unknown):
+        return None
+    size = sum(leaf.size for leaf in ranked)
+    removed = sum(leaf.target * leaf.size for leaf in ranked)
+    counted = sum(leaf.kept or 0 for leaf in ranked)
+    return total - counted + mask_calculator.number_to_keep_on_host(size, removed / size)
+
+
+def _texts(leaf: LeafPlan) -> list[str]:
+    """Writes what equal layers have in common."""
+    words = type_words(leaf.sparsity_type)
+    if leaf.is_stacked:
+        axis = f' of axis {leaf.layer_axis}' if leaf.layer_axis else ''
+        words = f'each layer{axis}, {words}'
+    if leaf.is_ranked_with_others:
+        words += ', ranked together'
+    if leaf.why_dense:
+        words = f'dense: {leaf.why_dense}'
+    target = '-' if leaf.target is None and leaf.why_dense else _UNKNOWN
+    if leaf.target is not None:
+        target = f'{leaf.target:.4g}'
+    return ['×'.join(map(str, leaf.shape)) or 'scalar', str(leaf.dtype), words, target]
+
+
+def type_words(sparsity_type: Any) -> str:
+    """Describes a sparsity type in words, such as `2:4 along axis -1`."""
+    match sparsity_type:
+        case NByM(n, m):
+            return f'{n}:{m} along {sparsity_type.axis_words}'
+        case Block((height, width)):
+            return f'blocks of {height}×{width}'
+        case Channel(axis):
+            return f'channels of axis {axis}'
+    if is_joint(sparsity_type):
+        return 'channels, together with other leaves'
+    return 'unstructured' if is_unstructured(sparsity_type) else repr(sparsity_type)
+
+
+def _count(number: int | None) -> str:
+    return _UNKNOWN if number is None else f'{number:,}'
