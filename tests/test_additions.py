@@ -37,8 +37,8 @@ UPDATERS = {
 TRAINED = classes_of(algorithms).keys() & UPDATERS.keys() - WITHOUT_NAME
 TYPES = {
     name
-    for name in dir(jaxpruner)
-    if inspect.isclass(value := getattr(jaxpruner, name)) and SparsityType in value.__mro__[1:]
+    for name, value in ((name, getattr(jaxpruner, name)) for name in dir(jaxpruner))
+    if inspect.isclass(value) and issubclass(value, SparsityType) and value is not SparsityType
 }
 
 
