@@ -30,13 +30,11 @@ from jaxpruner import (
     sparsity_types,
 )
 from jaxpruner import (
-    plan as plan_lib,
-)
-from jaxpruner import (
     sparse_state as sparse_state_lib,
 )
 from jaxpruner import tree as tree_lib
 from jaxpruner.equal_settings import EqualSettings
+from jaxpruner.plan import PruningPlan, plan_leaves
 from jaxpruner.sparse_state import SparseState as SparseState
 from jaxpruner.sparse_state import apply_mask as apply_mask
 
@@ -390,7 +388,7 @@ class BaseUpdater(EqualSettings):
         """Refuses an optimizer with which the algorithm cannot work; called by `init` before anything is computed."""
         del inner, params
 
-    def check_plan(self, plan: plan_lib.PruningPlan) -> None:
+    def check_plan(self, plan: PruningPlan) -> None:
         """Warns where the masks cannot become what was asked for; called by `init` with `plan(params)`."""
         checks.check_plan(self, plan)
 
@@ -533,7 +531,7 @@ class BaseUpdater(EqualSettings):
         boxed = [b.replace(a) if hasattr(b, 'value') else a for b, a in zip(old, new, strict=True)]
         return sparse_state_lib.replace_state(state, jax.tree.unflatten(treedef, boxed))
 
-    def plan(self, params: tree_lib.PyTree, opt_state: Any = None) -> plan_lib.PruningPlan:
+    def plan(self, params: tree_lib.PyTree, opt_state: Any = None) -> PruningPlan:
         """Tells what will happen to each leaf: its type, its target, how many weights stay, or why it stays dense.
 
         Nothing is computed on a device. `print(pruner.plan(params))` shows a table.
@@ -547,7 +545,7 @@ class BaseUpdater(EqualSettings):
         """
         if opt_state is not None:
             self._warn_of_other_targets(sparse_state_lib.only_sparse_state(opt_state), params)
-        return plan_lib.plan_leaves(self, params)
+        return plan_leaves(self, params)
 
     def retarget(self, opt_state: Any, params: tree_lib.PyTree) -> Any:
         """Gives a state the targets of this pruner.
@@ -670,13 +668,11 @@ class BaseUpdater(EqualSettings):
         given = self.sparsity_distribution_fn
         if isinstance(given, sparsity_distributions.NotGiven):
             return 'custom_sparsity_map' in given.keywords
-        is_published = (
-            getattr(given, 'func', None) is sparsity_distributions.uniform
-            and list(given.keywords) == ['sparsity']
-            and not tree_lib.is_traced(given.keywords['sparsity'])
-            and given.keywords['sparsity'] == 0
-        )
-        return not (given is None or isinstance(given, FromSettings) or is_published)
+        if isinstance(given, functools.partial) and given.func is sparsity_distributions.uniform:
+            sparsity = given.keywords.get('sparsity')
+            if list(given.keywords) == ['sparsity'] and not tree_lib.is_traced(sparsity):
+                return sparsity != 0 and not isinstance(given, FromSettings)
+        return not (given is None or isinstance(given, FromSettings))
 
     def uniform_unless_given(self, names: str, **settings: Any) -> DistributionFn:
         """Returns `uniform` with settings of the pruner (`names`), and refuses a distribution that was given, too."""

@@ -518,10 +518,8 @@ def share_at_end(schedule: Any) -> float:
 
 def warn_of_shortfall(name: str, schedule: Any) -> None:
     """Says that masks are updated for the last time before the schedule is at its target."""
-    last, later = (
-        update_steps(schedule)[-1],
-        math.ceil(schedule.update_end_step / schedule.update_freq),
-    )
+    last = (update_steps(schedule) or (0,))[-1]
+    later = math.ceil(schedule.update_end_step / schedule.update_freq)
     caller_warnings.warn(
         f'{name} ends at {share_at_end(schedule):.1%} of its target: the last mask update comes at step {last}, the '
         f'last multiple of update_freq={schedule.update_freq}, and the schedule reaches its target at '
@@ -717,4 +715,4 @@ def check_tracked(pruner: Any, state: Any, returned: Any) -> tuple[Any, Any]:
             f'its argument tracked, got {given}; write `return sparse_state._replace(…), None`'
         )
     check_algorithm_state(pruner, 'track', state.algorithm_state, returned[0].algorithm_state)
-    return returned
+    return returned[0], returned[1]

@@ -88,4 +88,4 @@ class _ByValue:
             return arrays[0] is arrays[1]
         if jnp.issubdtype(self.array.dtype, jax.dtypes.prng_key):
             arrays = list(map(jax.random.key_data, arrays))
-        return bool(np.array_equal(*arrays))
+        return bool(np.array_equal(arrays[0], arrays[1]))

@@ -215,9 +215,10 @@ def with_target(
     return dataclasses.replace(leaf, kept=kept, why_dense=why_dense)
 
 
-def _kept_of_layer(leaf: LeafPlan) -> int | None:
+def _kept_of_layer(leaf: Any) -> int | None:
     """Counts the weights that a layer keeps at its target, if it is ranked by itself and groups are of one size."""
     shape, kind = leaf.layer_shape, leaf.sparsity_type
+    assert leaf.target is not None
     size = math.prod(shape)
     if isinstance(kind, NByM):
         length = kind.line_length(shape)
@@ -248,7 +249,7 @@ def _kept_in_all(leaves: Sequence[LeafPlan], together: Sequence[bool]) -> int | 
     if not ranked or any(leaf.target is None for leaf in unknown):
         return None
     size = sum(leaf.size for leaf in ranked)
-    removed = sum(leaf.target * leaf.size for leaf in ranked)
+    removed = sum((leaf.target or 0) * leaf.size for leaf in ranked)
     counted = sum(leaf.kept or 0 for leaf in ranked)
     return total - counted + mask_calculator.number_to_keep_on_host(size, removed / size)
 

@@ -129,7 +129,7 @@ def test_a_table_is_filled_with_sources_and_docstrings():
     rows = '| `jaxpruner.apply_mask` | |\n| `jaxpruner.ALGORITHM_REGISTRY` | names |\n'
     _, link, constant = ci.reference_tables.filled(head + rows).splitlines()[2:]
     assert link.startswith(
-        '| [`jaxpruner.apply_mask`](../../src/jaxpruner/core/masking.py) | Sets '
+        '| [`jaxpruner.apply_mask`](../../src/jaxpruner/sparse_state.py) | Sets '
     )
     assert constant == '| `jaxpruner.ALGORITHM_REGISTRY` | names |'
     with pytest.raises(ValueError, match=r'jaxpruner\.prune'):

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import base_updater, caller_warnings, checks, sparsity_schedules
-from jaxpruner import plan as plan_lib
 from jaxpruner import tree as tree_lib
 from jaxpruner.jax_pruning.plan import EntryPlan, ResolvedEntry, resolve_entries
 from jaxpruner.jax_pruning.strategy import PruningStrategy, check_axis
+from jaxpruner.plan import LeafPlan, PruningPlan, unpruned_leaf, with_target
 
 
 @dataclasses.dataclass(init=False)
@@ -86,7 +86,7 @@ class StrategyPruning(base_updater.BaseUpdater):
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
         return tree_lib.unflatten(treedef, map(targets.get, paths), leaves)
 
-    def plan(self, params: tree_lib.PyTree, opt_state: Any = None) -> plan_lib.PruningPlan:
+    def plan(self, params: tree_lib.PyTree, opt_state: Any = None) -> PruningPlan:
         """What happens to each leaf: what the last entry that means it leaves of it."""
         del opt_state  # entries decide, not the targets in a state
         last_entries: dict[tree_lib.Path, ResolvedEntry] = {}
@@ -99,9 +99,9 @@ class StrategyPruning(base_updater.BaseUpdater):
             leaf_plan = _plan_leaf(path, leaf, last_entries.get(path))
             planned.append(leaf_plan)
             kept = None if kept is None or leaf_plan.kept is None else kept + leaf_plan.kept
-        return plan_lib.PruningPlan(type(self).__name__, tuple(planned), kept)
+        return PruningPlan(type(self).__name__, tuple(planned), kept)
 
-    def check_plan(self, plan: plan_lib.PruningPlan) -> None:
+    def check_plan(self, plan: PruningPlan) -> None:
         """A strategy without entries asks for dense training."""
         if self.prune_strategy.epochs:
             super().check_plan(plan)
@@ -155,15 +155,15 @@ class StrategyPruning(base_updater.BaseUpdater):
         return sparsity_schedules.StepsSchedule(self._steps())
 
 
-def _plan_leaf(path: tree_lib.Path, leaf: Any, entry: ResolvedEntry | None) -> plan_lib.LeafPlan:
+def _plan_leaf(path: tree_lib.Path, leaf: Any, entry: ResolvedEntry | None) -> LeafPlan:
     """The plan of a leaf that an entry means, or no entry."""
     if entry is None:
-        unpruned = plan_lib.unpruned_leaf(path, leaf, None, None)
+        unpruned = unpruned_leaf(path, leaf, None, None)
         return dataclasses.replace(unpruned, why_dense='no entry of the strategy means it')
     plan = entry.plan
     layer_axis = dict(plan.stacked).get(path)
-    unpruned = plan_lib.unpruned_leaf(path, leaf, dict(plan.types)[path], layer_axis)
-    leaf_plan = plan_lib.with_target(
+    unpruned = unpruned_leaf(path, leaf, dict(plan.types)[path], layer_axis)
+    leaf_plan = with_target(
         unpruned, entry.sparsities[path], reason='', is_counted=not plan.is_global
     )
     is_ranked_with_others = plan.is_global and leaf_plan.is_pruned

@@ -296,6 +296,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
 
         def check(pruned: Sequence[Leaf]) -> None:
             for leaf in pruned:
+                assert leaf.sparsity_type is not None
                 self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
 
         with ignore_vectors():
