@@ -47,19 +47,6 @@ def test_the_paths_of_the_page_lead_somewhere(path):
     assert any((beginning / path).exists() for beginning in BEGINNINGS)
 
 
-def test_the_constants_and_private_names_of_the_page_are_in_the_code():
-    named = set(re.findall(r'`(?:\w+\.)*(_\w+|[A-Z][A-Z_]+)`', PROSE))
-    files = [
-        *PACKAGE.rglob('*.py'),
-        *(ROOT / 'tests').rglob('*.py'),
-        *(ROOT / 'docs').rglob('*.py'),
-    ]
-    words = set()
-    for file in files:
-        words.update(re.findall(r'\w+', file.read_text()))
-    assert named - words == set()
-
-
 def test_the_table_of_packages_has_the_layers_of_the_linter():
     section = CONTRIBUTING.split('## Where things are')[1].split('\n## ')[0]
     rows = []

@@ -144,13 +144,6 @@ def test_named_arrays_are_pruned_as_plain_ones(algorithm, packed):
     assert metrics[0] == metrics[1]
 
 
-def test_sparsities_that_are_traced():
-    def masks(sparsity):
-        return make(sparsity=sparsity).instant_sparsify(parameters())[1]
-
-    assert jax.jit(masks)(0.5)['head'].array.sum() == 16
-
-
 @pytest.mark.parametrize('packed', [False, True])
 def test_checkpoints_are_restored(packed, tmp_path):
     pruner, params = make(packed=packed), parameters()

@@ -113,17 +113,6 @@ def test_pruning_once_refuses_arguments_without_effect(name):
         pruner.instant_sparsify(PARAMS, apply_fn=lambda params, x: x)
 
 
-def test_a_loop_may_decide_when_masks_are_updated():
-    tx = every(1000).wrap_optax(optax.sgd(0.1))
-    update = jax.jit(tx.update, static_argnames='update_masks')
-    _, state = update(ONES, tx.init(PARAMS), PARAMS, update_masks=False)
-    assert float(jaxpruner.sparsity_metrics(state)['_mask_sparsity']) == 0
-    _, state = update(ONES, state, PARAMS, update_masks=True)
-    assert float(jaxpruner.sparsity_metrics(state)['_mask_sparsity']) == 0.5
-    with pytest.raises(TypeError, match='update_masks'):
-        tx.update(ONES, state, PARAMS, update_masks=jnp.bool_(True))
-
-
 def test_a_subclass_without_the_base_post_init_works():
     @dataclasses.dataclass
     class Own(jaxpruner.BaseUpdater):

@@ -174,24 +174,6 @@ def assert_small_collectives(compiled, case):
     assert bool([name for name, size in collectives if size <= LONGEST]) is not ranks_in_groups
 
 
-@pytest.mark.parametrize('algorithm', ['magnitude_ste', 'random_ste'])
-def check_straight_through_forward_pass(algorithm):
-    """These select in `pre_forward_update`, too."""
-    case = (algorithm, 'unstructured', False)
-    updater = make(*case)
-    tx = updater.wrap_optax(optax.adam(0.1))
-    params = arrays(0)
-    sharded_params = jax.device_put(params, sharding())
-    forward = jax.jit(updater.pre_forward_update)
-    sharded_state = tx.init(sharded_params)
-    compiled = forward.lower(sharded_params, sharded_state).compile()
-    result, expected = compiled(sharded_params, sharded_state), forward(params, tx.init(params))
-    for name, shape in SHAPES.items():
-        np.testing.assert_array_equal(result[name], expected[name])
-        assert_sharded(result[name], math.prod(shape))
-    assert_small_collectives(compiled, case)
-
-
 def on_mesh(shapes, spec):
     keys = jax.random.split(jax.random.PRNGKey(0), len(shapes))
     params = {
@@ -254,16 +236,3 @@ def check_masks_whose_bytes_devices_share_are_right(caplog):
         for p, s in ((params, state), (alone, tx.init(alone)))
     )
     jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
-@pytest.mark.parametrize('kind', ['unstructured', 'block_4,4', '2:4'])
-def check_one_shot(kind):
-    updater = make('magnitude', kind, False)
-    pruned, masks = updater.instant_sparsify(arrays(0))
-    sharded_pruned, sharded_masks = jax.jit(updater.instant_sparsify)(
-        jax.device_put(arrays(0), sharding())
-    )
-    for name, shape in SHAPES.items():
-        np.testing.assert_array_equal(sharded_masks[name], masks[name])
-        np.testing.assert_array_equal(sharded_pruned[name], pruned[name])
-        assert_sharded(sharded_masks[name], math.prod(shape))

@@ -84,19 +84,6 @@ def test_refused_optimizer(algorithm, optimizer, reason):
         training.set_up(case).start(seed=0)
 
 
-@pytest.mark.parametrize(
-    'inner',
-    [
-        optax.novograd(1e-2),  # it has one number for each leaf
-        optax.masked(optax.adam(1e-2), tables.where(tables.is_first_kernel)),
-    ],
-)
-def test_adam_fisher_needs_a_second_moment_of_each_weight(inner):
-    updater = training.set_up(dataclasses.replace(PLAIN, algorithm='adam_fisher')).updater
-    with pytest.raises(ValueError, match='adam'):
-        updater.wrap_optax(inner).init(front_ends.make('dict', 0)[0])
-
-
 def test_no_prune_trains_as_the_optimizer_alone():
     case = dataclasses.replace(PLAIN, algorithm='no_prune', sparsity_type=tables.DENSE)
     pruned = training.trained(case)
