@@ -26,7 +26,8 @@ WITHOUT_NAME = {'FixedMask'}
 
 def classes_of(module):
     """The classes that a package exports, by name."""
-    return {name: value for name, value in vars(module).items() if inspect.isclass(value)}
+    named = vars(module).items()
+    return {name: value for name, value in named if inspect.isclass(value) and name[0] != '_'}
 
 
 UPDATERS = {
