@@ -16,8 +16,7 @@ import numpy as np
 from benchmarks.compiled import temporary_bytes
 from benchmarks.report import Row
 from benchmarks.timing import IN_PLACE, Timing, bound, in_program, interleaved, joined, ratio
-from jaxpruner import mask_calculator
-from jaxpruner.mask_calculator import selection
+from jaxpruner import mask_calculator, selection
 
 SPARSITY = 0.9
 SHAPES = {

@@ -156,6 +156,23 @@ def check_outside_of_programs_leaves_stay_where_they_are(make_masks):
             assert_sharded(layer[name], math.prod(shape))
 
 
+@pytest.mark.skipif(not hasattr(jax, 'set_mesh'), reason='this JAX has no explicit axes')
+@pytest.mark.parametrize('algorithm', ['magnitude', 'global_magnitude', 'rigl'])
+def check_explicit_axes(algorithm):
+    """Masks are those of one device where the types of arrays say how they are divided."""
+    explicit = (jax.sharding.AxisType.Explicit,) * len(MESH)
+    mesh = Mesh(sharding().mesh.devices, tuple(MESH), axis_types=explicit)
+    place = NamedSharding(mesh, SPECS[0])
+    tx = make(algorithm, 'unstructured', False).wrap_optax(optax.adam(0.1))
+    with jax.set_mesh(mesh):
+        params, grads = jax.device_put((arrays(0), arrays(1)), place)
+        _, state = jax.jit(tx.update)(grads, tx.init(params), params)
+    expected = masks_of_one_device(algorithm, 'unstructured')
+    for name, mask in state.masks.items():
+        np.testing.assert_array_equal(mask, expected[name])
+        assert mask.sharding.is_equivalent_to(place, mask.ndim)
+
+
 def collectives_of(compiled):
     # XLA may write a collective as a pair, `all-gather-start` and `all-gather-done`.
     return [

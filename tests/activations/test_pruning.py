@@ -17,9 +17,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from helpers import eight_devices, hlo, rows
-from jaxpruner import activations, mask_calculator
+from jaxpruner import activations, mask_calculator, selection
 from jaxpruner.activations import prune_act_struct, prune_act_unstruct
-from jaxpruner.mask_calculator import selection
 from jaxpruner.sparsity_types import NByM
 
 SHAPES = {

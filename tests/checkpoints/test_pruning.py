@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors
 
-from jaxpruner import mask_calculator, sparsity_distributions, sparsity_types
+from jaxpruner import mask_calculator, selection, sparsity_distributions, sparsity_types
 from jaxpruner.checkpoints import (
     Leaf,
     choose,
@@ -24,7 +24,6 @@ from jaxpruner.checkpoints import (
 )
 from jaxpruner.checkpoints.ranking_in_parts import Verdicts, threshold
 from jaxpruner.checkpoints.safetensors_reader import INDEX_NAME
-from jaxpruner.mask_calculator import selection
 
 RNG = np.random.default_rng(0)
 BFLOAT16 = ml_dtypes.bfloat16

@@ -135,20 +135,6 @@ def test_narrow_floats_keep_the_same_number(sparsity_type, dtype):
     )
 
 
-@pytest.mark.parametrize(
-    'sparsity_type', [each for each in ALL_TYPES if not isinstance(each, NByM)], ids=str
-)
-def test_groups_spread_back_over_their_weights(sparsity_type):
-    groups = sparsity_type.group_scores(scores(4, 6))
-    verdict = (groups > 0).astype(jnp.uint8)
-    spread = sparsity_type.spread_groups(verdict, (4, 6))
-    # Pooling the verdicts by their maximum gives them back.
-    if isinstance(sparsity_type, Block):
-        sparsity_type = Block(sparsity_type.block_shape, use_avg_pooling=False)
-    again = sparsity_type.group_scores(spread.astype(jnp.float32)) > 0
-    np.testing.assert_array_equal(again, verdict)
-
-
 BAD = [
     (
         lambda: mask_calculator.topk_n_by_m_mask_calculator(scores(4, 6), 0.5, NByM(2, 4)),
@@ -221,31 +207,3 @@ def test_channels_of_narrow_floats_do_not_overflow():
     values = jnp.ones((70000, 4), jnp.float16) * jnp.array([1, 4, 3, 2], jnp.float16)
     kept = mask_calculator.topk_channel_mask_calculator(values, 0.5, Channel())[0]
     assert kept.tolist() == [0, 1, 1, 0]
-
-
-IN_A_PROGRAM = jax.jit(mask_calculator.topk_mask_calculator)
-SPECIAL_VALUES = {
-    'ties': lambda scores: np.round(scores),
-    'zeros': lambda scores: np.copysign(0, scores),
-    'NaN': lambda scores: np.where(scores > 0.2, np.nan, scores),
-    'infinities': lambda scores: np.where(np.abs(scores) > 1, np.sign(scores) * np.inf, scores),
-}
-
-
-# Lengths at, below and above those of the buffers in which leaves are selected outside of programs, and beyond them.
-@pytest.mark.parametrize(
-    'shape', [(), (1,), (0, 3), (7, 11), (64, 64), (4097,), (3, 2731), (1 << 19,), (3, 174763)]
-)
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int8', 'float8_e4m3fn'])
-def test_masks_made_outside_of_programs_are_those_of_programs(shape, dtype):
-    generator = np.random.default_rng(len(shape))
-    normal = generator.normal(size=shape)
-    for values in [normal, *[change(normal) for change in SPECIAL_VALUES.values()]]:
-        if dtype == 'int8':
-            values = np.nan_to_num(values, posinf=100, neginf=-100)
-        scores = jnp.asarray(values, dtype)
-        for sparsity in (0.0, 0.3, 0.9, 1.0):
-            np.testing.assert_array_equal(
-                mask_calculator.topk_mask_calculator(scores, sparsity),
-                IN_A_PROGRAM(scores, sparsity),
-            )

@@ -9,9 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import caller_warnings, mask_calculator, sparsity_distributions, sparsity_types
+from jaxpruner import (
+    caller_warnings,
+    mask_calculator,
+    selection,
+    sparsity_distributions,
+    sparsity_types,
+)
 from jaxpruner import sparse_state as sparse_state_lib
-from jaxpruner.mask_calculator import selection
 
 
 def prune_act_unstruct(

@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import checks, control, mask_calculator, sparsity_distributions, sparsity_types
+from jaxpruner import (
+    checks,
+    control,
+    mask_calculator,
+    selection,
+    sparsity_distributions,
+    sparsity_types,
+)
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 from jaxpruner.base_updater import BaseUpdater, FromSettings
-from jaxpruner.mask_calculator import selection
 from jaxpruner.tree import holds_weights
 
 # A mixin calls the methods of the pruner that it is mixed into.
@@ -190,7 +196,7 @@ def _keep_together(
         norms = jnp.sqrt(jnp.stack(squares)) + normalization_eps
     sizes = [array.size for array in arrays]
     count = mask_calculator.number_to_keep(sum(sizes), total_sparsity(targets, sizes))
-    return selection.keep_largest_jointly(arrays, count, norms, count_per_device=True)
+    return selection.keep_largest_jointly(arrays, count, norms)
 
 
 @dataclasses.dataclass

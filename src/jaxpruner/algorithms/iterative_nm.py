@@ -6,10 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import checks, mask_calculator, sparsity_types
+from jaxpruner import checks, mask_calculator, n_by_m, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
-from jaxpruner.mask_calculator import n_by_m
 
 
 @dataclasses.dataclass

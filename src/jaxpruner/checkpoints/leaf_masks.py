@@ -17,11 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner import mask_calculator, sparsity_types
+from jaxpruner import mask_calculator, n_by_m, selection, sparsity_types
 from jaxpruner.checkpoints.base import Checkpoint
 from jaxpruner.checkpoints.parts import PART_SIZE, Part, parts_of
 from jaxpruner.checkpoints.ranking_in_parts import Verdicts, threshold
-from jaxpruner.mask_calculator import n_by_m, selection
 
 # The number of a part and its weights -> a non-negative float for each weight.
 Score = Callable[[int, np.ndarray], np.ndarray]

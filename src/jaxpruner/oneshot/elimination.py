@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner import sparsity_types
-from jaxpruner.mask_calculator import n_by_m
+from jaxpruner import n_by_m, sparsity_types
 
 _PART = 16  # inputs that are pruned before the rest of a block is updated
 

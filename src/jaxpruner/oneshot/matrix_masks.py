@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import sparsity_types
-from jaxpruner.mask_calculator import n_by_m, selection
+from jaxpruner import n_by_m, selection, sparsity_types
 from jaxpruner.sparsity_types import PartialGroupError
 
 COMPARISONS = ('output', 'layer')

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner import sparsity_types
+from jaxpruner import selection, sparsity_types
 from jaxpruner.explicit_meshes import without_explicit_axes
-from jaxpruner.mask_calculator import selection
 from jaxpruner.oneshot import cholesky, matrix_masks
 from jaxpruner.oneshot.elimination import Rows, Rule, eliminate, part_lengths, product
 

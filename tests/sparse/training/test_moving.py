@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpruner import sparse, sparsity_schedules, sparsity_types
-from jaxpruner.mask_calculator import replacement
-from jaxpruner.mask_calculator.replacement import MaskedLeaf
+from jaxpruner import mask_calculator, sparse, sparsity_schedules, sparsity_types
+from jaxpruner.mask_calculator import MaskedLeaf
 from jaxpruner.sparse.operators import block_layout
 from jaxpruner.sparse.training import block_positions, conversion
 from jaxpruner.sparse.training.layouts import Layout
@@ -206,7 +205,9 @@ def test_as_many_blocks_are_dropped_as_weights_under_a_mask(stored, fraction):
     groups = Groups(sparsity_types.Unstructured())
     mask = jnp.zeros(2 * stored, jnp.uint8).at[:stored].set(1)
     magnitudes = jnp.zeros(2 * stored).at[:stored].set(norms)
-    (after,) = replacement.drop_and_grow([MaskedLeaf(mask, magnitudes, scores, groups)], fraction)
+    (after,) = mask_calculator.drop_and_grow(
+        [MaskedLeaf(mask, magnitudes, scores, groups)], fraction
+    )
     count = DROPPED[stored, fraction]
     assert int(blocks.is_new.sum()) == count
     assert int(((mask == 1) & (after == 0)).sum()) == count

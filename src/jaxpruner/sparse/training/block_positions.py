@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.mask_calculator import selection
+from jaxpruner import selection
 from jaxpruner.sparse.training.layouts import Layout
 
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import optax
 
-from jaxpruner import sparsity_distributions, sparsity_schedules
+from jaxpruner import selection, sparsity_distributions, sparsity_schedules
 from jaxpruner import tree as tree_lib
-from jaxpruner.mask_calculator import selection
 from jaxpruner.sparse.operators import csr_kernel
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 from jaxpruner.sparse.program.models import Products, find_products

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner import sparsity_types
-from jaxpruner.mask_calculator import replacement
+from jaxpruner import mask_calculator, sparsity_types
 from jaxpruner.sparse.operators.csr import CsrPattern, csr_pattern
 from jaxpruner.sparse.training import kept_positions
 from jaxpruner.sparsity_types import Groups
@@ -167,13 +166,13 @@ def replace(
     masks = scatter(leaf, ones, positions)
     drop_scores = scatter(leaf, jnp.abs(compressed), positions)
     stacked = leaf.matrices, leaf.matrix_size
-    masked = replacement.MaskedLeaf(
+    masked = mask_calculator.MaskedLeaf(
         masks.reshape(stacked),
         drop_scores.reshape(stacked),
         grow_scores.reshape(stacked),
         Groups(sparsity_types.Unstructured(), is_stacked=True),
     )
-    (new_masks,) = replacement.drop_and_grow([masked], fraction)
+    (new_masks,) = mask_calculator.drop_and_grow([masked], fraction)
 
     def find(mask: jax.Array) -> jax.Array:
         is_kept = mask.reshape(-1) != 0

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.mask_calculator import selection
 from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, pick, resolve_each, sizes_of
 from jaxpruner.structure.analysis.members import Group, Member
 from jaxpruner.structure.analysis.positions import indices_of
@@ -137,8 +136,8 @@ class Scorer(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=2)
 def sum_over(scores: Any, stays: Sequence[Any], axes: tuple[int, ...]) -> jax.Array:
-    """Sums scores of a leaf. Sharded arrays are not gathered, and lazy scores are never materialised."""
-    array = jnp.asarray(selection.read(scores))
+    """Sums scores of a leaf. Sharded arrays are not gathered."""
+    array = jnp.asarray(scores)
     dtype = tree_lib.at_least_float32(array.dtype)
     zeroed = _zeroed(array, stays)
     return jnp.sum(zeroed, axis=axes, dtype=dtype)

@@ -15,7 +15,6 @@ import numpy as np
 from jaxpruner import api, checks, oneshot
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater
-from jaxpruner.mask_calculator import lazy_scores
 from jaxpruner.structure.analysis.members import Group, Member
 from jaxpruner.tree import Path, PyTree
 
@@ -107,13 +106,6 @@ def _by_algorithm(algorithm: BaseUpdater, params: PyTree, evidence: Evidence) ->
             f"{name} takes derivatives of its own and scores no channels; score='saliency' with gradients=… scores "
             'them by weights times gradients'
         )
-    if lazy_scores.hook_describes(algorithm, 'elementwise_score', 'calculate_scores'):
-        function = algorithm.elementwise_score()
-        scores = None
-        if function is not None:
-            scores = lazy_scores.from_function(params, function)
-        if scores is not None:
-            return LeafScores(name, _without_none(scores))
     try:
         scores = algorithm.calculate_scores(params, grads=evidence.gradients)
     except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
@@ -125,7 +117,7 @@ def _by_algorithm(algorithm: BaseUpdater, params: PyTree, evidence: Evidence) ->
 
 
 def _without_none(scores: PyTree) -> dict[Path, Any]:
-    paths, leaves, _ = lazy_scores.flatten(scores)
+    paths, leaves, _ = tree_lib.flatten_with_paths(scores)
     by_path = {}
     for path, leaf in zip(paths, leaves, strict=True):
         if leaf is not None:
