@@ -157,7 +157,7 @@ def check_outside_of_programs_leaves_stay_where_they_are(make_masks):
 
 
 @pytest.mark.skipif(not hasattr(jax, 'set_mesh'), reason='this JAX has no explicit axes')
-@pytest.mark.parametrize('algorithm', ['magnitude', 'global_magnitude', 'rigl'])
+@pytest.mark.parametrize('algorithm', ['magnitude', 'global_magnitude', 'magnitude_ste'])
 def check_explicit_axes(algorithm):
     """Masks are those of one device where the types of arrays say how they are divided."""
     explicit = (jax.sharding.AxisType.Explicit,) * len(MESH)
