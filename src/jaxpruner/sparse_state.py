@@ -539,7 +539,9 @@ def restart_inner_state(state: Any, masks_activated: tree_lib.PyTree) -> Any:
     >>> restart_inner_state(state, {'w': jnp.array([1, 0])})[0].trace
     {'w': Array([0., 1.], dtype=float32)}
     """
-    flags = dict(jax.tree_util.tree_flatten_with_path(masks_activated)[0])
+    # Dense leaves count, or a parameter of the same name elsewhere would be taken for theirs.
+    entries, _ = jax.tree_util.tree_flatten_with_path(masks_activated, is_leaf=lambda x: x is None)
+    flags = dict(entries)
 
     def restarted(path: tuple[Any, ...], moment: Any) -> Any:
         ends = (path[start:] for start in range(len(path) + 1))

@@ -5,6 +5,7 @@ import numpy as np
 import optax
 
 import jaxpruner
+from jaxpruner import tree
 
 
 def history(pruner, steps, params, grads=None, tx=None, **extra):
@@ -34,12 +35,10 @@ def masks(state, params):
     """Masks of a state by name, unpacked, as NumPy arrays; `None` where a leaf is dense."""
     (found,) = jaxpruner.sparse_states(state)
     unpacked = jaxpruner.unpack_masks(found.masks, params)
-    leaves = jax.tree_util.tree_flatten_with_path(unpacked, is_leaf=lambda node: node is None)[0]
+    paths, leaves, _ = tree.flatten_with_paths(unpacked, is_leaf=lambda node: node is None)
     return {
-        jax.tree_util.keystr(path, simple=True, separator='/'): mask
-        if mask is None
-        else np.asarray(mask)
-        for path, mask in leaves
+        '/'.join(path): mask if mask is None else np.asarray(mask)
+        for path, mask in zip(paths, leaves, strict=True)
     }
 
 

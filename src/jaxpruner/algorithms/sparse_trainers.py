@@ -86,13 +86,6 @@ class SET(StaticRandomSparse):
     drop_fraction_fn: Callable[[Any], Any] = optax.constant_schedule(0.3)
     is_debug: bool = False
 
-    def __init_subclass__(cls, **settings: Any):
-        super().__init_subclass__(**settings)
-        for name in ('get_drop_scores', 'get_grow_scores', 'update_masks'):
-            for own, other in ((name, f'_{name}'), (f'_{name}', name)):
-                if own in vars(cls) and other not in vars(cls):
-                    setattr(cls, other, vars(cls)[own])
-
     def __post_init__(self):
         super().__post_init__()
         checks.check_no_topk_fn(self, 'drops and grows by its own ranking')
@@ -167,10 +160,18 @@ class SET(StaticRandomSparse):
         leaf = mask_calculator.MaskedLeaf(old_mask, drop_score, grow_score, groups)
         return mask_calculator.drop_and_grow([leaf], drop_fraction)[0]
 
-    # JaxPruner's names; a subclass may override either.
-    _get_drop_scores = get_drop_scores
-    _get_grow_scores = get_grow_scores
-    _update_masks = update_masks
+    # JaxPruner's names, which `update_state` calls: a subclass may override either.
+
+    def _get_drop_scores(self, sparse_state, params, grads, **extra_args):
+        known = checks.known_arguments(self.get_drop_scores, extra_args)
+        return self.get_drop_scores(sparse_state, params, grads, **known)
+
+    def _get_grow_scores(self, sparse_state, params, grads, **extra_args):
+        known = checks.known_arguments(self.get_grow_scores, extra_args)
+        return self.get_grow_scores(sparse_state, params, grads, **known)
+
+    def _update_masks(self, old_mask, drop_score, grow_score, drop_fraction):
+        return self.update_masks(old_mask, drop_score, grow_score, drop_fraction)
 
     def update_state(self, sparse_state, params, grads, **extra_args):
         """Drops and grows weights, as many of each; moments of regrown weights become zero.
@@ -186,7 +187,7 @@ class SET(StaticRandomSparse):
                 treedef,
                 score(sparse_state, params, grads, **checks.known_arguments(score, extra_args)),
             )
-            for score in (self.get_drop_scores, self.get_grow_scores)
+            for score in (self._get_drop_scores, self._get_grow_scores)
         )
         leaves = self.describe_leaves(paths, arrays)
         masked: dict[int, mask_calculator.MaskedLeaf] = {}
@@ -196,7 +197,11 @@ class SET(StaticRandomSparse):
                 mask_calculator.check_scores(grow[i], leaf.name)
                 mask, dropped, grown = map(leaf.layers_first, (masks[i], drop[i], grow[i]))
                 masked[i] = mask_calculator.MaskedLeaf(mask, dropped, grown, leaf.groups)
-        if type(self).update_masks is SET.update_masks:
+        # All leaves at once, in one selection, unless a subclass has its own rule for a leaf.
+        rules = [
+            getattr(rule, '__func__', None) for rule in (self.update_masks, self._update_masks)
+        ]
+        if rules == [SET.update_masks, SET._update_masks]:
             new_masks = mask_calculator.drop_and_grow(list(masked.values()), fraction)
         else:
             new_masks = [self._update_leaf(leaf, fraction) for leaf in masked.values()]
@@ -223,7 +228,7 @@ class SET(StaticRandomSparse):
         pruner.sparsity_type = leaf.groups.sparsity_type
 
         def update(mask: jax.Array, drop: jax.Array, grow: jax.Array) -> jax.Array:
-            return pruner.update_masks(mask, drop, grow, drop_fraction=fraction)
+            return pruner._update_masks(mask, drop, grow, drop_fraction=fraction)
 
         new = leaf.groups.per_layer(update)(leaf.mask, leaf.drop_scores, leaf.grow_scores)
         return (jnp.asarray(new) != 0).astype(leaf.mask.dtype)
