@@ -1,1 +1,0 @@
-"""A compiler trick or two of the selection."""
