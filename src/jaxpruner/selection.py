@@ -590,7 +590,9 @@ def _first(arrays, target, starts, otherwise, is_joint):
         away = 2 * jnp.sqrt(expected * (1 - share)) + 1
         places = jnp.concatenate([expected + away, expected, expected - away], 1)
         index = jnp.clip(places.astype(jnp.int32), 0, sample.shape[1] - 1)
-        quantiles = -jnp.take_along_axis(jnp.sort(-sample, 1), index, 1)
+        wide = sample.astype(jnp.promote_types(sample.dtype, jnp.float32))  # as in `_in_shares`
+        falling = -jnp.sort(-wide, 1)
+        quantiles = jnp.take_along_axis(falling, index, 1).astype(sample.dtype)
         otherwise = _number_of(quantiles).astype(target.dtype)
     step = 1 << max(0, jnp.finfo(starts.dtype).nmant - _BITS_KEPT)
     near = _number_of(starts).astype(target.dtype) + jnp.arange(-step, step + 1, step).astype(
