@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -188,9 +188,6 @@ class TopkOfType:
     >>> TopkOfType(sparsity_types.Unstructured())(jnp.array([4.0, 1.0]), 0.5)
     Array([1, 0], dtype=uint8)
     """
-
-    # What is shown of the pruner is the sparsity type itself.
-    is_derived_setting: ClassVar[bool] = True
 
     sparsity_type: Any
 

@@ -42,10 +42,11 @@ def keep_n_of_m(scores: Any, n: Any, m: int, axis: int | tuple[int, ...] = -1) -
         return jnp.concatenate(masks, axis)
     groups = scores.reshape(*scores.shape[:axis], length // m, m, *scores.shape[axis + 1 :])
     members = [lax.index_in_dim(groups, i, axis + 1, keepdims=False) for i in range(m)]
-    beaten = [jnp.zeros(members[0].shape, jnp.uint8)] * m
+    counter = jnp.uint8 if m <= 256 else jnp.uint32
+    beaten = [jnp.zeros(members[0].shape, counter)] * m
     for earlier, later in itertools.combinations(range(m), 2):
         is_later_better = (members[later] >= members[earlier]) | jnp.isnan(members[earlier])
-        beaten[earlier] += is_later_better.astype(jnp.uint8)
-        beaten[later] += (~is_later_better).astype(jnp.uint8)
+        beaten[earlier] += is_later_better.astype(counter)
+        beaten[later] += (~is_later_better).astype(counter)
     kept = [(times < n).astype(jnp.uint8) for times in beaten]
     return jnp.stack(kept, axis + 1).reshape(scores.shape)
