@@ -25,6 +25,7 @@ from jaxpruner import (
     control,
     mask_calculator,
     seeds,
+    selection,
     sparsity_distributions,
     sparsity_schedules,
     sparsity_types,
@@ -159,7 +160,7 @@ class BaseUpdater(EqualSettings):
         sparsities = self.scheduler.get_sparsity_at_step(
             sparse_state.target_sparsities, sparse_state.count
         )
-        scores = self.scores_now(params, sparse_state, grads, extra_args)
+        scores = self.scores_to_rank(params, sparse_state, grads, extra_args)
         return sparse_state._replace(masks=self.create_masks(scores, sparsities))
 
     def create_masks(self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
@@ -191,7 +192,9 @@ class BaseUpdater(EqualSettings):
           The masks, and a tree of their thresholds: a float a leaf (one a layer, where layers are stacked), `None`
           where nothing is ranked over the whole leaf.
         """
-        paths, arrays, treedef = tree_lib.flatten_with_paths(scores, is_leaf=lambda x: x is None)
+        paths, arrays, treedef = tree_lib.flatten_with_paths(
+            scores, is_leaf=selection.is_score_leaf
+        )
         targets = tree_lib.leaves_like(treedef, sparsities)
         starts = [None] * len(paths)
         if thresholds is not None:
@@ -214,6 +217,10 @@ class BaseUpdater(EqualSettings):
             tree_lib.unflatten(treedef, masks, arrays),
             tree_lib.unflatten(treedef, found, arrays),
         )
+
+    # What a function says of itself; one that overrides it says nothing.
+    create_masks.reads_lazy_scores = True
+    create_masks.is_select_masks = True
 
     def get_initial_masks(
         self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree
@@ -631,7 +638,7 @@ class BaseUpdater(EqualSettings):
         arrays, grads = tree_lib.as_arrays(params), tree_lib.as_arrays(grads)
         targets = self.get_target_sparsities(arrays)
         try:
-            scores = self.scores_now(arrays, None, grads, extra_args)
+            scores = self.scores_to_rank(arrays, None, grads, extra_args)
         except AttributeError as error:
             if error.obj is not None or error.name not in SparseState._fields:
                 raise
@@ -695,6 +702,25 @@ class BaseUpdater(EqualSettings):
         """Calls `calculate_scores` with those extra arguments that it names."""
         known = checks.known_arguments(self.calculate_scores, extra_args)
         return self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
+
+    def scores_to_rank(
+        self,
+        params: tree_lib.PyTree,
+        sparse_state: SparseState | None,
+        grads: Any,
+        extra_args: dict[str, Any],
+    ) -> tree_lib.PyTree:
+        """Returns the scores of `scores_now` for `create_masks`; lazy if nobody can tell, so that they take no memory.
+
+        That is so if the function says that it scores each weight by itself, and the ranking that it reads lazy scores.
+        A subclass has functions of its own, which say nothing.
+        """
+        function = getattr(self.calculate_scores, 'of_each_weight', None)
+        if function is None or not getattr(self.create_masks, 'reads_lazy_scores', False):
+            return self.scores_now(params, sparse_state, grads, extra_args)
+        leaves, treedef = jax.tree.flatten(params)
+        scores = [selection.lazily(function, leaf) for leaf in leaves]
+        return tree_lib.unflatten(treedef, scores, leaves)
 
     def why_dense(self, params: tree_lib.PyTree) -> list[str]:
         """Tells for each leaf why `get_target_sparsities` gives it no target, if it does not."""

@@ -68,6 +68,11 @@ class LazyScores:
         return jax.tree.leaves(self.weights)[0].shape
 
     @property
+    def dtype(self) -> Any:
+        """The dtype of the scores."""
+        return jax.eval_shape(read, self).dtype
+
+    @property
     def ndim(self) -> int:
         """The number of axes."""
         return len(self.shape)
@@ -81,6 +86,27 @@ class LazyScores:
 def read(scores: jax.Array | LazyScores) -> jax.Array:
     """Computes lazy scores; an array stands for itself."""
     return scores.of(scores.weights) if isinstance(scores, LazyScores) else scores
+
+
+def lazily(of: Callable[[jax.Array], jax.Array], weights: Any) -> Any:
+    """Scores an array by an elementwise function: lazily if it holds floats, `None` if it holds no numbers.
+
+    >>> lazily(jnp.abs, jnp.array([-2.0])).shape, lazily(jnp.abs, None)
+    ((1,), None)
+    """
+    dtype = getattr(weights, 'dtype', None)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.number):
+        return None
+    return LazyScores(weights, of) if jnp.issubdtype(dtype, jnp.floating) else of(weights)
+
+
+def is_score_leaf(node: Any) -> bool:
+    """Whether a node of a tree of scores is a leaf that JAX takes for none.
+
+    >>> is_score_leaf(None)
+    True
+    """
+    return node is None or isinstance(node, LazyScores)
 
 
 def counter_for(size: int) -> jnp.dtype:

@@ -132,7 +132,9 @@ class GlobalPruningMixin(_Pruner):
         Returns:
           A tree of uint8 masks, `None` where dense.
         """
-        paths, arrays, treedef = tree_lib.flatten_with_paths(scores, is_leaf=lambda x: x is None)
+        paths, arrays, treedef = tree_lib.flatten_with_paths(
+            scores, is_leaf=selection.is_score_leaf
+        )
         custom = sparsity_distributions.check_custom_map(self.custom_sparsity_map)
         rules = tree_lib.first_matches(custom, paths, 'custom_sparsity_map')
         # The tree of sparsities of a model that is one bare array is one number, too.
@@ -163,7 +165,7 @@ class GlobalPruningMixin(_Pruner):
             if rules[i] is None:
                 together.append(i)
             else:
-                masks[i] = mask_calculator.topk_mask_calculator(arrays[i], target)
+                masks[i] = mask_calculator.topk_mask_calculator(selection.read(arrays[i]), target)
         if together:
             normalizes = (
                 self.use_normalization if self.normalize_scores is None else self.normalize_scores
@@ -176,6 +178,8 @@ class GlobalPruningMixin(_Pruner):
             for i, mask in zip(together, ranked, strict=True):
                 masks[i] = mask
         return tree_lib.unflatten(treedef, masks, arrays)
+
+    create_masks.reads_lazy_scores = True
 
     def _sparsity_or_zero(self) -> Any:
         return 0.0 if self.sparsity is None else self.sparsity
@@ -191,7 +195,7 @@ def _keep_together(
         # Of what is finite, so that one NaN or inf does not spoil a leaf.
         squares = [
             jnp.sum(jnp.square(jnp.where(jnp.isfinite(x), x, 0).astype(jnp.float32)))
-            for x in arrays
+            for x in map(selection.read, arrays)
         ]
         norms = jnp.sqrt(jnp.stack(squares)) + normalization_eps
     sizes = [array.size for array in arrays]

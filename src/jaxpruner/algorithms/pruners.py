@@ -103,6 +103,8 @@ class MagnitudePruning(BaseUpdater):
         del sparse_state, grads
         return magnitudes(params)
 
+    calculate_scores.of_each_weight = jnp.abs
+
 
 @dataclasses.dataclass
 class SaliencyPruning(BaseUpdater):

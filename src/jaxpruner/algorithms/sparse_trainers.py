@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpruner import checks, mask_calculator, seeds, sparsity_types
+from jaxpruner import checks, mask_calculator, seeds, selection, sparsity_types
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
@@ -130,6 +130,8 @@ class SET(StaticRandomSparse):
         del sparse_state, grads
         return pruners.magnitudes(params)
 
+    get_drop_scores.of_each_weight = jnp.abs
+
     def get_grow_scores(self, sparse_state, params, grads):
         """Scores weights: the largest that are not kept are grown. Here by chance, from the seed and the step."""
         del grads
@@ -182,12 +184,15 @@ class SET(StaticRandomSparse):
         fraction = self.drop_fraction_fn(sparse_state.count)
         paths, arrays, treedef = tree_lib.flatten_with_paths(params)
         masks = tree_lib.leaves_like(treedef, sparse_state.masks)
+        # All leaves at once, in one selection, unless a subclass has its own rule for a leaf.
+        rules = [
+            getattr(rule, '__func__', None) for rule in (self.update_masks, self._update_masks)
+        ]
+        replaces_together = rules == [SET.update_masks, SET._update_masks]
+        arguments = sparse_state, params, grads
         drop, grow = (
-            tree_lib.leaves_like(
-                treedef,
-                score(sparse_state, params, grads, **checks.known_arguments(score, extra_args)),
-            )
-            for score in (self._get_drop_scores, self._get_grow_scores)
+            self._scores(name, weights, treedef, replaces_together, extra_args, *arguments)
+            for name, weights in (('get_drop_scores', params), ('get_grow_scores', grads))
         )
         leaves = self.describe_leaves(paths, arrays)
         masked: dict[int, mask_calculator.MaskedLeaf] = {}
@@ -197,11 +202,7 @@ class SET(StaticRandomSparse):
                 mask_calculator.check_scores(grow[i], leaf.name)
                 mask, dropped, grown = map(leaf.layers_first, (masks[i], drop[i], grow[i]))
                 masked[i] = mask_calculator.MaskedLeaf(mask, dropped, grown, leaf.groups)
-        # All leaves at once, in one selection, unless a subclass has its own rule for a leaf.
-        rules = [
-            getattr(rule, '__func__', None) for rule in (self.update_masks, self._update_masks)
-        ]
-        if rules == [SET.update_masks, SET._update_masks]:
+        if replaces_together:
             new_masks = mask_calculator.drop_and_grow(list(masked.values()), fraction)
         else:
             new_masks = [self._update_leaf(leaf, fraction) for leaf in masked.values()]
@@ -221,6 +222,17 @@ class SET(StaticRandomSparse):
             )
         inner_state = restart_inner_state(sparse_state.inner_state, regrown)
         return sparse_state._replace(masks=new_masks, inner_state=inner_state)
+
+    def _scores(self, name, weights, treedef, reads_lazy_scores, extra_args, *arguments):
+        """Lists the scores of all leaves; lazy ones where the method says that it scores each weight by itself."""
+        method, public = getattr(self, f'_{name}'), getattr(self, name)
+        is_default = getattr(method, '__func__', None) is vars(SET)[f'_{name}']
+        function = getattr(public, 'of_each_weight', None) if is_default else None
+        if function is not None and reads_lazy_scores:
+            leaves = tree_lib.leaves_like(treedef, weights)
+            return [selection.lazily(function, leaf) for leaf in leaves]
+        known = checks.known_arguments(method, extra_args)
+        return tree_lib.leaves_like(treedef, method(*arguments, **known))
 
     def _update_leaf(self, leaf: Any, fraction: Any) -> jax.Array:
         """Asks a subclass's `update_masks`, which sees the leaf's own type, and one layer at a time."""
@@ -254,3 +266,5 @@ class RigL(SET):
         """Scores weights by gradient magnitudes."""
         del sparse_state, params
         return pruners.magnitudes(grads)
+
+    get_grow_scores.of_each_weight = jnp.abs  # of each gradient, here

@@ -81,7 +81,11 @@ class SteMixin(_Pruner):
         # Scores steer the selection alone; no gradient flows through it.
         detached = jax.lax.stop_gradient(params)
         state = state._replace(masks=sparse_state_lib.unpack_masks(state.masks, params))
-        scores = self.calculate_scores(detached, sparse_state=state)
+        scores = self.scores_to_rank(detached, state, None, {})
+        if not getattr(
+            self.create_masks, 'is_select_masks', False
+        ):  # another ranking starts at no threshold
+            return self.create_masks(scores, sparsities), None
         return self.select_masks(scores, sparsities, state.thresholds)
 
     def post_gradient_update(self, params, opt_state=None, *, sparse_state=None):
