@@ -35,7 +35,7 @@ def _rows(shape: tuple[int, ...], dtype: Any, rounds: int) -> list[Row]:
     bits = sparse_state_lib.pack(mask)
     calls = {
         'pack': bound(sparse_state_lib.pack, mask),
-        'unpack': bound(lambda bits: sparse_state_lib.unpack(bits, shape), bits),
+        'unpack': bound(lambda bits: sparse_state_lib.unpack_like(bits, shape), bits),
         'apply a packed mask': bound(sparse_state_lib.apply_mask, x, bits),
         'apply an unpacked mask': bound(sparse_state_lib.apply_mask, x, mask),
     }

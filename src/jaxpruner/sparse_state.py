@@ -566,7 +566,7 @@ def check_restartable(inner: Any, params: tree_lib.PyTree) -> None:
     """Refuses an optimizer whose moments cannot be zeroed; computes nothing."""
 
     def attempt(values: tree_lib.PyTree) -> Any:
-        everywhere = jax.tree.map(lambda value: jnp.ones(value.shape, bool), values)
+        everywhere = jax.tree.map(lambda value: jnp.ones_like(value, dtype=bool), values)
         return restart_inner_state(inner.init(values), everywhere)
 
     jax.eval_shape(attempt, params)

@@ -41,7 +41,7 @@ class AdamFisherPruning(BaseUpdater):
         new_state = super().update_state(sparse_state, params, grads, **extra_args)
         if not self.reset_adam:
             return new_state
-        everything = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, bool), params)
+        everything = jax.tree.map(lambda leaf: jnp.ones_like(leaf, dtype=bool), params)
         inner_state = sparse_state_lib.restart_inner_state(new_state.inner_state, everything)
         return new_state._replace(inner_state=inner_state)
 
