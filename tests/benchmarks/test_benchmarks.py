@@ -278,7 +278,7 @@ def test_masks_of_another_number_of_weights_are_refused(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize('method', cold.METHODS)
 def test_first_steps_compile(method):
-    taken = cold.FirstStep(cold.SMALL, cold.METHODS[method], cold.MASKS_DUE.get(method)).measure()
+    taken = cold.FirstStep(cold.SMALL, cold.METHODS[method]).measure()
     assert taken.keys() == {*first_steps.STEP_PARTS}
     assert all(lap.seconds > 0 for lap in taken.values())
 
