@@ -163,6 +163,7 @@ class BaseUpdater(EqualSettings):
         scores = self.scores_to_rank(params, sparse_state, grads, extra_args)
         return sparse_state._replace(masks=self.create_masks(scores, sparsities))
 
+    @selection.says(reads_lazy_scores=True, is_select_masks=True)
     def create_masks(self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
         """Makes a mask for each leaf from its scores and its sparsity.
 
@@ -217,10 +218,6 @@ class BaseUpdater(EqualSettings):
             tree_lib.unflatten(treedef, masks, arrays),
             tree_lib.unflatten(treedef, found, arrays),
         )
-
-    # What a function says of itself; one that overrides it says nothing.
-    create_masks.reads_lazy_scores = True
-    create_masks.is_select_masks = True
 
     def get_initial_masks(
         self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree

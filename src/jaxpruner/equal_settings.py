@@ -48,12 +48,15 @@ class EqualSettings:
 
 
 def _settings(pruner: Any) -> dict[str, Any]:
-    """The settings in a form that can be compared and hashed."""
+    """The settings as they were given, in a form that can be compared and hashed."""
     names = {*vars(pruner), *(field.name for field in dataclasses.fields(pruner))}
-    settings = {
-        name: _comparable(getattr(pruner, name, None)) for name in sorted(names - {'topk_fn'})
+    values = {name: getattr(pruner, name, None) for name in sorted(names)}
+    values['topk_fn'] = mask_calculator.own_topk_fn(pruner.topk_fn)
+    return {
+        name: _comparable(value)
+        for name, value in values.items()
+        if not getattr(value, 'is_derived_setting', False)  # by what the pruner has done
     }
-    return settings | {'topk_fn': mask_calculator.own_topk_fn(pruner.topk_fn)}
 
 
 def _comparable(value: Any) -> Any:

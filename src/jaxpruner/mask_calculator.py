@@ -66,7 +66,9 @@ def topk_group_mask_calculator(
     """
     scores = jnp.asarray(scores)
     check_scores(scores, 'scores')
-    return _keep_groups([ScoredLeaf(scores, sparsity, Groups(sparsity_type))])[0].mask
+    (selected,) = _keep_groups([ScoredLeaf(scores, sparsity, Groups(sparsity_type))])
+    assert selected.mask is not None
+    return selected.mask
 
 
 def topk_n_by_m_mask_calculator(
@@ -259,16 +261,16 @@ def mask_leaves(
       ValueError: a type does not fit its shape, or leaves are not those that their type ties.
     """
     topk_fn = own_topk_fn(topk_fn)
-    to_rank = dict(enumerate(scored))
+    to_rank: dict[int, Any] = dict(enumerate(scored))
     tied = []
     for sparsity_type, indices in _tied(leaves, [leaf is not None for leaf in scored]):
         for groups in _tied_groups(sparsity_type, indices, leaves, scored):
             members = {path: indices[path] for path in groups.members if path in indices}
             scores = groups.pool(
-                {path: selection.read(scored[i].scores) for path, i in members.items()}
+                {path: selection.read(to_rank[i].scores) for path, i in members.items()}
             )
             each_alone = Groups(sparsity_types.Unstructured(), groups.is_stacked)
-            leader = scored[indices[groups.leader]]
+            leader = to_rank[indices[groups.leader]]
             to_rank[len(leaves) + len(tied)] = ScoredLeaf(scores, leader.sparsity, each_alone)
             tied.append((groups, members))
         for index in indices.values():

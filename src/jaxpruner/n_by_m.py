@@ -33,7 +33,7 @@ def keep_n_of_m(scores: Any, n: Any, m: int, axis: int | tuple[int, ...] = -1) -
         one_axis = moved.reshape(*moved.shape[:first], length, *moved.shape[first + len(axis) :])
         mask = keep_n_of_m(one_axis, n, m, first)
         return jnp.moveaxis(mask.reshape(moved.shape), beside, axis)
-    axis %= scores.ndim
+    axis = axis % scores.ndim
     length = scores.shape[axis]
     rest = length % m
     if rest:

@@ -88,6 +88,23 @@ def read(scores: jax.Array | LazyScores) -> jax.Array:
     return scores.of(scores.weights) if isinstance(scores, LazyScores) else scores
 
 
+def says(**facts: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a method attributes that say how it scores or ranks; a method that overrides it has none.
+
+    >>> @says(of_each_weight=jnp.abs)
+    ... def calculate_scores(self, params): ...
+    >>> calculate_scores.of_each_weight is jnp.abs
+    True
+    """
+
+    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name, fact in facts.items():
+            setattr(function, name, fact)
+        return function
+
+    return mark
+
+
 def lazily(of: Callable[[jax.Array], jax.Array], weights: Any) -> Any:
     """Scores an array by an elementwise function: lazily if it holds floats, `None` if it holds no numbers.
 
@@ -328,7 +345,8 @@ def with_automatic_axes(function: Callable[..., list[Any]]) -> Callable[..., lis
             first = jax.tree.leaves(tree)[0]
             has_axes = explicit_meshes.has_explicit_axes(first)
             place = jax.typeof(first).sharding if has_axes else whole
-            places.append(Selected(place, whole) if isinstance(tree, Request) else place)
+            both: Any = Selected(place, whole)  # pyright: ignore[reportArgumentType]
+            places.append(both if isinstance(tree, Request) else place)
         return jax.sharding.auto_axes(function, out_sharding=places)(trees, *others)
 
     return call

@@ -95,8 +95,7 @@ class GlobalPruningMixin(_Pruner):
         }
         names = ', '.join(name for name, is_given in given.items() if is_given)
         distribution = self.sparsity_distribution_fn
-        derived = (FromSettings, sparsity_distributions.NotGiven)
-        if not names and not isinstance(distribution, derived):
+        if not names and (distribution is None or self._has_distribution()):
             return distribution
         return self.uniform_unless_given(
             names,
@@ -121,6 +120,7 @@ class GlobalPruningMixin(_Pruner):
         """Prunes once, to the total sparsity, as `BaseUpdater.instant_sparsify`; JaxPruner's mixin has it, too."""
         return super().instant_sparsify(params, grads, **extra_args)
 
+    @selection.says(reads_lazy_scores=True)
     def create_masks(self, scores: tree_lib.PyTree, target_sparsity: Any) -> tree_lib.PyTree:
         """Makes masks from one ranking; of equal scores the first by leaf path, then by index, is kept.
 
@@ -178,8 +178,6 @@ class GlobalPruningMixin(_Pruner):
             for i, mask in zip(together, ranked, strict=True):
                 masks[i] = mask
         return tree_lib.unflatten(treedef, masks, arrays)
-
-    create_masks.reads_lazy_scores = True
 
     def _sparsity_or_zero(self) -> Any:
         return 0.0 if self.sparsity is None else self.sparsity

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import control, seeds
+from jaxpruner import control, seeds, selection
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater as BaseUpdater
 from jaxpruner.tree import at_least_float32
@@ -98,12 +98,11 @@ class MagnitudePruning(BaseUpdater):
     {'w': Array([-2.,  0.], dtype=float32)}
     """
 
+    @selection.says(of_each_weight=jnp.abs)
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """Scores weights by magnitude."""
         del sparse_state, grads
         return magnitudes(params)
-
-    calculate_scores.of_each_weight = jnp.abs
 
 
 @dataclasses.dataclass

@@ -125,12 +125,11 @@ class SET(StaticRandomSparse):
             plan, updates=f'drop_fraction_fn: a mask update replaces {words}'
         )
 
+    @selection.says(of_each_weight=jnp.abs)
     def get_drop_scores(self, sparse_state, params, grads):
         """Scores weights: the smallest kept ones are dropped."""
         del sparse_state, grads
         return pruners.magnitudes(params)
-
-    get_drop_scores.of_each_weight = jnp.abs
 
     def get_grow_scores(self, sparse_state, params, grads):
         """Scores weights: the largest that are not kept are grown. Here by chance, from the seed and the step."""
@@ -262,9 +261,8 @@ class RigL(SET):
 
     needs_gradients: ClassVar[bool] = True
 
+    @selection.says(of_each_weight=jnp.abs)  # here of each gradient
     def get_grow_scores(self, sparse_state, params, grads):
         """Scores weights by gradient magnitudes."""
         del sparse_state, params
         return pruners.magnitudes(grads)
-
-    get_grow_scores.of_each_weight = jnp.abs  # of each gradient, here
