@@ -33,8 +33,9 @@ def is_exported(module, name, value):
         return False
     if hasattr(module, '__path__'):
         return True
-    is_published = module.__name__.removeprefix('jaxpruner.') in PUBLISHED
-    return is_published and value.__module__ == module.__name__
+    if module.__name__.removeprefix('jaxpruner.') not in PUBLISHED:
+        return False
+    return name in getattr(module, '__all__', [name]) and value.__module__ == module.__name__
 
 
 PUBLIC = {

@@ -24,8 +24,8 @@ PUBLISHED = """
     algorithms.global_pruners algorithms.pruners algorithms.sparse_trainers algorithms.ste api base_updater
     mask_calculator sparsity_distributions sparsity_schedules sparsity_types utils
 """.split()
-# Old names of modules, and what belongs to the command line, which has pages of its own.
-_NOT_IN_THE_REFERENCE = ('packing', 'sparse_state', 'public_names', 'cli')
+# What belongs to the command line has pages of its own.
+_NOT_IN_THE_REFERENCE = ('cli',)
 
 # An object, and all names under which it is public.
 Aliases = tuple[Any, list[str]]
@@ -45,7 +45,7 @@ def published_modules() -> list[types.ModuleType]:
 
 def _exported(module: types.ModuleType) -> Iterator[str]:
     """The names that a package shows, or that a published module defines."""
-    if module.__name__ == PACKAGE:
+    if hasattr(module, '__all__'):
         yield from module.__all__
         return
     for name, value in vars(module).items():

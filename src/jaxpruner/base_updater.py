@@ -39,6 +39,8 @@ from jaxpruner.plan import PruningPlan, plan_leaves
 from jaxpruner.sparse_state import SparseState as SparseState
 from jaxpruner.sparse_state import apply_mask as apply_mask
 
+__all__ = ['BaseUpdater', 'NoPruning', 'SparseState', 'apply_mask']
+
 logger = logging.getLogger(__name__)
 
 DistributionFn = Callable[..., tree_lib.PyTree]

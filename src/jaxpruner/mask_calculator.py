@@ -20,6 +20,19 @@ from jaxpruner.selection import number_to_keep as number_to_keep
 from jaxpruner.selection import number_to_keep_on_host as number_to_keep_on_host
 from jaxpruner.sparsity_types import Groups, Leaf
 
+# The rest serves `BaseUpdater`.
+__all__ = [
+    'MASK_DTYPE',
+    'MaskedLeaf',
+    'drop_and_grow',
+    'get_topk_fn',
+    'topk_block_mask_calculator',
+    'topk_channel_mask_calculator',
+    'topk_group_mask_calculator',
+    'topk_mask_calculator',
+    'topk_n_by_m_mask_calculator',
+]
+
 MASK_DTYPE = jnp.uint8
 
 TopkFn = Callable[[jax.Array, Any], jax.Array]
@@ -395,14 +408,22 @@ def _tied_groups(sparsity_type, indices, leaves, values) -> list[Any]:
 )
 @dataclasses.dataclass(frozen=True)
 class MaskedLeaf:
-    """A leaf in which weights are replaced, the axis of layers first."""
+    """A leaf in which weights are replaced, the axis of layers first.
 
-    mask: jax.Array  # uint8
-    drop_scores: Any  # of its shape; of the kept weights those with the smallest are dropped
-    grow_scores: (
-        Any  # of its shape; of all that are not kept then, those with the largest are grown
-    )
-    groups: Groups  # unstructured, block or channel
+    Attributes:
+      mask: uint8.
+      drop_scores: of its shape; of the kept weights those with the smallest are dropped.
+      grow_scores: of its shape; of all that are not kept then, those with the largest are grown.
+      groups: unstructured, block or channel.
+
+    >>> MaskedLeaf(jnp.ones(2), jnp.ones(2), jnp.ones(2), Groups(sparsity_types.Unstructured())).mask.shape
+    (2,)
+    """
+
+    mask: jax.Array
+    drop_scores: Any
+    grow_scores: Any
+    groups: Groups
 
 
 def drop_and_grow(leaves: Sequence[MaskedLeaf], fraction: jax.Array | float) -> list[jax.Array]:
