@@ -189,10 +189,10 @@ class _Version:
         method = METHODS['dense']
         self._carried = params, method.optimizer().init(params)
         step = compiled_step(_Trained(apply_fn), method)
-        compiled = step.lower(*self._carried, (), batch).compile()
+        compiled = step.lower(*self._carried, batch).compile()
 
         def train() -> Any:
-            self._carried = compiled(*self._carried, (), batch)
+            self._carried = compiled(*self._carried, batch)
             return self._carried
 
         # The step takes the memory of what is carried.

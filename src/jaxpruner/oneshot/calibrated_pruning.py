@@ -292,6 +292,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
     def _targets_and_contradictions(
         self, params: tree_lib.PyTree
     ) -> tuple[list[Any], list[checks.Contradiction]]:
+        params = tree_lib.as_arrays(params)
         paths, leaves, _ = tree_lib.flatten_with_paths(params)
 
         def check(pruned: Sequence[Leaf]) -> None:
