@@ -33,15 +33,15 @@ def keep_n_of_m(scores: Any, n: Any, m: int, axis: int | tuple[int, ...] = -1) -
         one_axis = moved.reshape(*moved.shape[:first], length, *moved.shape[first + len(axis) :])
         mask = keep_n_of_m(one_axis, n, m, first)
         return jnp.moveaxis(mask.reshape(moved.shape), beside, axis)
-    axis = axis % scores.ndim
-    length = scores.shape[axis]
+    along = axis % scores.ndim
+    length = scores.shape[along]
     rest = length % m
     if rest:
-        full, last = jnp.split(scores, [length - rest], axis)
-        masks = keep_n_of_m(full, n, m, axis), keep_n_of_m(last, n, rest, axis)
-        return jnp.concatenate(masks, axis)
-    groups = scores.reshape(*scores.shape[:axis], length // m, m, *scores.shape[axis + 1 :])
-    members = [lax.index_in_dim(groups, i, axis + 1, keepdims=False) for i in range(m)]
+        full, last = jnp.split(scores, [length - rest], along)
+        masks = keep_n_of_m(full, n, m, along), keep_n_of_m(last, n, rest, along)
+        return jnp.concatenate(masks, along)
+    groups = scores.reshape(*scores.shape[:along], length // m, m, *scores.shape[along + 1 :])
+    members = [lax.index_in_dim(groups, i, along + 1, keepdims=False) for i in range(m)]
     counter = jnp.uint8 if m <= 256 else jnp.uint32
     beaten = [jnp.zeros(members[0].shape, counter)] * m
     for earlier, later in itertools.combinations(range(m), 2):
@@ -49,4 +49,4 @@ def keep_n_of_m(scores: Any, n: Any, m: int, axis: int | tuple[int, ...] = -1) -
         beaten[earlier] += is_later_better.astype(counter)
         beaten[later] += (~is_later_better).astype(counter)
     kept = [(times < n).astype(jnp.uint8) for times in beaten]
-    return jnp.stack(kept, axis + 1).reshape(scores.shape)
+    return jnp.stack(kept, along + 1).reshape(scores.shape)

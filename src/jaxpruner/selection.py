@@ -516,6 +516,7 @@ def _find_cut(arrays, counts, starts, firsts=None, begins=None):
     """
     shapes = [jax.eval_shape(read, array) for array in arrays]
     dtype, counter, is_joint = shapes[0].dtype, counts.dtype, begins is not None
+    begins = begins or [0] * len(arrays)
     firsts = [0] * len(arrays) if firsts is None else firsts
     number = jnp.promote_types(_integers(dtype)[1], counter)
     sizes = np.concatenate([np.full(shape.shape[0], _length(shape), counter) for shape in shapes])

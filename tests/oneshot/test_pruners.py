@@ -341,7 +341,11 @@ BAD = [
     ),
     (lambda: Wanda(owl=True, owl_per='layer'), ValueError, "owl_per must be .* got 'layer'"),
     (lambda: RIA(per='row'), ValueError, "per must be .* got 'row'"),
-    (lambda: Wanda(topk_fn=jnp.abs), ValueError, 'Wanda ranks weights itself: topk_fn has no meaning'),
+    (
+        lambda: Wanda(topk_fn=jnp.abs),
+        ValueError,
+        'Wanda ranks weights itself: topk_fn has no meaning',
+    ),
     (
         lambda: SparseGPT(damping=-1.0),
         ValueError,

@@ -156,13 +156,13 @@ class GlobalPruningMixin(_Pruner):
         masks: list[Any] = [None] * len(arrays)
         together = []
         for i in sorted(range(len(paths)), key=paths.__getitem__):
-            target = targets[i]
-            if rules[i] is not None and (is_number or target is not None):
-                target = list(custom.values())[rules[i]]  # no schedule delays these leaves
+            target, rule = targets[i], rules[i]
+            if rule is not None and (is_number or target is not None):
+                target = list(custom.values())[rule]  # no schedule delays these leaves
             if target is None or (arrays[i] is None and is_number):
                 continue
             mask_calculator.check_scores(arrays[i], tree_lib.path_string(paths[i]))
-            if rules[i] is None:
+            if rule is None:
                 together.append(i)
             else:
                 masks[i] = mask_calculator.topk_mask_calculator(selection.read(arrays[i]), target)

@@ -50,6 +50,7 @@ class IterativeNMPruning(pruners.MagnitudePruning):
         super().check_plan(plan)
         share = checks.share_at_end(self.scheduler)
         for leaf in plan.pruned:
+            assert isinstance(leaf.sparsity_type, sparsity_types.NByM)
             removed = leaf.sparsity_type.m - leaf.sparsity_type.n
             if round(removed * share) < removed:
                 checks.warn_of_shortfall(leaf.name, self.scheduler)
@@ -68,7 +69,7 @@ class IterativeNMPruning(pruners.MagnitudePruning):
             if targets[i] is None:
                 continue
             mask_calculator.check_scores(arrays[i], leaf.name)
-            kind = leaf.sparsity_type
+            kind: Any = leaf.sparsity_type
             progress = sparsities[i] / jnp.where(targets[i] > 0, targets[i], 1)
             kept = self.kept_per_group(kind, progress)
 

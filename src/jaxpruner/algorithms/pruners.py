@@ -57,7 +57,7 @@ def magnitudes(params: tree_lib.PyTree) -> tree_lib.PyTree:
     """
     leaves, treedef = jax.tree.flatten(params)
     scores = [
-        jnp.abs(leaf) if jnp.issubdtype(getattr(leaf, 'dtype', None), jnp.number) else None
+        jnp.abs(leaf) if jnp.issubdtype(getattr(leaf, 'dtype', bool), jnp.number) else None
         for leaf in leaves
     ]
     return tree_lib.unflatten(treedef, scores, leaves)
