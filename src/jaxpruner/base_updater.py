@@ -829,14 +829,16 @@ def _step(
         # the gradients, which the carry holds until then, and nothing reads the old masks after the first. Where
         # updates have other dtypes the carry begins as zeros, and gradients stay an input.
         shapes, _ = jax.eval_shape(optimize, grads, state.inner_state, params, state.masks)
-        zeros = functools.partial(jax.tree.map, lambda shape: jnp.zeros(shape.shape, shape.dtype))
         dtypes = [[leaf.dtype for leaf in jax.tree.leaves(tree)] for tree in (shapes, grads)]
-        carried, beside = (grads, None) if dtypes[0] == dtypes[1] else (zeros(shapes), grads)
+        carried, beside = grads, None
+        if dtypes[0] != dtypes[1]:
+            zeros = jax.tree.map(lambda u, g: jnp.zeros_like(g, dtype=u.dtype), shapes, grads)
+            carried, beside = zeros, grads
 
         def only_masks(carry: Any, beside: Any, params: Any, tracked: Any) -> Any:
             grads, state = carry[0] if beside is None else beside, carry[1]
             new = make_masks(state, params, grads, tracked)
-            updates = zeros(shapes)
+            updates = jax.tree.map(jnp.zeros_like, carry[0])
             if pruner.regrows_from_zero and pruner.lands_on_zero:
                 updates = sparse_state_lib.land(updates, params, state.masks, new.masks)
             return updates, new
