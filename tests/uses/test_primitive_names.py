@@ -47,7 +47,7 @@ def primitives_of_jax():
 def tables(known):
     """Module and name of each table of primitives -> its names: those of collections that mostly name primitives."""
     found = {}
-    for package in ('base_updater', 'oneshot', 'sparse', 'structure', 'uses'):
+    for package in ('oneshot', 'sparse', 'structure', 'uses'):
         path = importlib.import_module(f'jaxpruner.{package}').__path__
         for module in pkgutil.walk_packages(path, f'jaxpruner.{package}.'):
             for name, value in vars(importlib.import_module(module.name)).items():
