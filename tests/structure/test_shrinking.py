@@ -274,7 +274,7 @@ X = jnp.ones((5, 3))
 @pytest.mark.parametrize(
     ('model', 'words'),
     [
-        ({'up': jnp.ones((3, 8))}, "; give (apply_fn, params)"),
+        ({'up': jnp.ones((3, 8))}, '; give (apply_fn, params)'),
         (two_layers, 'got two_layers; give (two_layers, params)'),
         (LINEN, 'give (lambda variables, x: module.apply(variables, x), params)'),
         (hk.transform(lambda x: x), 'give (model.apply, params)'),
