@@ -18,6 +18,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.selection import keep_largest_jointly as keep_largest_jointly
 from jaxpruner.selection import number_to_keep as number_to_keep
 from jaxpruner.selection import number_to_keep_on_host as number_to_keep_on_host
+from jaxpruner.sparse_state import MASK_DTYPE as MASK_DTYPE
 from jaxpruner.sparsity_types import Groups, Leaf
 
 # The rest serves `BaseUpdater`.
@@ -32,8 +33,6 @@ __all__ = [
     'topk_mask_calculator',
     'topk_n_by_m_mask_calculator',
 ]
-
-MASK_DTYPE = jnp.uint8
 
 TopkFn = Callable[[jax.Array, Any], jax.Array]
 TopkFnType = TopkFn  # its name in JaxPruner

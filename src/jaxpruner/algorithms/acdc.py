@@ -175,7 +175,7 @@ class ACDC(pruners.MagnitudePruning):
         targets = jax.tree.map(
             lambda target: jnp.where(sparse, target, 0.0), sparse_state.target_sparsities
         )
-        scores = self.scores_now(params, sparse_state, grads, extra_args)
+        scores = self.scores_to_rank(params, sparse_state, grads, extra_args)
         return sparse_state._replace(masks=self.create_masks(scores, targets))
 
     def moments_to_reset(self, old_state, new_state):
