@@ -10,13 +10,7 @@ from typing import Any
 
 import optax
 
-from jaxpruner import (
-    algorithms,
-    checks,
-    sparsity_distributions,
-    sparsity_schedules,
-    sparsity_types,
-)
+from jaxpruner import algorithms, checks, sparsity_distributions, sparsity_schedules, sparsity_types
 from jaxpruner.algorithms import ALGORITHM_REGISTRY as ALGORITHM_REGISTRY
 from jaxpruner.algorithms import acdc
 from jaxpruner.base_updater import BaseUpdater, NoPruning
@@ -103,7 +97,7 @@ def register_one_shot_algorithm(algorithm_name: str, algorithm: type[BaseUpdater
     ALGORITHM_REGISTRY.pop(algorithm_name, None)
 
 
-def _register(name: str, algorithm: Any, registry: dict[str, type[BaseUpdater]]) -> None:
+def _register(name, algorithm, registry):
     if not isinstance(name, str):
         raise TypeError(
             f"the name of an algorithm must be a string, such as 'my_pruner', got {name!r}"
@@ -132,7 +126,7 @@ def _register(name: str, algorithm: Any, registry: dict[str, type[BaseUpdater]])
     registry[name] = algorithm
 
 
-def _known_algorithms() -> dict[str, type[BaseUpdater]]:
+def _known_algorithms():
     # `oneshot` registers its algorithms when it is loaded, which `import jaxpruner.api` alone does not do.
     importlib.import_module('jaxpruner.oneshot')
     return ALGORITHM_REGISTRY | ONE_SHOT_REGISTRY
@@ -230,7 +224,7 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
     return algorithm(**settings)
 
 
-def _algorithm(config: dict[Any, Any]) -> type[BaseUpdater]:
+def _algorithm(config):
     """Finds the algorithm of a configuration; refuses names of keys and algorithms that nobody knows."""
     known_algorithms = _known_algorithms()
     known = set(checks.SETTINGS)
@@ -253,7 +247,7 @@ def _algorithm(config: dict[Any, Any]) -> type[BaseUpdater]:
     return known_algorithms[name]
 
 
-def _distribution_settings(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[str, Any]:
+def _distribution_settings(config, algorithm):
     """The fields for the distribution that the keys mean; none where no key is given."""
     given = {key: config[key] for key in _DISTRIBUTION_KEYS if key in config}
     if not given:
@@ -283,7 +277,7 @@ def _distribution_settings(config: dict[str, Any], algorithm: type[BaseUpdater])
     return {'sparsity_distribution_fn': partial(_DISTRIBUTIONS[name], **settings)}
 
 
-def _schedule(config: dict[str, Any]) -> sparsity_schedules.BaseSchedule:
+def _schedule(config):
     freq, start, end = (config.get(key) for key in _STEP_KEYS)
     initial = config.get('initial_sparsity', 0)
     if initial and (None in (start, end) or start == end):
@@ -307,7 +301,7 @@ def _schedule(config: dict[str, Any]) -> sparsity_schedules.BaseSchedule:
     return sparsity_schedules.PolynomialSchedule(freq, start, end, **shape)
 
 
-def _drop_fraction(step: Any, initial: Any, last_step: int | None) -> Any:
+def _drop_fraction(step, initial, last_step):
     """Returns the drop fraction of a configuration at a step: it decays until the last update, if there is one.
 
     >>> float(_drop_fraction(0, 0.1, 100)).__round__(3), float(_drop_fraction(100, 0.1, 100)), _drop_fraction(3, 0.1, 0)

@@ -30,20 +30,19 @@ from jaxpruner import (
     sparsity_schedules,
     sparsity_types,
 )
-from jaxpruner import (
-    sparse_state as sparse_state_lib,
-)
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
 from jaxpruner.equal_settings import EqualSettings
 from jaxpruner.plan import PruningPlan, plan_leaves
 from jaxpruner.sparse_state import SparseState as SparseState
 from jaxpruner.sparse_state import apply_mask as apply_mask
+from jaxpruner.tree import PyTree
 
 __all__ = ['BaseUpdater', 'NoPruning', 'SparseState', 'apply_mask']
 
 logger = logging.getLogger(__name__)
 
-DistributionFn = Callable[..., tree_lib.PyTree]
+DistributionFn = Callable[..., PyTree]
 _SEED = seeds.SeedField()
 
 
@@ -123,11 +122,11 @@ class BaseUpdater(EqualSettings):
 
     def calculate_scores(
         self,
-        params: tree_lib.PyTree,
+        params: PyTree,
         sparse_state: SparseState | None = None,
-        grads: tree_lib.PyTree | None = None,
+        grads: PyTree | None = None,
         **kwargs: Any,
-    ) -> tree_lib.PyTree:
+    ) -> PyTree:
         """Scores each weight: the larger, the longer it is kept.
 
         Args:
@@ -142,11 +141,7 @@ class BaseUpdater(EqualSettings):
         raise NotImplementedError(f'{type(self).__name__} must define calculate_scores')
 
     def update_state(
-        self,
-        sparse_state: SparseState,
-        params: tree_lib.PyTree,
-        grads: tree_lib.PyTree,
-        **extra_args: Any,
+        self, sparse_state: SparseState, params: PyTree, grads: PyTree, **extra_args: Any
     ) -> SparseState:
         """Makes new masks for the sparsity of this step; called when the scheduler says so.
 
@@ -166,7 +161,7 @@ class BaseUpdater(EqualSettings):
         return sparse_state._replace(masks=self.create_masks(scores, sparsities))
 
     @selection.says(reads_lazy_scores=True, is_select_masks=True)
-    def create_masks(self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
+    def create_masks(self, scores: PyTree, sparsities: PyTree) -> PyTree:
         """Makes a mask for each leaf from its scores and its sparsity.
 
         Args:
@@ -179,11 +174,8 @@ class BaseUpdater(EqualSettings):
         return self.select_masks(scores, sparsities)[0]
 
     def select_masks(
-        self,
-        scores: tree_lib.PyTree,
-        sparsities: tree_lib.PyTree,
-        thresholds: tree_lib.PyTree | None = None,
-    ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
+        self, scores: PyTree, sparsities: PyTree, thresholds: PyTree | None = None
+    ) -> tuple[PyTree, PyTree]:
         """Makes masks and their thresholds. Thresholds of an earlier call only speed up the search.
 
         Args:
@@ -221,9 +213,7 @@ class BaseUpdater(EqualSettings):
             tree_lib.unflatten(treedef, found, arrays),
         )
 
-    def get_initial_masks(
-        self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree
-    ) -> tree_lib.PyTree:
+    def get_initial_masks(self, params: PyTree, target_sparsities: PyTree) -> PyTree:
         """Makes the masks before the first step: everything is kept.
 
         Args:
@@ -234,14 +224,14 @@ class BaseUpdater(EqualSettings):
           A tree of uint8 masks, `None` where dense.
         """
 
-        def ones(param: jax.Array, target: Any) -> jax.Array | None:
+        def ones(param, target):
             if target is None:
                 return None
             return jnp.ones_like(param, dtype=sparse_state_lib.MASK_DTYPE)
 
         return tree_lib.map_with_missing(ones, params, target_sparsities)
 
-    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
+    def get_target_sparsities(self, params: PyTree) -> PyTree:
         """Returns the target of each leaf, checked against its shape and sparsity type before anything is computed.
 
         Args:
@@ -266,7 +256,7 @@ class BaseUpdater(EqualSettings):
         checks.warn_of_contradictions(contradictions)
         return tree_lib.unflatten(treedef, targets, arrays)
 
-    def init_state(self, params: tree_lib.PyTree) -> SparseState:
+    def init_state(self, params: PyTree) -> SparseState:
         """Makes the state before the first step, without the optimizer's.
 
         Args:
@@ -286,7 +276,7 @@ class BaseUpdater(EqualSettings):
             self.get_initial_masks(params, targets), params, self.packs_masks()
         )
 
-        def as_float(_: Any, target: Any) -> jax.Array | None:
+        def as_float(_, target):
             return None if target is None else jnp.asarray(target, jnp.float32)
 
         return SparseState(
@@ -297,9 +287,7 @@ class BaseUpdater(EqualSettings):
             algorithm_state=self.init_algorithm_state(params, targets),
         )
 
-    def init_algorithm_state(
-        self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree
-    ) -> tree_lib.PyTree:
+    def init_algorithm_state(self, params: PyTree, target_sparsities: PyTree) -> PyTree:
         """Makes the first values of what the algorithm itself keeps from step to step; by default nothing.
 
         They stand in `sparse_state.algorithm_state`. `track` replaces them each step, `calculate_scores` reads them.
@@ -316,7 +304,7 @@ class BaseUpdater(EqualSettings):
         del params, target_sparsities
         return None
 
-    def track(self, sparse_state: SparseState, params: tree_lib.PyTree) -> tuple[SparseState, Any]:
+    def track(self, sparse_state: SparseState, params: PyTree) -> tuple[SparseState, Any]:
         """Computes what `update` needs in every step, before masks that are due; by default nothing.
 
         An override may name further arguments, as in `track(self, sparse_state, params, grads)`: `grads` receives the
@@ -337,8 +325,8 @@ class BaseUpdater(EqualSettings):
         return sparse_state, None
 
     def pre_forward_update(
-        self, params: tree_lib.PyTree, opt_state: Any = None, *, sparse_state: Any = None
-    ) -> tree_lib.PyTree:
+        self, params: PyTree, opt_state: Any = None, *, sparse_state: Any = None
+    ) -> PyTree:
         """Returns the parameters that the forward pass uses; straight-through methods prune here. Default: as they are.
 
         Args:
@@ -350,8 +338,8 @@ class BaseUpdater(EqualSettings):
         return params
 
     def post_gradient_update(
-        self, params: tree_lib.PyTree, sparse_state: Any = None, *, opt_state: Any = None
-    ) -> tree_lib.PyTree:
+        self, params: PyTree, sparse_state: Any = None, *, opt_state: Any = None
+    ) -> PyTree:
         """Applies the masks to the parameters.
 
         Once updates are applied, pruned weights are zero, unless they were infinite or NaN: those this sets to zero.
@@ -366,9 +354,7 @@ class BaseUpdater(EqualSettings):
         state = sparse_state_lib.only_sparse_state(checks.given_state(sparse_state, opt_state))
         return self.apply_masks(params, state.masks)
 
-    def moments_to_reset(
-        self, old_state: SparseState, new_state: SparseState
-    ) -> tree_lib.PyTree | None:
+    def moments_to_reset(self, old_state: SparseState, new_state: SparseState) -> PyTree | None:
         """Chooses the weights whose moments in the optimizer become zero after a mask update.
 
         Args:
@@ -390,7 +376,7 @@ class BaseUpdater(EqualSettings):
         """
         del sparsity_type, where
 
-    def check_optimizer(self, inner: optax.GradientTransformation, params: tree_lib.PyTree) -> None:
+    def check_optimizer(self, inner: optax.GradientTransformation, params: PyTree) -> None:
         """Refuses an optimizer with which the algorithm cannot work; called by `init` before anything is computed."""
         del inner, params
 
@@ -431,7 +417,7 @@ class BaseUpdater(EqualSettings):
         optimizer = optax.with_extra_args_support(inner)
         seen: list[Any] = []  # the targets of the last state outside of jit
 
-        def init(params: tree_lib.PyTree) -> SparseState:
+        def init(params):
             params = tree_lib.as_arrays(params)
             self.check_optimizer(optimizer, params)
             state = self.init_state(params)
@@ -454,14 +440,7 @@ class BaseUpdater(EqualSettings):
                 algorithm_state=algorithm_state,
             )
 
-        def update(
-            updates: tree_lib.PyTree,
-            state: Any,
-            params: tree_lib.PyTree | None = None,
-            *,
-            update_masks: bool | None = None,
-            **extra_args: Any,
-        ) -> tuple[tree_lib.PyTree, SparseState]:
+        def update(updates, state, params=None, *, update_masks=None, **extra_args):
             if params is None:  # in the words of optax
                 raise ValueError(
                     'You are using a transformation that requires the current value of parameters, but you are not '
@@ -487,11 +466,7 @@ class BaseUpdater(EqualSettings):
         return optax.GradientTransformationExtraArgs(init, update)
 
     def new_masks(
-        self,
-        state: Any,
-        params: tree_lib.PyTree,
-        grads: tree_lib.PyTree | None = None,
-        **extra_args: Any,
+        self, state: Any, params: PyTree, grads: PyTree | None = None, **extra_args: Any
     ) -> Any:
         """Makes the masks of the next step before it, in a compiled program of their own.
 
@@ -537,7 +512,7 @@ class BaseUpdater(EqualSettings):
         boxed = [b.replace(a) if hasattr(b, 'value') else a for b, a in zip(old, new, strict=True)]
         return sparse_state_lib.replace_state(state, jax.tree.unflatten(treedef, boxed))
 
-    def plan(self, params: tree_lib.PyTree, opt_state: Any = None) -> PruningPlan:
+    def plan(self, params: PyTree, opt_state: Any = None) -> PruningPlan:
         """Tells what will happen to each leaf: its type, its target, how many weights stay, or why it stays dense.
 
         Nothing is computed on a device. `print(pruner.plan(params))` shows a table.
@@ -553,7 +528,7 @@ class BaseUpdater(EqualSettings):
             self._warn_of_other_targets(sparse_state_lib.only_sparse_state(opt_state), params)
         return plan_leaves(self, params)
 
-    def retarget(self, opt_state: Any, params: tree_lib.PyTree) -> Any:
+    def retarget(self, opt_state: Any, params: PyTree) -> Any:
         """Gives a state the targets of this pruner.
 
         The targets are in the state, and those win: a pruner with another sparsity goes on to the targets of the one
@@ -616,8 +591,8 @@ class BaseUpdater(EqualSettings):
         )
 
     def instant_sparsify(
-        self, params: tree_lib.PyTree, grads: tree_lib.PyTree | None = None, **extra_args: Any
-    ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
+        self, params: PyTree, grads: PyTree | None = None, **extra_args: Any
+    ) -> tuple[PyTree, PyTree]:
         """Prunes once, to the target sparsities.
 
         Args:
@@ -650,9 +625,7 @@ class BaseUpdater(EqualSettings):
         checks.check_masks(self, arrays, masks)
         return self.apply_masks(params, masks), masks
 
-    def apply_masks(
-        self, params: tree_lib.PyTree, masks: tree_lib.PyTree, is_packed: bool = False
-    ) -> tree_lib.PyTree:
+    def apply_masks(self, params: PyTree, masks: PyTree, is_packed: bool = False) -> PyTree:
         """Sets the pruned weights to zero, as `apply_mask`; for averaged weights (EMA), too."""
         return apply_mask(params, masks, is_packed)
 
@@ -669,7 +642,7 @@ class BaseUpdater(EqualSettings):
             return given
         return self.uniform_unless_given('sparsity', sparsity=self.sparsity)
 
-    def _has_distribution(self) -> bool:
+    def _has_distribution(self):
         """Whether a distribution was given; JaxPruner's default, written out, is what clients pass by position."""
         given = self.sparsity_distribution_fn
         if isinstance(given, sparsity_distributions.NotGiven):
@@ -693,22 +666,22 @@ class BaseUpdater(EqualSettings):
 
     def scores_now(
         self,
-        params: tree_lib.PyTree,
+        params: PyTree,
         sparse_state: SparseState | None,
         grads: Any,
         extra_args: dict[str, Any],
-    ) -> tree_lib.PyTree:
+    ) -> PyTree:
         """Calls `calculate_scores` with those extra arguments that it names."""
         known = checks.known_arguments(self.calculate_scores, extra_args)
         return self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
 
     def scores_to_rank(
         self,
-        params: tree_lib.PyTree,
+        params: PyTree,
         sparse_state: SparseState | None,
         grads: Any,
         extra_args: dict[str, Any],
-    ) -> tree_lib.PyTree:
+    ) -> PyTree:
         """Returns the scores of `scores_now` for `create_masks`; lazy if nobody can tell, so that they take no memory.
 
         That is so if the function says that it scores each weight by itself, and the ranking that it reads lazy scores.
@@ -721,7 +694,7 @@ class BaseUpdater(EqualSettings):
         scores = [selection.lazily(function, leaf) for leaf in leaves]
         return tree_lib.unflatten(treedef, scores, leaves)
 
-    def why_dense(self, params: tree_lib.PyTree) -> list[str]:
+    def why_dense(self, params: PyTree) -> list[str]:
         """Tells for each leaf why `get_target_sparsities` gives it no target, if it does not."""
         return sparsity_distributions.why_dense(self.distribution(), params, self.stacked)
 
@@ -737,7 +710,7 @@ class BaseUpdater(EqualSettings):
         types = sparsity_types.resolve_types(setting, paths, arrays)
         return sparsity_types.resolve_leaves(paths, arrays, types, self.stacked)
 
-    def _other_targets(self, state: SparseState, params: tree_lib.PyTree) -> list[tuple[Any, ...]]:
+    def _other_targets(self, state, params):
         """Lists the leaves whose targets differ: name, target in the state, target of the pruner."""
         paths, _, treedef = tree_lib.flatten_with_paths(params)
         with caller_warnings.silence():  # given when state or plan was made
@@ -752,7 +725,7 @@ class BaseUpdater(EqualSettings):
             and abs(float(old) - float(target)) > 1e-6  # they are held in float32
         ]
 
-    def _warn_of_other_targets(self, state: SparseState, params: tree_lib.PyTree) -> None:
+    def _warn_of_other_targets(self, state, params):
         """Warns where the targets of a state are not those of this pruner, which goes on with it."""
         if differences := self._other_targets(state, params):
             name, held, own = differences[0]
@@ -777,7 +750,7 @@ class FromSettings(functools.partial):
 # The step.
 
 
-def _is_due(scheduler: Any, state: SparseState, update_masks: Any) -> Any:
+def _is_due(scheduler, state, update_masks):
     """Tells whether this step updates the masks: a bool where that is known now, else a traced scalar."""
     if update_masks is None:
         is_due = scheduler.is_mask_update_iter(state.count)
@@ -791,24 +764,16 @@ def _is_due(scheduler: Any, state: SparseState, update_masks: Any) -> Any:
     return bool(update_masks)
 
 
-def _step(
-    pruner: BaseUpdater,
-    optimizer: optax.GradientTransformationExtraArgs,
-    is_due: Any,
-    grads: tree_lib.PyTree,
-    old_state: SparseState,
-    params: tree_lib.PyTree,
-    extra_args: dict[str, Any],
-) -> tuple[tree_lib.PyTree, SparseState]:
+def _step(pruner, optimizer, is_due, grads, old_state, params, extra_args):
     """Takes one training step; `is_due` is a bool, or a traced scalar. Returns the updates and the next state."""
     state, tracked = _track(pruner, old_state, params, grads, extra_args)
 
-    def optimize(grads: Any, inner_state: Any, params: Any, masks: Any) -> tuple[Any, Any]:
+    def optimize(grads, inner_state, params, masks):
         if pruner.is_sparse_gradients:
             grads = apply_mask(grads, masks)
         return optimizer.update(grads, inner_state, params, **extra_args)
 
-    def make_masks(state: SparseState, params: Any, grads: Any, tracked: Any) -> SparseState:
+    def make_masks(state, params, grads, tracked):
         if pruner.ranks_next_params:
             # The optimizer runs once more. Taken from outside of the loop, its updates would be written in every step.
             updates, _ = optimize(grads, state.inner_state, params, state.masks)
@@ -835,7 +800,7 @@ def _step(
             zeros = jax.tree.map(lambda u, g: jnp.zeros_like(g, dtype=u.dtype), shapes, grads)
             carried, beside = zeros, grads
 
-        def only_masks(carry: Any, beside: Any, params: Any, tracked: Any) -> Any:
+        def only_masks(carry, beside, params, tracked):
             grads, state = carry[0] if beside is None else beside, carry[1]
             new = make_masks(state, params, grads, tracked)
             updates = jax.tree.map(jnp.zeros_like, carry[0])
@@ -843,7 +808,7 @@ def _step(
                 updates = sparse_state_lib.land(updates, params, state.masks, new.masks)
             return updates, new
 
-        def only_update(carry: Any, beside: Any, params: Any, masks: Any) -> Any:
+        def only_update(carry, beside, params, masks):
             return optimize(carry[0] if beside is None else beside, carry[1], params, masks)
 
         updates, state = control.run_once(
@@ -863,23 +828,14 @@ def _step(
     return updates, state._replace(count=optax.safe_increment(state.count))
 
 
-def _track(
-    pruner: BaseUpdater, state: SparseState, params: Any, grads: Any, extra_args: dict[str, Any]
-) -> tuple[SparseState, Any]:
+def _track(pruner, state, params, grads, extra_args):
     """Lets the algorithm track each step; it gets the gradients and extra arguments that it names."""
     named = {name: x for name, x in extra_args.items() if name != 'sparse_state'}
     named = checks.known_arguments(pruner.track, {**named, 'grads': grads})
     return checks.check_tracked(pruner, state, pruner.track(state, params, **named))
 
 
-def _new_masks(
-    pruner: BaseUpdater,
-    state: SparseState,
-    params: tree_lib.PyTree,
-    grads: tree_lib.PyTree,
-    extra_args: dict[str, Any],
-    tracked: Any = None,
-) -> SparseState:
+def _new_masks(pruner, state, params, grads, extra_args, tracked=None):
     """Updates the masks, which are stored as they were, and zeroes the moments of chosen weights."""
     old = state._replace(masks=sparse_state_lib.unpack_masks(state.masks, params))
     taken = ('params', 'grads', 'sparse_state')  # `update_state` has arguments of these names
@@ -903,15 +859,13 @@ def _new_masks(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _jitted_new_masks(
-    pruner: BaseUpdater, state: SparseState, params: Any, grads: Any, extra_args: dict[str, Any]
-) -> SparseState:
+def _jitted_new_masks(pruner, state, params, grads, extra_args):
     """Makes the masks of the next step, which then tracks what is tracked here, too."""
 
-    def is_foreign(node: Any) -> bool:  # a parameter that optax.masked gives to another optimizer
+    def is_foreign(node):  # a parameter that optax.masked gives to another optimizer
         return isinstance(node, optax.MaskedNode)
 
-    def own(tree: Any) -> Any:
+    def own(tree):
         return jax.tree.map(
             lambda mask, leaf: mask if is_foreign(mask) else leaf,
             state.masks,
@@ -922,7 +876,7 @@ def _jitted_new_masks(
     if any(map(is_foreign, jax.tree.leaves(state.masks, is_leaf=is_foreign))):
         params, grads = own(params), own(grads)
 
-    def make_masks(state: SparseState) -> SparseState:
+    def make_masks(state):
         tracked_state, tracked = _track(pruner, state, params, grads, extra_args)
         new = _new_masks(pruner, tracked_state, params, grads, extra_args, tracked)
         if new.algorithm_state is tracked_state.algorithm_state:
@@ -932,7 +886,7 @@ def _jitted_new_masks(
     return control.run_once(True, make_masks, state)
 
 
-def _are_sparse(masks: tree_lib.PyTree) -> bool:
+def _are_sparse(masks):
     """Whether masks with known values prune something."""
     leaves = jax.tree.leaves(masks)
     return not tree_lib.has_traced(leaves) and not all(
@@ -954,7 +908,7 @@ class NoPruning(BaseUpdater):
 
     sparsity_distribution_fn: DistributionFn | None = None
 
-    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
+    def get_target_sparsities(self, params: PyTree) -> PyTree:
         """Gives no leaf a target."""
         return jax.tree.map(lambda _: None, params)
 

@@ -24,17 +24,15 @@ from jaxpruner import (
 )
 from jaxpruner import tree as tree_lib
 from jaxpruner.sparsity_types import NByM, check_groups, is_joint, normalize_setting
-from jaxpruner.tree import holds_weights
+from jaxpruner.tree import PyTree, holds_weights
 
 # Settings: the fields of pruners and the keys of configurations.
 
 
-def _expected(
-    words: str, has_type: Callable[[Any], bool], is_in_range: Callable[[Any], bool] | None = None
-) -> Callable[[str, Any], None]:
+def _expected(words, has_type, is_in_range=None):
     """Makes a check of a value by its type, and of a value of that type by its range."""
 
-    def check(key: str, value: Any) -> None:
+    def check(key, value):
         if not has_type(value):
             raise TypeError(f'{key} must be {words}, got {value!r}')
         if is_in_range and not tree_lib.is_traced(value) and not is_in_range(value):
@@ -43,15 +41,15 @@ def _expected(
     return check
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value):
     return isinstance(value, str)
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value):
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def _is_list_of(is_entry: Callable[[Any], bool], value: Any) -> bool:
+def _is_list_of(is_entry, value):
     return isinstance(value, list | tuple) and all(map(is_entry, value))
 
 
@@ -59,13 +57,13 @@ _is_name = lambda value: _is_text(value) or _is_list_of(_is_text, value)  # noqa
 _are_names = lambda value: _is_text(value) or _is_list_of(_is_name, value)  # noqa: E731
 
 
-def _are_stacks(value: Any) -> bool:
+def _are_stacks(value):
     if not isinstance(value, Mapping):
         return _are_names(value)
     return all(map(_is_name, value)) and all(map(_is_whole, value.values()))
 
 
-def _scheduler(key: str, value: Any) -> None:
+def _scheduler(key, value):
     for method in ('is_mask_update_iter', 'get_sparsity_at_step'):
         if not callable(getattr(value, method, None)):
             raise TypeError(
@@ -77,7 +75,7 @@ def _scheduler(key: str, value: Any) -> None:
         )
 
 
-def _distribution(key: str, value: Any) -> None:
+def _distribution(key, value):
     """Refuses what is no distribution, and wrong numbers in the usual one, which is a partial with keywords."""
     _FUNCTION(key, value)
     keywords = getattr(value, 'keywords', {})
@@ -86,11 +84,11 @@ def _distribution(key: str, value: Any) -> None:
             SETTINGS[name](name, keywords[name])
 
 
-def _one_of(*words: str) -> Callable[[str, Any], None]:
+def _one_of(*words):
     return _expected(' or '.join(map(repr, words)), _is_text, words.__contains__)
 
 
-def _finite(low: float, high: float = math.inf) -> Callable[[Any], bool]:
+def _finite(low, high=math.inf):
     return lambda value: low <= float(value) <= high and math.isfinite(float(value))
 
 
@@ -102,7 +100,7 @@ _COUNT = _expected('a whole number from 1 up', _is_whole, lambda value: value >=
 _STEP = sparsity_schedules.checked_step
 
 
-def _sparsity(key: str, value: Any) -> None:
+def _sparsity(key, value):
     sparsity_distributions.check_sparsity(value, key)
 
 
@@ -369,7 +367,7 @@ class Contradiction(NamedTuple):
 
 def targets_of_leaves(
     distribution: Callable[..., Any] | None,
-    params: tree_lib.PyTree,
+    params: PyTree,
     leaves: Sequence[Any],
     stacked: tree_lib.Stacked,
     check: Callable[[Sequence[Any]], None] = lambda pruned: None,
@@ -443,7 +441,7 @@ def targets_of_leaves(
     return targets, contradictions
 
 
-def _are_given(distribution: Any, paths: Sequence[tree_lib.Path]) -> list[bool]:
+def _are_given(distribution, paths):
     """Tells for each leaf whether a user gave its target."""
     if not isinstance(distribution, sparsity_distributions.NotGiven):
         return [True] * len(paths)
@@ -575,7 +573,7 @@ def check_replacement(pruner: Any, plan: Any) -> None:
         )
 
 
-def _why_never(schedule: Any) -> str:
+def _why_never(schedule):
     if not hasattr(schedule, 'update_freq'):
         return f'{schedule!r} has no step at which it does'
     return (
@@ -584,7 +582,7 @@ def _why_never(schedule: Any) -> str:
     )
 
 
-def _warn_that_nothing_is_pruned(plan: Any) -> None:
+def _warn_that_nothing_is_pruned(plan):
     if not len(plan):
         caller_warnings.warn(
             f'{plan.algorithm} prunes nothing: there are no parameters in the tree that init was given'
@@ -600,7 +598,7 @@ def _warn_that_nothing_is_pruned(plan: Any) -> None:
     )
 
 
-def _some_of(names: Sequence[str]) -> str:
+def _some_of(names):
     return ', '.join(names[:3]) + (f' and {len(names) - 3} more' if len(names) > 3 else '')
 
 
@@ -616,7 +614,7 @@ def keeps_all(mask: jax.Array) -> jax.Array:
     return jnp.all(mask != 0)
 
 
-def check_masks(pruner: Any, params: tree_lib.PyTree, masks: tree_lib.PyTree) -> None:
+def check_masks(pruner: Any, params: PyTree, masks: PyTree) -> None:
     """Warns where masks that were made once remove nothing; of masks that are being traced the plan tells.
 
     >>> import jaxpruner, jax.numpy as jnp
@@ -637,9 +635,7 @@ def check_masks(pruner: Any, params: tree_lib.PyTree, masks: tree_lib.PyTree) ->
         )
 
 
-def warn_of_emptied(
-    masks: tree_lib.PyTree, params: tree_lib.PyTree, grads: tree_lib.PyTree | None
-) -> None:
+def warn_of_emptied(masks: PyTree, params: PyTree, grads: PyTree | None) -> None:
     """Names the leaves that lose every weight because they, or their gradients, are NaN throughout.
 
     >>> warn_of_emptied({'w': jnp.array([1, 0], jnp.uint8)}, {'w': jnp.array([2.0, jnp.nan])}, None)
@@ -693,7 +689,7 @@ def check_algorithm_state(pruner: Any, method: str, before: Any, after: Any) -> 
         )
 
 
-def _words_by_name(algorithm_state: Any) -> dict[str, str]:
+def _words_by_name(algorithm_state):
     paths, leaves, _ = tree_lib.flatten_with_paths({'algorithm_state': algorithm_state})
     return {
         tree_lib.path_string(

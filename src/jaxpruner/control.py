@@ -29,14 +29,14 @@ def run_once(
       A tree like the state.
     """
 
-    def run(current: Any, *arguments: Any) -> Any:
+    def run(current, *arguments):
         return jax.tree.map(
             lambda new, old: jnp.asarray(new, jnp.result_type(old)),
             function(current, *arguments),
             current,
         )
 
-    def body(carry: Any) -> Any:
+    def body(carry):
         # Without the barrier XLA moves what does not change in the loop, such as scores, out of it: into every step.
         pending, current, arguments = jax.lax.optimization_barrier((*carry, inputs))
         return jnp.zeros_like(pending), run(current, *arguments)
@@ -67,7 +67,7 @@ def jit_when_eager(function: Callable[..., Any], **options: Any) -> Callable[...
     compiled = jax.jit(function, **options)
 
     @functools.wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
+    def call(*arguments, **named):
         if tree_lib.has_traced((arguments, named)):
             return function(*arguments, **named)
         return compiled(*arguments, **named)

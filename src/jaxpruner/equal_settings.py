@@ -47,7 +47,7 @@ class EqualSettings:
         return hash(tuple(hashes))
 
 
-def _settings(pruner: Any) -> dict[str, Any]:
+def _settings(pruner):
     """The settings as they were given, in a form that can be compared and hashed."""
     names = {*vars(pruner), *(field.name for field in dataclasses.fields(pruner))}
     values = {name: getattr(pruner, name, None) for name in sorted(names)}
@@ -59,7 +59,7 @@ def _settings(pruner: Any) -> dict[str, Any]:
     }
 
 
-def _comparable(value: Any) -> Any:
+def _comparable(value):
     if isinstance(value, jax.Array | np.ndarray):
         return _ByValue(value)
     if isinstance(value, functools.partial):

@@ -108,18 +108,14 @@ def topk_n_by_m_mask_calculator(
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _keep_n_of_m(scores: jax.Array, sparsity: Any, sparsity_type: sparsity_types.NByM) -> jax.Array:
+def _keep_n_of_m(scores, sparsity, sparsity_type):
     sparsity_type.check_shape(scores.shape, 'scores')
     mask = n_by_m.keep_n_of_m(scores, sparsity_type.n, sparsity_type.m, sparsity_type.axis)
     return mask | (jnp.asarray(sparsity) == 0).astype(MASK_DTYPE)
 
 
 def topk_block_mask_calculator(
-    scores: Any,
-    sparsity: Any,
-    block_height: int,
-    block_width: int,
-    use_avg_pooling: bool = True,
+    scores: Any, sparsity: Any, block_height: int, block_width: int, use_avg_pooling: bool = True
 ) -> jax.Array:
     """Keeps the best blocks over the last two axes, in one ranking over all blocks of the array.
 
@@ -311,7 +307,7 @@ def mask_leaves(
     return results
 
 
-def _keep_groups(leaves: list[ScoredLeaf]) -> list[LeafMask]:
+def _keep_groups(leaves):
     if tree_lib.has_traced(leaves):
         return _keep_groups_at_once(leaves)
     # Eagerly, a program of all would be compiled anew for each model; leaves of one shape share one.
@@ -319,7 +315,7 @@ def _keep_groups(leaves: list[ScoredLeaf]) -> list[LeafMask]:
 
 
 @jax.jit
-def _keep_groups_at_once(leaves: list[ScoredLeaf]) -> list[LeafMask]:
+def _keep_groups_at_once(leaves):
     requests = []
     for leaf in leaves:
         groups, scores = leaf.groups, leaf.scores
@@ -379,7 +375,7 @@ def kept_weights(leaves: Sequence[Leaf], targets: Sequence[Any]) -> Iterator[tup
             yield index, sparsity_type.kept_weights(counts, path)
 
 
-def _tied(leaves, is_included) -> list[tuple[Any, dict[tree_lib.Path, int]]]:
+def _tied(leaves, is_included):
     """Lists the types that tie leaves, each with the indices of those that are included, by their paths."""
     by_type: dict[int, tuple[Any, dict[tree_lib.Path, int]]] = {}
     for index, leaf in enumerate(leaves):
@@ -394,7 +390,7 @@ def _tied(leaves, is_included) -> list[tuple[Any, dict[tree_lib.Path, int]]]:
     return list(by_type.values())
 
 
-def _tied_groups(sparsity_type, indices, leaves, values) -> list[Any]:
+def _tied_groups(sparsity_type, indices, leaves, values):
     """Lists the groups whose leader has a value."""
     groups = sparsity_type.join({path: leaves[i].shape for path, i in indices.items()})
     return [each for each in groups if values[indices[each.leader]] is not None]
@@ -453,7 +449,7 @@ def drop_and_grow(leaves: Sequence[MaskedLeaf], fraction: jax.Array | float) -> 
 
 
 @selection.with_automatic_axes
-def _drop_and_grow(leaves: list[MaskedLeaf], fraction: jax.Array) -> list[jax.Array]:
+def _drop_and_grow(leaves, fraction):
     was_kept, scores, kept, dropped = [], [], [], []
     for leaf in leaves:
         mask, *both = leaf.mask, leaf.drop_scores, leaf.grow_scores
@@ -466,7 +462,7 @@ def _drop_and_grow(leaves: list[MaskedLeaf], fraction: jax.Array) -> list[jax.Ar
         kept.append(selection.count_true(mask > 0, axes))
         dropped.append(selection.share_of(kept[-1], fraction, most=mask.size))
 
-    def choose(phase: jax.Array, stays: list[jax.Array]) -> list[jax.Array]:
+    def choose(phase, stays):
         """Chooses first among the kept what stays, then among all others what is grown beside it."""
         barred = jax.lax.optimization_barrier((stays, was_kept, scores))
         is_growing = phase == 1
@@ -488,7 +484,7 @@ def _drop_and_grow(leaves: list[MaskedLeaf], fraction: jax.Array) -> list[jax.Ar
     return [leaf.groups.spread(flags.astype(MASK_DTYPE), leaf.mask.shape) for flags, leaf in spread]
 
 
-def _score_by_phase(arrays: tuple[Any, ...]) -> jax.Array:
+def _score_by_phase(arrays):
     """Scores what may stay, or may grow, by finite numbers, so that all else, which is -inf, is never chosen."""
     drop, grow, stays, was_kept, is_growing = arrays
     candidates = jnp.where(is_growing, ~stays, was_kept)
@@ -497,7 +493,7 @@ def _score_by_phase(arrays: tuple[Any, ...]) -> jax.Array:
     if drop.dtype != grow.dtype or not jnp.issubdtype(dtype, jnp.floating):
         dtype = jnp.dtype('float64' if 'float64' in (drop.dtype, grow.dtype) else 'float32')
 
-    def finite(scores: jax.Array) -> jax.Array:
+    def finite(scores):
         is_float = jnp.issubdtype(scores.dtype, jnp.floating)
         lowest = jnp.array(jnp.finfo(scores.dtype if is_float else dtype).min, dtype)
         scores = scores.astype(dtype)

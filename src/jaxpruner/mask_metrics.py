@@ -7,10 +7,11 @@ import jax.numpy as jnp
 
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
+from jaxpruner.tree import PyTree
 
 
 def sparsity_metrics(
-    opt_state: Any, params: tree_lib.PyTree | None = None, pruner: Any = None
+    opt_state: Any, params: PyTree | None = None, pruner: Any = None
 ) -> dict[str, jax.Array]:
     """How sparse the masks in an optimizer state are now, for logging; safe under `jit`.
 
@@ -85,5 +86,5 @@ def sparsity_metrics(
     return metrics
 
 
-def _count(flags: jax.Array) -> jax.Array:
+def _count(flags):
     return jnp.sum(flags, dtype=jnp.uint32).astype(jnp.float32)

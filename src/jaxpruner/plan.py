@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,15 +11,8 @@ import jax.numpy as jnp
 
 from jaxpruner import mask_calculator, sparsity_distributions, text_tables
 from jaxpruner import tree as tree_lib
-from jaxpruner.sparsity_types import (
-    Block,
-    Channel,
-    Leaf,
-    NByM,
-    is_joint,
-    is_unstructured,
-    leaf_of,
-)
+from jaxpruner.sparsity_types import Block, Channel, Leaf, NByM, is_joint, is_unstructured, leaf_of
+from jaxpruner.tree import PyTree
 
 _UNKNOWN = '?'
 
@@ -137,7 +130,7 @@ class PruningPlan:
         )
 
 
-def plan_leaves(pruner: Any, params: tree_lib.PyTree) -> PruningPlan:
+def plan_leaves(pruner: Any, params: PyTree) -> PruningPlan:
     """Tells what a pruner will do; see `BaseUpdater.plan`."""
     params = tree_lib.as_arrays(params)
     paths, arrays, treedef = tree_lib.flatten_with_paths(params)
@@ -215,7 +208,7 @@ def with_target(
     return dataclasses.replace(leaf, kept=kept, why_dense=why_dense)
 
 
-def _kept_of_layer(leaf: Any) -> int | None:
+def _kept_of_layer(leaf):
     """Counts the weights that a layer keeps at its target, if it is ranked by itself and groups are of one size."""
     shape, kind = leaf.layer_shape, leaf.sparsity_type
     assert leaf.target is not None
@@ -237,7 +230,7 @@ def _kept_of_layer(leaf: Any) -> int | None:
     return size // groups * kept if is_even else None
 
 
-def _kept_in_all(leaves: Sequence[LeafPlan], together: Sequence[bool]) -> int | None:
+def _kept_in_all(leaves, together):
     """Counts the kept weights of all leaves; those in one ranking over the model are counted together."""
     unknown = [leaf for leaf in leaves if leaf.kept is None]
     total = sum(leaf.kept or 0 for leaf in leaves)
@@ -254,7 +247,7 @@ def _kept_in_all(leaves: Sequence[LeafPlan], together: Sequence[bool]) -> int | 
     return total - counted + mask_calculator.number_to_keep_on_host(size, removed / size)
 
 
-def _texts(leaf: LeafPlan) -> list[str]:
+def _texts(leaf):
     """Writes what equal layers have in common."""
     words = type_words(leaf.sparsity_type)
     if leaf.is_stacked:
@@ -284,5 +277,5 @@ def type_words(sparsity_type: Any) -> str:
     return 'unstructured' if is_unstructured(sparsity_type) else repr(sparsity_type)
 
 
-def _count(number: int | None) -> str:
+def _count(number):
     return _UNKNOWN if number is None else f'{number:,}'

@@ -97,7 +97,7 @@ def says(**facts: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     True
     """
 
-    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+    def mark(function):
         for name, fact in facts.items():
             setattr(function, name, fact)
         return function
@@ -217,12 +217,12 @@ def share_of(count: jax.Array, share: jax.Array | float, most: int) -> jax.Array
     return jnp.where(count <= _EXACT_IN_FLOAT32, in_float32, in_whole_numbers)
 
 
-def _fixed_point(share: jax.Array, counter: jnp.dtype) -> jax.Array:
+def _fixed_point(share, counter):
     """Writes a share in [0, 1] as a whole number of 2^-31 (2^-63): exact for every float32 from 2^-7 up."""
     return jnp.round(share * float(1 << jnp.iinfo(counter).bits - 1)).astype(counter)
 
 
-def _multiply_round(count: jax.Array, share: jax.Array) -> jax.Array:
+def _multiply_round(count, share):
     """Computes `round(count * share)`, half to even, of a share in fixed point: by halves, as on paper."""
     bits = jnp.iinfo(count.dtype).bits
     low, high = lambda x: x & (1 << bits // 2) - 1, lambda x: x >> bits // 2
@@ -353,7 +353,7 @@ def with_automatic_axes(function: Callable[..., list[Any]]) -> Callable[..., lis
 
 
 @with_automatic_axes
-def _keep_largest_each(requests: list[Request]) -> list[Selected]:
+def _keep_largest_each(requests):
     arrays = [_as_rows(request.scores, request.is_stacked) for request in requests]
     shapes = [jax.eval_shape(read, array) for array in arrays]
     results: list[Any] = [None] * len(arrays)
@@ -392,7 +392,7 @@ def _keep_largest_each(requests: list[Request]) -> list[Selected]:
 
 
 @with_automatic_axes
-def _keep_largest_jointly(scores, count, divisors) -> list[jax.Array]:
+def _keep_largest_jointly(scores, count, divisors):
     rows = [_as_rows(each, is_stacked=False) for each in scores]
     shapes = [jax.eval_shape(read, row) for row in rows]
     dtypes = [shape.dtype for shape in shapes]
@@ -418,7 +418,7 @@ def _divide(scores_and_divisor):
     return read(scores).astype(divisor.dtype) / divisor
 
 
-def _as_rows(scores: Any, is_stacked: bool) -> Any:
+def _as_rows(scores, is_stacked):
     """Views scores as floats `[rows, …]`, each of whose rows is a ranking, of at least two axes."""
     scores = lax.stop_gradient(scores)  # masks have no derivative
     dtype = jax.eval_shape(read, scores).dtype
@@ -434,17 +434,17 @@ def _as_rows(scores: Any, is_stacked: bool) -> Any:
     return jax.tree.map(view, scores)
 
 
-def _length(shape: jax.ShapeDtypeStruct) -> int:
+def _length(shape):
     """Counts the scores of a row."""
     return math.prod(shape.shape[1:])
 
 
-def _is_one_cpu() -> bool:
+def _is_one_cpu():
     """Whether a ranking ends when its own count is right, and stays in the cache until then."""
     return jax.device_count() == 1 and jax.default_backend() == 'cpu'
 
 
-def _groups(shapes) -> list[list[int]]:
+def _groups(shapes):
     """Groups arrays that are not empty: of one dtype, and on one CPU of similar lengths, so that a buffer fits all."""
     groups: dict[Any, list[int]] = {}
     for i, shape in enumerate(shapes):

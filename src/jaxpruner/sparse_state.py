@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from jaxpruner import control
 from jaxpruner import tree as tree_lib
+from jaxpruner.tree import PyTree
 
 BITS = 8
 MASK_DTYPE = jnp.uint8
@@ -88,11 +89,11 @@ def outermost_states(opt_state: Any) -> list[SparseState]:
     return states
 
 
-def _is_state(node: Any) -> bool:
+def _is_state(node):
     return isinstance(node, SparseState)
 
 
-def _is_split(node: Any) -> bool:
+def _is_split(node):
     """Whether a mapping holds the fields of a `SparseState`, as `flax.nnx.split` and checkpoints leave them."""
     names = set(node) if isinstance(node, Mapping) else set()
     return (
@@ -271,7 +272,7 @@ def unpack_like(mask: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 
 @functools.partial(control.jit_when_eager, static_argnames=('axis', 'length'))
-def _unpack(bits: jax.Array, axis: int, length: int) -> jax.Array:
+def _unpack(bits, axis, length):
     before, after = bits.shape[:axis], bits.shape[axis + 1 :]
     shifts = jnp.arange(BITS, dtype=jnp.uint8).reshape(BITS, *(1,) * len(after))
     # packbits puts the first weight into the highest bit, which is the sign of a signed byte: tests of signs are read
@@ -301,7 +302,7 @@ def kept_weights(mask: jax.Array) -> jax.Array:
 # Trees of masks.
 
 
-def unpack_masks(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
+def unpack_masks(masks: PyTree, params: PyTree) -> PyTree:
     """Unpacks the masks of all parameters to 0 and 1, however they are stored.
 
     The masks of an optimizer state are `sparse_states(opt_state)[0].masks`. `jnp.unpackbits` of a flattened packed mask
@@ -330,9 +331,7 @@ def unpack_masks(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.Py
     return tree_lib.unflatten(treedef, unpacked, leaves)
 
 
-def store_masks(
-    masks: tree_lib.PyTree, params: tree_lib.PyTree, packed: bool, like: tree_lib.PyTree = None
-) -> tree_lib.PyTree:
+def store_masks(masks: PyTree, params: PyTree, packed: bool, like: PyTree = None) -> PyTree:
     """Makes masks as a state holds them.
 
     Packed masks are sharded as their parameters are if some axis is not sharded, or its length on each device is a
@@ -372,7 +371,7 @@ def store_masks(
     return tree_lib.unflatten(treedef, new, named)
 
 
-def _axis_to_pack(param: Any, stored: Any) -> int | None:
+def _axis_to_pack(param, stored):
     """Finds the axis along which to pack a parameter's mask: that of its stored mask, if that one is packed."""
     if not param.shape:
         return None
@@ -383,7 +382,7 @@ def _axis_to_pack(param: Any, stored: Any) -> int | None:
     return packed_axis(param.shape, _local_shape(param)) if axis is None else axis
 
 
-def _divides_alike(param: Any, mask: Any) -> bool:
+def _divides_alike(param, mask):
     """Whether a mask can be divided over devices as its parameter is: each of them holds whole bytes."""
     if mask is None or mask.shape == param.shape:
         return True
@@ -396,7 +395,7 @@ def _divides_alike(param: Any, mask: Any) -> bool:
     return length == param.shape[axis] or length % BITS == 0
 
 
-def _sharding(param: Any) -> Any:
+def _sharding(param):
     """Finds how a parameter lies on devices, `None` where that is unknown."""
     if tree_lib.is_traced(param):
         # Known where shardings are part of types.
@@ -404,13 +403,13 @@ def _sharding(param: Any) -> Any:
     return getattr(param, 'sharding', None)
 
 
-def _local_shape(param: Any) -> tuple[int, ...]:
+def _local_shape(param):
     """Finds the shape of what one device holds of a parameter; the whole where that is unknown."""
     sharding = _sharding(param)
     return param.shape if sharding is None else sharding.shard_shape(param.shape)
 
 
-def mask_sizes(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
+def mask_sizes(masks: PyTree, params: PyTree) -> PyTree:
     """Counts the weights of each masked leaf, if masks are packed, whose bits alone do not tell.
 
     Args:
@@ -437,9 +436,7 @@ def mask_sizes(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTr
     )
 
 
-def apply_mask(
-    param: tree_lib.PyTree, mask: tree_lib.PyTree, is_packed: bool = False
-) -> tree_lib.PyTree:
+def apply_mask(param: PyTree, mask: PyTree, is_packed: bool = False) -> PyTree:
     """Sets the pruned weights to zero, whatever they are (inf and NaN, too).
 
     Args:
@@ -458,14 +455,14 @@ def apply_mask(
     """
     del is_packed
 
-    def masked(leaf: jax.Array | None, leaf_mask: jax.Array | None) -> jax.Array | None:
+    def masked(leaf, leaf_mask):
         return leaf if leaf is None or leaf_mask is None else _masked(leaf, leaf_mask)
 
     return tree_lib.map_with_missing(masked, param, unpack_masks(mask, param))
 
 
 @control.jit_when_eager
-def _masked(leaf: jax.Array, mask: jax.Array) -> jax.Array:
+def _masked(leaf, mask):
     return jnp.where(mask != 0, leaf, jnp.zeros_like(leaf))
 
 
@@ -491,9 +488,7 @@ def _straight_through_jvp(primals, tangents):
     return straight_through(*primals), tangents[0]
 
 
-def land(
-    updates: tree_lib.PyTree, params: tree_lib.PyTree, *masks: tree_lib.PyTree
-) -> tree_lib.PyTree:
+def land(updates: PyTree, params: PyTree, *masks: PyTree) -> PyTree:
     """Makes updates after which weights that one of the masks prunes are exactly zero: -p where a mask is 0.
 
     Each leaf has the result type of update and parameter.
@@ -502,7 +497,7 @@ def land(
     {'w': Array([ 0., -4.], dtype=float32)}
     """
 
-    def landed(param: jax.Array, update: Any, *leaf_masks: Any) -> Any:
+    def landed(param, update, *leaf_masks):
         if update is None or leaf_masks[0] is None:
             return update
         kept = [unpack_like(mask, param.shape) != 0 for mask in leaf_masks]
@@ -517,7 +512,7 @@ def land(
 # Moments.
 
 
-def restart_inner_state(state: Any, masks_activated: tree_lib.PyTree) -> Any:
+def restart_inner_state(state: Any, masks_activated: PyTree) -> Any:
     """Sets the moments of chosen weights to zero, whatever the optimizer.
 
     An array of the state belongs to a parameter if its path ends with the parameter's path, and it has its shape. What
@@ -543,7 +538,7 @@ def restart_inner_state(state: Any, masks_activated: tree_lib.PyTree) -> Any:
     entries, _ = jax.tree_util.tree_flatten_with_path(masks_activated, is_leaf=lambda x: x is None)
     flags = dict(entries)
 
-    def restarted(path: tuple[Any, ...], moment: Any) -> Any:
+    def restarted(path, moment):
         ends = (path[start:] for start in range(len(path) + 1))
         flag = next((flags[end] for end in ends if end in flags), None)
         shape = getattr(moment, 'shape', None)
@@ -562,10 +557,10 @@ def restart_inner_state(state: Any, masks_activated: tree_lib.PyTree) -> Any:
     return jax.tree_util.tree_map_with_path(restarted, state)
 
 
-def check_restartable(inner: Any, params: tree_lib.PyTree) -> None:
+def check_restartable(inner: Any, params: PyTree) -> None:
     """Refuses an optimizer whose moments cannot be zeroed; computes nothing."""
 
-    def attempt(values: tree_lib.PyTree) -> Any:
+    def attempt(values):
         everywhere = jax.tree.map(lambda value: jnp.ones_like(value, dtype=bool), values)
         return restart_inner_state(inner.init(values), everywhere)
 

@@ -19,6 +19,7 @@ import jax
 
 from jaxpruner import caller_warnings
 from jaxpruner import tree as tree_lib
+from jaxpruner.tree import PyTree
 
 SparsityMap = Mapping[Any, float | None] | Sequence[tuple[Any, float | None]]
 FilterFn = Callable[[tree_lib.Path, Any], bool]
@@ -73,12 +74,12 @@ def NOT_BIAS_FILTER(path: tree_lib.Path, param: Any) -> bool:
 
 
 def uniform(
-    params: tree_lib.PyTree,
+    params: PyTree,
     sparsity: Any,
     filter_fn: FilterFn = NOT_DIM_ONE_FILTER,
     custom_sparsity_map: SparsityMap | None = None,
     stacked: tree_lib.Stacked = (),
-) -> tree_lib.PyTree:
+) -> PyTree:
     """The same sparsity for every selected leaf.
 
     Args:
@@ -118,14 +119,14 @@ NOT_GIVEN = NotGiven(uniform, sparsity=0.0)
 
 
 def erk(
-    param_tree: tree_lib.PyTree,
+    param_tree: PyTree,
     sparsity: float,
     filter_fn: FilterFn = NOT_DIM_ONE_FILTER,
     custom_sparsity_map: SparsityMap | None = None,
     stacked: tree_lib.Stacked = (),
     count_excluded: bool = False,
     flops: Mapping[Any, float] | None = None,
-) -> tree_lib.PyTree:
+) -> PyTree:
     r"""Erdős–Rényi-Kernel: small layers stay denser, the total is `sparsity`.
 
     The share kept in a layer of shape $d$ is proportional to $\sum_i d_i / \prod_i d_i$, scaled so that all selected
@@ -205,7 +206,7 @@ def erk(
     return selection.tree_of({i: 1 - density for i, density in zip(shapes, densities, strict=True)})
 
 
-def _scaled_densities(raw: Sequence[float], sizes: Sequence[float], budget: float) -> list[float]:
+def _scaled_densities(raw, sizes, budget):
     """Scales raw shares so that all layers together keep `budget` weights, or operations.
 
     >>> _scaled_densities([0.25, 1.0], [8, 2], 6)
@@ -233,19 +234,14 @@ class _Selection(NamedTuple):
     custom: dict[int, float | None]  # sparsities that are given by name, by index of the leaf
     layer_shapes: dict[int, tuple[int, ...]]  # of the leaves that the filter selects, by index
 
-    def tree_of(self, sparsities: Mapping[int, Any]) -> tree_lib.PyTree:
+    def tree_of(self, sparsities: Mapping[int, Any]) -> PyTree:
         """Makes a tree of targets, from those of the selected leaves and those that are given by name."""
         targets = {**sparsities, **self.custom}
         entries = [targets.get(i) for i in range(len(self.leaves))]
         return tree_lib.unflatten(self.treedef, entries, self.leaves)
 
 
-def _select(
-    params: tree_lib.PyTree,
-    filter_fn: FilterFn,
-    custom_sparsity_map: SparsityMap | None,
-    stacked: tree_lib.Stacked,
-) -> _Selection:
+def _select(params, filter_fn, custom_sparsity_map, stacked):
     paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
     custom_map = check_custom_map(custom_sparsity_map)
     sparsities = list(custom_map.values())
@@ -365,7 +361,7 @@ def check_density(density: Any, name: str) -> None:
     _check_share(density, name, 'above 0 and at most 1', '(0, 1] (the share that is kept)')
 
 
-def _check_share(share: Any, name: str, range_words: str, interval: str) -> None:
+def _check_share(share, name, range_words, interval):
     if tree_lib.is_traced(share):
         return
     if not tree_lib.is_number(share):
@@ -412,9 +408,7 @@ def check_custom_map(custom_sparsity_map: SparsityMap | None) -> dict[Any, float
 
 
 def why_dense(
-    distribution: Callable[..., tree_lib.PyTree] | None,
-    params: tree_lib.PyTree,
-    stacked: tree_lib.Stacked = (),
+    distribution: Callable[..., PyTree] | None, params: PyTree, stacked: tree_lib.Stacked = ()
 ) -> list[str]:
     """For each leaf the reason for which a distribution leaves it dense, if it does.
 
@@ -430,7 +424,7 @@ def why_dense(
     if distribution is None:
         return ['sparsity_distribution_fn is None'] * len(leaves)
 
-    def name_of(function: Any, otherwise: str) -> str:
+    def name_of(function, otherwise):
         return getattr(function, '__name__', '<lambda>').replace('<lambda>', otherwise)
 
     if getattr(distribution, 'func', None) not in (uniform, erk):
@@ -476,12 +470,7 @@ def no_warnings_about(paths: Iterable[tree_lib.Path]) -> Iterator[None]:
         _left_dense.reset(token)
 
 
-def _warn_about_vectors(
-    paths: Sequence[tree_lib.Path],
-    leaves: Sequence[Any],
-    selected: Mapping[int, tuple[int, ...]],
-    stacked: tree_lib.Stacked,
-) -> None:
+def _warn_about_vectors(paths, leaves, selected, stacked):
     """Warns once of leaves that the default filter selects, and that have the names of biases or norms.
 
     Either an axis counts layers that were stacked for a `scan`, and `stacked` does not say so, or a bias has axes of
@@ -521,9 +510,7 @@ def _warn_about_vectors(
         )
 
 
-def _suspected_stack(
-    paths: Sequence[tree_lib.Path], leaves: Sequence[Any], index: int
-) -> tuple[int, str] | None:
+def _suspected_stack(paths, leaves, index):
     """Finds the shortest axis of a leaf that is equally long in all leaves beside it, and a glob of those that have it.
 
     The glob takes in as large a subtree as has such an axis.
@@ -540,7 +527,7 @@ def _suspected_stack(
     return suspect
 
 
-def _common_axes(axes: Iterable[int], shape: tuple[int, ...], leaves: Sequence[Any]) -> list[int]:
+def _common_axes(axes, shape, leaves):
     """Lists the axes that are as long as in a shape in all leaves, which have another axis besides."""
     return [
         axis
@@ -549,9 +536,7 @@ def _common_axes(axes: Iterable[int], shape: tuple[int, ...], leaves: Sequence[A
     ]
 
 
-def _warn_of_other_axes(
-    paths: Sequence[tree_lib.Path], leaves: Sequence[Any], stacked: tree_lib.Stacked
-) -> None:
+def _warn_of_other_axes(paths, leaves, stacked):
     """Warns where a name means leaves of different numbers of layers, and a shorter axis is equally long in all."""
     for name, given in tree_lib.axes_of_layers(stacked).items():
         stacks = []

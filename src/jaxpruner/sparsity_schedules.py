@@ -89,7 +89,7 @@ def check_power(value: Any, name: str) -> None:
         raise ValueError(f'{name} must be positive and finite, got {value}')
 
 
-def _number(step: Any) -> Any:
+def _number(step):
     """A Python int for a step that the host counts, so that it asks no device; else an array."""
     return int(step) if isinstance(step, int | np.integer) else jnp.asarray(step)
 
@@ -273,7 +273,7 @@ class PolynomialSchedule(PeriodicSchedule):
         progress = done.astype(jnp.float32) / length
         share = 1 - (1 - progress) ** self.power
 
-        def at_share(target: Any) -> Any:
+        def at_share(target):
             initial = jnp.minimum(self.initial_sparsity, target)
             return initial + (target - initial) * share
 

@@ -8,8 +8,8 @@ and selecting is the same for all (`mask_calculator`). N:M ranks inside its grou
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -71,25 +71,25 @@ class _NamedFields:
     def __getitem__(self, index: Any) -> Any:
         return tuple(self)[index]
 
-    def _asdict(self) -> dict[str, Any]:
+    def _asdict(self):
         return dict(zip(self._fields, self, strict=True))
 
-    def _replace(self, **changes: Any) -> Self:
+    def _replace(self, **changes):
         return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
 
     @classmethod
-    def _make(cls, values: Iterable[Any]) -> Self:
+    def _make(cls, values):
         return cls(*values)
 
 
-def _check_whole(name: str, value: Any, minimum: int | None = None) -> None:
+def _check_whole(name, value, minimum=None):
     if isinstance(value, bool) or not hasattr(value, '__index__'):
         raise TypeError(f'{name} must be a whole number, got {value!r}')
     if minimum is not None and value < minimum:
         raise ValueError(f'{name} must be at least {minimum}, got {value}')
 
 
-def _check_axis(axis: int, shape: Sequence[int], where: str) -> None:
+def _check_axis(axis, shape, where):
     if not -len(shape) <= axis < len(shape):
         raise ValueError(
             f'{where}: axis {axis} does not exist in shape {tuple(shape)}; use one in [{-len(shape)}, {len(shape)})'
@@ -193,7 +193,7 @@ class Block(_NamedFields):
             group_mask = jax.lax.slice_in_dim(padded, 0, shape[axis], axis=axis)
         return group_mask
 
-    def _axes(self, rank: int) -> list[tuple[int, int]]:
+    def _axes(self, rank):
         """Lists axis and block length for each blocked axis: none of a scalar, one of a vector."""
         height, width = self.block_shape
         return [(rank - 2, height), (rank - 1, width)][-rank:] if rank else []
@@ -249,7 +249,7 @@ class Channel(_NamedFields):
         """
         return jnp.broadcast_to(jnp.expand_dims(group_mask, self._others(len(shape))), shape)
 
-    def _others(self, rank: int) -> tuple[int, ...]:
+    def _others(self, rank):
         return tuple(axis for axis in range(rank) if axis != self.axis % rank)
 
 
@@ -726,7 +726,7 @@ def normalize_setting(setting: Any) -> Any:
         raise refusal(f'sparsity_type={setting!r}: {error}') from None
 
 
-def _read_type(entry: Any) -> SparsityType:
+def _read_type(entry):
     if isinstance(entry, str):
         entry = parse_sparsity_type(entry)
     if entry is Unstructured:

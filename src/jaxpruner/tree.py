@@ -31,7 +31,7 @@ _VALUE = jax.tree_util.GetAttrKey('value')
 SINGLE_ARRAY_PATH: Path = ('kernel',)
 
 
-def _key_name(key: Any) -> str:
+def _key_name(key):
     for attribute in ('key', 'name', 'idx'):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
@@ -79,7 +79,7 @@ def as_arrays(tree: PyTree) -> PyTree:
     if not any(isinstance(leaf, _NUMBERS) for leaf in jax.tree.leaves(tree)):
         return tree
 
-    def as_array(leaf: Any) -> Any:
+    def as_array(leaf):
         is_number = isinstance(leaf, _NUMBERS)
         return np.asarray(leaf, jax.dtypes.result_type(leaf)) if is_number else leaf
 
@@ -121,7 +121,7 @@ def leaves_like(treedef: Any, tree: PyTree) -> list[Any]:
     return unboxed
 
 
-def _is_missing(entry: Any) -> bool:
+def _is_missing(entry):
     return entry is None or isinstance(entry, optax.MaskedNode)
 
 
@@ -144,7 +144,7 @@ class WithoutMissing(dict):
         return cls(zip(names, entries, strict=True))
 
 
-def _is_wrapper(node: Any) -> bool:
+def _is_wrapper(node):
     """Whether a node holds one array and says what its axes are, as boxes of Flax and named arrays of haliax do.
 
     The array is called `value` or `array`, or has no name.
@@ -159,7 +159,7 @@ def _is_wrapper(node: Any) -> bool:
     return is_unnamed or key in (_VALUE, jax.tree_util.GetAttrKey('array'))
 
 
-def _without_wrappers(treedef: Any) -> Any:
+def _without_wrappers(treedef):
     """Makes the structure in which a leaf stands in the place of its wrapper."""
     return jax.tree.structure(_numbered_tree(treedef), is_leaf=_is_wrapper)
 
@@ -188,11 +188,11 @@ def unflatten(treedef: Any, entries: Iterable[Any], leaves: Iterable[Any]) -> Py
     return jax.tree.unflatten(outer, placed)
 
 
-def _numbered_tree(treedef: Any) -> PyTree:
+def _numbered_tree(treedef):
     return jax.tree.unflatten(treedef, range(treedef.num_leaves))
 
 
-def _by_name(treedef: Any, tree: PyTree) -> list[Any] | None:
+def _by_name(treedef, tree):
     """Matches containers that differ only in kind (dict and FrozenDict, a box and its value) leaf by leaf.
 
     What is missing may be a whole subtree, as in the states of `optax.masked`. `None` if the trees do not fit.
@@ -214,13 +214,13 @@ def _by_name(treedef: Any, tree: PyTree) -> list[Any] | None:
     return [entry_by_name.get(name) for name in names] if is_fitting else None
 
 
-def _misfit(treedef: Any, tree: PyTree) -> str:
+def _misfit(treedef, tree):
     """Describes two trees of different structure: the paths that only one of them has."""
 
-    def names_in(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> set[str]:
+    def names_in(tree, is_leaf=None):
         return set(map(path_string, flatten_with_paths(tree, is_leaf)[0]))
 
-    def listed(names: set[str]) -> str:
+    def listed(names):
         shown = ', '.join(map(repr, sorted(names)[:4])) + (', …' if len(names) > 4 else '')
         return shown or 'nothing'
 

@@ -1,7 +1,7 @@
 """How sparse parameters are: zeros counted leaf by leaf and over a model."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,15 +11,14 @@ from jaxpruner import caller_warnings
 from jaxpruner import tree as tree_lib
 from jaxpruner.seeds import check_seed as check_seed
 from jaxpruner.seeds import prng_key as prng_key
+from jaxpruner.tree import PyTree
 
 # Rows are counted in 32 bits, which a row below this length cannot exceed.
 _MAX_ROW = 2**30
 
 
 def summarize_sparsity(
-    param_tree: tree_lib.PyTree,
-    only_total_sparsity: bool = False,
-    flops: Mapping[Any, float] | None = None,
+    param_tree: PyTree, only_total_sparsity: bool = False, flops: Mapping[Any, float] | None = None
 ) -> dict[str, Any]:
     """Counts the zeros of a pytree of parameters or unpacked masks.
 
@@ -77,7 +76,7 @@ def array_of_numbers(leaf: Any) -> Any:
     return leaf if is_array else None
 
 
-def _warn_of_packed(paths: Sequence[tree_lib.Path], leaves: Sequence[Any]) -> None:
+def _warn_of_packed(paths, leaves):
     """Names the first leaf whose bytes are none of a mask of one byte a weight; traced values pass."""
     for path, leaf in zip(paths, leaves, strict=True):
         is_known = leaf.dtype == jnp.uint8 and not tree_lib.is_traced(leaf)
@@ -110,7 +109,7 @@ def packed_bytes(weights: int, kept: Any, bytes_per_weight: int) -> Any:
 
 
 def summarize_intersection(
-    mask_tree1: tree_lib.PyTree, mask_tree2: tree_lib.PyTree, only_total_intersection: bool = False
+    mask_tree1: PyTree, mask_tree2: PyTree, only_total_intersection: bool = False
 ) -> dict[str, Any]:
     """Which share of the first tree's non-zeros is non-zero in the second, too.
 
@@ -163,7 +162,7 @@ def count_nonzero(array: Any) -> Any:
     return sum(count_nonzero(array[i]) for i in range(array.shape[0]))
 
 
-def _ratio(part: Any, whole: Any) -> Any:
+def _ratio(part, whole):
     """The quotient, 0 of nothing."""
     if isinstance(whole, int):
         return part / whole if whole else 0.0

@@ -87,7 +87,7 @@ class AdamFisherPruning(BaseUpdater):
         return tree_lib.unflatten(treedef, scores, leaves)
 
 
-def _second_moments(inner_state: Any, params: tree_lib.PyTree) -> list[Any]:
+def _second_moments(inner_state, params):
     """Finds Adam's second moments (`nu`) of each leaf, wherever in the state they are; `None` if none has its shape.
 
     >>> import optax

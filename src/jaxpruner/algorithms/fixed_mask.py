@@ -10,7 +10,7 @@ from jaxpruner import caller_warnings, checks, sparsity_distributions
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater
-from jaxpruner.tree import holds_weights
+from jaxpruner.tree import PyTree, holds_weights
 
 
 @dataclasses.dataclass(init=False)
@@ -35,7 +35,7 @@ class FixedMask(BaseUpdater):
     is_sparse_gradients: bool = True
     masks: Any = dataclasses.field(repr=False)
 
-    def __init__(self, masks: tree_lib.PyTree, **settings: Any):
+    def __init__(self, masks: PyTree, **settings: Any):
         if settings.get('sparsity') is not None:
             raise ValueError(
                 f'sparsity={settings["sparsity"]!r} has no meaning: the masks say what is pruned; leave it out'
@@ -85,9 +85,9 @@ class FixedMask(BaseUpdater):
 
 
 def masks_from_zeros(
-    params: tree_lib.PyTree,
+    params: PyTree,
     filter_fn: sparsity_distributions.FilterFn = sparsity_distributions.NOT_DIM_ONE_FILTER,
-) -> tree_lib.PyTree:
+) -> PyTree:
     """Reads masks off a pruned model: its zeros are what was pruned.
 
     Args:

@@ -18,7 +18,7 @@ from jaxpruner import (
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 from jaxpruner.base_updater import BaseUpdater, FromSettings
-from jaxpruner.tree import holds_weights
+from jaxpruner.tree import PyTree, holds_weights
 
 # A mixin calls the methods of the pruner that it is mixed into.
 _Pruner = BaseUpdater if TYPE_CHECKING else object
@@ -104,7 +104,7 @@ class GlobalPruningMixin(_Pruner):
             custom_sparsity_map=self.custom_sparsity_map,
         )
 
-    def init_state(self, params: tree_lib.PyTree) -> Any:
+    def init_state(self, params: PyTree) -> Any:
         """Makes the state as the base does; where `sparsity` is the target of every leaf, the target is one number."""
         state = super().init_state(params)
         # Scores do not tell integers from weights.
@@ -114,14 +114,12 @@ class GlobalPruningMixin(_Pruner):
             return state
         return state._replace(target_sparsities=jnp.asarray(self._sparsity_or_zero(), jnp.float32))
 
-    def instant_sparsify(
-        self, params: tree_lib.PyTree, grads: tree_lib.PyTree | None = None, **extra_args: Any
-    ):
+    def instant_sparsify(self, params: PyTree, grads: PyTree | None = None, **extra_args: Any):
         """Prunes once, to the total sparsity, as `BaseUpdater.instant_sparsify`; JaxPruner's mixin has it, too."""
         return super().instant_sparsify(params, grads, **extra_args)
 
     @selection.says(reads_lazy_scores=True)
-    def create_masks(self, scores: tree_lib.PyTree, target_sparsity: Any) -> tree_lib.PyTree:
+    def create_masks(self, scores: PyTree, target_sparsity: Any) -> PyTree:
         """Makes masks from one ranking; of equal scores the first by leaf path, then by index, is kept.
 
         Args:
@@ -179,14 +177,12 @@ class GlobalPruningMixin(_Pruner):
                 masks[i] = mask
         return tree_lib.unflatten(treedef, masks, arrays)
 
-    def _sparsity_or_zero(self) -> Any:
+    def _sparsity_or_zero(self):
         return 0.0 if self.sparsity is None else self.sparsity
 
 
 @control.jit_when_eager
-def _keep_together(
-    arrays: list[Any], targets: list[Any], normalization_eps: Any | None
-) -> list[jax.Array]:
+def _keep_together(arrays, targets, normalization_eps):
     """Masks arrays that are ranked together; divided by their norms, unless there is no `normalization_eps`."""
     norms = None
     if normalization_eps is not None:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jaxpruner import control, seeds, selection
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater as BaseUpdater
-from jaxpruner.tree import at_least_float32
+from jaxpruner.tree import PyTree, at_least_float32
 
 
-def generate_random_scores(params: tree_lib.PyTree, rng_seed: Any) -> tree_lib.PyTree:
+def generate_random_scores(params: PyTree, rng_seed: Any) -> PyTree:
     """Draws uniform scores in [0, 1), one key a leaf.
 
     Args:
@@ -32,7 +32,7 @@ def generate_random_scores(params: tree_lib.PyTree, rng_seed: Any) -> tree_lib.P
     return jax.tree.unflatten(treedef, scores)
 
 
-def _uniform_like(key: jax.Array, leaf: jax.Array) -> jax.Array:
+def _uniform_like(key, leaf):
     dtype = leaf.dtype if leaf.dtype == jnp.float64 else jnp.dtype('float32')
     if tree_lib.has_traced((key, leaf)):
         draw = functools.partial(jax.random.uniform, shape=leaf.shape, dtype=dtype)
@@ -43,13 +43,13 @@ def _uniform_like(key: jax.Array, leaf: jax.Array) -> jax.Array:
 
 
 @functools.lru_cache
-def _uniform_on_devices(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
+def _uniform_on_devices(shape, dtype, sharding):
     """Compiles the function that draws on each device what it holds of a leaf."""
     draw = functools.partial(jax.random.uniform, shape=shape, dtype=dtype)
     return jax.jit(draw, out_shardings=sharding)
 
 
-def magnitudes(params: tree_lib.PyTree) -> tree_lib.PyTree:
+def magnitudes(params: PyTree) -> PyTree:
     """Computes the absolute value of each weight; `None` for leaves that are no arrays of numbers, such as random keys.
 
     >>> magnitudes({'w': jnp.array([-2.0, 1.0])})
@@ -63,7 +63,7 @@ def magnitudes(params: tree_lib.PyTree) -> tree_lib.PyTree:
     return tree_lib.unflatten(treedef, scores, leaves)
 
 
-def saliencies(params: tree_lib.PyTree, grads: tree_lib.PyTree | None) -> tree_lib.PyTree:
+def saliencies(params: PyTree, grads: PyTree | None) -> PyTree:
     r"""Computes $|w \cdot \partial L / \partial w|$, the first-order change of the loss when the weight is removed.
 
     Raises:
@@ -78,7 +78,7 @@ def saliencies(params: tree_lib.PyTree, grads: tree_lib.PyTree | None) -> tree_l
             "jaxpruner.prune(params, sparsity, 'snip', loss_fn=…, batches=…)"
         )
 
-    def saliency(param: jax.Array, grad: jax.Array | None) -> jax.Array | None:
+    def saliency(param, grad):
         is_number = jnp.issubdtype(param.dtype, jnp.number)
         if grad is None or grad.dtype == jax.dtypes.float0 or not is_number:
             return None

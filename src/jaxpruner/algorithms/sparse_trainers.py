@@ -233,12 +233,12 @@ class SET(StaticRandomSparse):
         known = checks.known_arguments(method, extra_args)
         return tree_lib.leaves_like(treedef, method(*arguments, **known))
 
-    def _update_leaf(self, leaf: Any, fraction: Any) -> jax.Array:
+    def _update_leaf(self, leaf, fraction):
         """Asks a subclass's `update_masks`, which sees the leaf's own type, and one layer at a time."""
         pruner = copy.copy(self)
         pruner.sparsity_type = leaf.groups.sparsity_type
 
-        def update(mask: jax.Array, drop: jax.Array, grow: jax.Array) -> jax.Array:
+        def update(mask, drop, grow):
             return pruner._update_masks(mask, drop, grow, drop_fraction=fraction)
 
         new = leaf.groups.per_layer(update)(leaf.mask, leaf.drop_scores, leaf.grow_scores)
