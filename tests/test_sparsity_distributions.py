@@ -1,13 +1,14 @@
 """Distributions: budgets, filters, custom maps, stacked layers, and what they refuse."""
 
+import functools
 import math
-import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxpruner
 from jaxpruner import sparsity_distributions as distributions
 
 PARAMS = {
@@ -119,22 +120,28 @@ VECTORS = {
 @pytest.mark.parametrize(('params', 'stacked', 'words'), VECTORS.values(), ids=VECTORS)
 def test_vectors_that_look_like_kernels_are_warned_of(params, stacked, words):
     with pytest.warns(UserWarning, match=words) as caught:
-        distributions.uniform(params, 0.5, stacked=stacked)
+        jaxpruner.MagnitudePruning(sparsity=0.5, stacked=stacked).plan(params)
     assert len(caught) == 1
     assert caught[0].filename == __file__
 
 
-def test_nothing_is_said_of_what_is_decided():
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        assert distributions.erk(STACKED, 0.5, stacked='blocks/*') == {
-            'blocks': {'norm': {'scale': None}, 'mlp': {'kernel': pytest.approx(0.5), 'bias': None}}
-        }
-        targets = distributions.uniform(ATTENTION, 0.5, filter_fn=distributions.NOT_BIAS_FILTER)
-        assert targets['query'] == {'bias': None, 'kernel': 0.5}
-        targets = distributions.uniform(ATTENTION, 0.5, filter_fn=lambda path, leaf: leaf.ndim > 1)
-        assert targets['query'] == {'bias': 0.5, 'kernel': 0.5}
-        distributions.uniform({'lora': {'a': jnp.zeros((64, 4)), 'b': jnp.zeros((4, 64))}}, 0.5)
+# Parameters, settings of a distribution and of the pruner, and the target of each leaf; no warning.
+DECIDED = [
+    (STACKED, {}, {'stacked': 'blocks/*'}, [None, 0.5, None]),
+    (ATTENTION['query'], {'filter_fn': distributions.NOT_BIAS_FILTER}, {}, [None, 0.5]),
+    (ATTENTION['query'], {'filter_fn': lambda path, leaf: leaf.ndim > 1}, {}, [0.5, 0.5]),
+    (ATTENTION['query'], {'custom_sparsity_map': {'bias': 0.25}}, {}, [0.25, 0.5]),
+    (ATTENTION['query'], {}, {'sparsity_type': {'bias': None}}, [None, 0.5]),
+    ({'lora': {'a': jnp.zeros((64, 4)), 'b': jnp.zeros((4, 64))}}, {}, {}, [0.5, 0.5]),
+]
+
+
+@pytest.mark.parametrize(('params', 'settings', 'of_pruner', 'expected'), DECIDED)
+def test_nothing_is_said_of_what_is_decided(params, settings, of_pruner, expected):
+    distribution = functools.partial(distributions.uniform, sparsity=0.5, **settings)
+    pruner = jaxpruner.MagnitudePruning(sparsity_distribution_fn=distribution, **of_pruner)
+    targets = pruner.get_target_sparsities(params)
+    assert jax.tree.leaves(targets, is_leaf=lambda target: target is None) == expected
 
 
 BAD = [

@@ -423,7 +423,9 @@ class BaseUpdater(EqualSettings):
             state = self.init_state(params)
             with caller_warnings.silence():  # `init_state` has given them
                 plan = self.plan(params)
-            if self.starts_sparse or not _are_sparse(state.masks):
+            # Masks are looked at only where a warning may follow: a program for each shape counts in the first step.
+            is_fine = plan.pruned and checks.reaches_target(self.scheduler)
+            if self.starts_sparse or is_fine or not _are_sparse(state.masks):
                 self.check_plan(plan)
             held = jax.tree.leaves(state.target_sparsities)
             seen[:] = [] if tree_lib.has_traced(held) else held
@@ -506,11 +508,8 @@ class BaseUpdater(EqualSettings):
             )
         held = sparse_state_lib.only_sparse_state(state)
         params, grads = tree_lib.as_arrays(params), tree_lib.as_arrays(grads)
-        new = jax.tree.leaves(_jitted_new_masks(self, held, params, grads, extra_args))
-        (raw,) = sparse_state_lib.outermost_states(state)
-        old, treedef = jax.tree.flatten(raw)  # Flax NNX may keep arrays in boxes
-        boxed = [b.replace(a) if hasattr(b, 'value') else a for b, a in zip(old, new, strict=True)]
-        return sparse_state_lib.replace_state(state, jax.tree.unflatten(treedef, boxed))
+        new = _jitted_new_masks(self, held, params, grads, extra_args)
+        return sparse_state_lib.replace_state(state, new)
 
     def plan(self, params: PyTree, opt_state: Any = None) -> PruningPlan:
         """Tells what will happen to each leaf: its type, its target, how many weights stay, or why it stays dense.
@@ -569,26 +568,19 @@ class BaseUpdater(EqualSettings):
                 f'{type(self).__name__} keeps as many weights as its first masks do, whatever the targets; make a new '
                 'state with the init of the wrapped optimizer'
             )
-        new = [jnp.asarray(target, jnp.float32) for target in targets if target is not None]
-        (raw,) = sparse_state_lib.outermost_states(opt_state)
-        old, old_treedef = jax.tree.flatten(raw.target_sparsities)
-        if old and jnp.shape(getattr(old[0], 'value', old[0])):
+        new: Any = [jnp.asarray(target, jnp.float32) for target in targets if target is not None]
+        held, treedef = jax.tree.flatten(state.target_sparsities)
+        if held and held[0].ndim:
             raise ValueError('the state holds several trainings: call jax.vmap(pruner.retarget)')
-        if len(old) == 1:  # of one leaf, or of all leaves ranked together
+        if treedef.num_nodes == 1:  # one target for all leaves
             if not tree_lib.has_traced(new) and len(set(map(float, new))) > 1:
                 raise ValueError(
                     'the state has one target for all leaves, and this pruner several; make a new state with the init '
                     'of the wrapped optimizer'
                 )
             new = new[:1]
-        # Older versions of Flax NNX keep arrays in variables that are leaves.
-        boxed = [
-            box.replace(target) if hasattr(box, 'value') else target
-            for box, target in zip(old, new, strict=True)
-        ]
-        return sparse_state_lib.replace_state(
-            opt_state, raw._replace(target_sparsities=old_treedef.unflatten(boxed))
-        )
+        state = state._replace(target_sparsities=treedef.unflatten(new))
+        return sparse_state_lib.replace_state(opt_state, state)
 
     def instant_sparsify(
         self, params: PyTree, grads: PyTree | None = None, **extra_args: Any
@@ -664,35 +656,21 @@ class BaseUpdater(EqualSettings):
             )
         return FromSettings(sparsity_distributions.uniform, **settings)
 
-    def scores_now(
-        self,
-        params: PyTree,
-        sparse_state: SparseState | None,
-        grads: Any,
-        extra_args: dict[str, Any],
-    ) -> PyTree:
-        """Calls `calculate_scores` with those extra arguments that it names."""
-        known = checks.known_arguments(self.calculate_scores, extra_args)
-        return self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
-
     def scores_to_rank(
-        self,
-        params: PyTree,
-        sparse_state: SparseState | None,
-        grads: Any,
-        extra_args: dict[str, Any],
+        self, params: PyTree, sparse_state: Any, grads: Any, extra_args: Any, lazily: bool = True
     ) -> PyTree:
-        """Returns the scores of `scores_now` for `create_masks`; lazy if nobody can tell, so that they take no memory.
+        """Returns the scores for `create_masks`, given those extra arguments that `calculate_scores` names.
 
-        That is so if the function says that it scores each weight by itself, and the ranking that it reads lazy scores.
-        A subclass has functions of its own, which say nothing.
+        They are lazy, so that they take no memory, where nobody can tell: the function says that it scores each weight
+        by itself, and the ranking that it reads lazy scores. A subclass has functions of its own, which say nothing.
         """
         function = getattr(self.calculate_scores, 'of_each_weight', None)
-        if function is None or not getattr(self.create_masks, 'reads_lazy_scores', False):
-            return self.scores_now(params, sparse_state, grads, extra_args)
-        leaves, treedef = jax.tree.flatten(params)
-        scores = [selection.lazily(function, leaf) for leaf in leaves]
-        return tree_lib.unflatten(treedef, scores, leaves)
+        if lazily and function and getattr(self.create_masks, 'reads_lazy_scores', False):
+            leaves, treedef = jax.tree.flatten(params)
+            scores = [selection.lazily(function, leaf) for leaf in leaves]
+            return tree_lib.unflatten(treedef, scores, leaves)
+        known = checks.known_arguments(self.calculate_scores, extra_args)
+        return self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
 
     def why_dense(self, params: PyTree) -> list[str]:
         """Tells for each leaf why `get_target_sparsities` gives it no target, if it does not."""

@@ -41,10 +41,6 @@ def _expected(words, has_type, is_in_range=None):
     return check
 
 
-def _is_text(value):
-    return isinstance(value, str)
-
-
 def _is_whole(value):
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
@@ -53,6 +49,7 @@ def _is_list_of(is_entry, value):
     return isinstance(value, list | tuple) and all(map(is_entry, value))
 
 
+_is_text = lambda value: isinstance(value, str)  # noqa: E731
 _is_name = lambda value: _is_text(value) or _is_list_of(_is_text, value)  # noqa: E731
 _are_names = lambda value: _is_text(value) or _is_list_of(_is_name, value)  # noqa: E731
 
@@ -65,14 +62,11 @@ def _are_stacks(value):
 
 def _scheduler(key, value):
     for method in ('is_mask_update_iter', 'get_sparsity_at_step'):
-        if not callable(getattr(value, method, None)):
+        if isinstance(value, type) or not callable(getattr(value, method, None)):
             raise TypeError(
-                f'{key} must have the method {method}, as those in sparsity_schedules; got {value!r}'
+                f'{key} must be an object with the method {method}, as the schedules of sparsity_schedules are, got '
+                f'{value!r}'
             )
-    if isinstance(value, type):
-        raise TypeError(
-            f'{key} must be a schedule, got the class {value!r}; write {value.__name__}(…)'
-        )
 
 
 def _distribution(key, value):
@@ -88,21 +82,17 @@ def _one_of(*words):
     return _expected(' or '.join(map(repr, words)), _is_text, words.__contains__)
 
 
-def _finite(low, high=math.inf):
-    return lambda value: low <= float(value) <= high and math.isfinite(float(value))
+def _numbers(words, low, high=math.inf):
+    is_in_range = lambda value: low <= float(value) <= high and math.isfinite(float(value))  # noqa: E731
+    return _expected(words, tree_lib.is_number, is_in_range)
 
 
 _FLAG = _expected('true or false', lambda value: isinstance(value, bool | np.bool_))
 _FUNCTION = _expected('a function', callable)
-_SHARE = _expected('a number between 0 and 1', tree_lib.is_number, _finite(0, 1))
-_NOT_NEGATIVE = _expected('a finite number from 0 up', tree_lib.is_number, _finite(0))
 _COUNT = _expected('a whole number from 1 up', _is_whole, lambda value: value >= 1)
+_NOT_NEGATIVE = _numbers('a finite number from 0 up', 0)
 _STEP = sparsity_schedules.checked_step
-
-
-def _sparsity(key, value):
-    sparsity_distributions.check_sparsity(value, key)
-
+_sparsity = lambda key, value: sparsity_distributions.check_sparsity(value, key)  # noqa: E731
 
 # Key -> (key, value) -> None, or an error that names both.
 SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
@@ -112,12 +102,9 @@ SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
     'dist_type': _one_of('uniform', 'erk'),
     'filter_fn': _expected('a function (path, leaf) -> bool', callable),
     'custom_sparsity_map': lambda key, value: sparsity_distributions.check_custom_map(value),
-    'count_excluded': _FLAG,
     'sparsity_distribution_fn': _distribution,
     # When.
     'update_freq': functools.partial(_STEP, minimum=1),
-    'update_start_step': _STEP,
-    'update_end_step': _STEP,
     'power': lambda key, value: sparsity_schedules.check_power(value, key),
     'initial_sparsity': _sparsity,
     'scheduler': _scheduler,
@@ -127,86 +114,68 @@ SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
         'a glob of leaves, a list of globs, or a mapping from globs to axes', _are_stacks
     ),
     'topk_fn': _expected('a function (scores, sparsity) -> mask', callable),
-    # All pruners.
-    'skip_gradients': _FLAG,
-    'is_sparse_gradients': _FLAG,
     'rng_seed': lambda key, value: seeds.check_seed(value),
-    'use_packed_masks': _FLAG,
-    'is_packed': _FLAG,
     # SET and RigL.
-    'drop_fraction': _expected(
-        'a number between 0 and 1, the share of kept weights that is replaced',
-        tree_lib.is_number,
-        _finite(0, 1),
+    'drop_fraction': _numbers(
+        'a number between 0 and 1, the share of kept weights that is replaced', 0, 1
     ),
     'drop_fraction_fn': _expected(
         'a function of the step, such as optax.constant_schedule(0.3)', callable
     ),
-    'eps': _NOT_NEGATIVE,
-    'is_debug': _FLAG,
-    # Global ranking.
-    'normalize_scores': _FLAG,
-    'use_normalization': _FLAG,
-    'normalization_eps': _NOT_NEGATIVE,
-    # AC/DC and Adam's Fisher information.
-    'reset_optimizer': _FLAG,
-    'reset_adam': _FLAG,
-    'init_dense_steps_end': _STEP,
-    'final_sparse_steps_start': _STEP,
-    'cycle_sparse_steps': _STEP,
-    'cycle_dense_steps': _STEP,
     # Pruned once.
     'per': _one_of('output', 'layer'),
-    'owl': _FLAG,
     'owl_per': _one_of('block', 'leaf'),
-    'owl_multiple': _expected(
-        'a finite number above 0', tree_lib.is_number, _finite(math.ulp(0.0))
-    ),
-    'owl_deviation': _SHARE,
-    'sequential': _FLAG,
+    'owl_multiple': _numbers('a finite number above 0', math.ulp(0.0)),
+    'owl_deviation': _numbers('a number between 0 and 1', 0, 1),
     'blocks': _expected(
         'a list with a glob or a list of globs for each block',
         functools.partial(_is_list_of, _are_names),
     ),
-    'damping': _NOT_NEGATIVE,
-    'block_size': _COUNT,
-    'keep_zeros': _FLAG,
-    'rounds': _COUNT,
 }
+for _check, _names in (
+    (
+        _FLAG,
+        'count_excluded skip_gradients is_sparse_gradients use_packed_masks is_packed is_debug normalize_scores '
+        'use_normalization reset_optimizer reset_adam owl sequential keep_zeros',
+    ),
+    (
+        _STEP,
+        'update_start_step update_end_step init_dense_steps_end final_sparse_steps_start cycle_sparse_steps '
+        'cycle_dense_steps',
+    ),
+    (_NOT_NEGATIVE, 'eps normalization_eps damping'),
+    (_COUNT, 'block_size rounds'),
+):
+    SETTINGS.update(dict.fromkeys(_names.split(), _check))
 
 # Keys of configurations that constructors do not take -> the field that says the same, and how.
-_UNIFORM = 'functools.partial(jaxpruner.sparsity_distributions.uniform, sparsity=0.8'
-_ERK = 'functools.partial(jaxpruner.sparsity_distributions.erk, sparsity=0.8'
+_DISTRIBUTION = 'functools.partial(jaxpruner.sparsity_distributions.erk, sparsity=0.8'
 _SCHEDULE = 'jaxpruner.PolynomialSchedule(update_freq=…, update_start_step=…, update_end_step=…'
 _SAID_BY = {
-    'dist_type': ('sparsity_distribution_fn', f'{_ERK})'),
-    'filter_fn': ('sparsity_distribution_fn', f'{_UNIFORM}, filter_fn=…)'),
-    'custom_sparsity_map': ('sparsity_distribution_fn', f'{_UNIFORM}, custom_sparsity_map=…)'),
-    'count_excluded': ('sparsity_distribution_fn', f'{_ERK}, count_excluded=…)'),
-    'update_freq': ('scheduler', f'{_SCHEDULE})'),
-    'update_start_step': ('scheduler', f'{_SCHEDULE})'),
-    'update_end_step': ('scheduler', f'{_SCHEDULE})'),
-    'power': ('scheduler', f'{_SCHEDULE}, power=…)'),
-    'initial_sparsity': ('scheduler', f'{_SCHEDULE}, initial_sparsity=…)'),
+    'dist_type': ('sparsity_distribution_fn', f'{_DISTRIBUTION})'),
     'drop_fraction': ('drop_fraction_fn', 'optax.constant_schedule(0.3)'),
 }
+for _key in ('filter_fn', 'custom_sparsity_map', 'count_excluded'):
+    _SAID_BY[_key] = ('sparsity_distribution_fn', f'{_DISTRIBUTION}, {_key}=…)')
+for _key in ('update_freq', 'update_start_step', 'update_end_step', 'power', 'initial_sparsity'):
+    _SAID_BY[_key] = (
+        'scheduler',
+        f'{_SCHEDULE})' if _key in _SCHEDULE else f'{_SCHEDULE}, {_key}=…)',
+    )
 
 # Annotation of a field that an algorithm from elsewhere declares -> what its value must be. Other annotations pass.
-_ANNOTATIONS: Mapping[Any, Callable[[str, Any], None]] = {
-    float: _expected('a number', tree_lib.is_number),
-    int: _expected(
-        'a whole number',
-        lambda value: (
-            jnp.issubdtype(value.dtype, jnp.integer) and value.ndim == 0
-            if hasattr(value, 'dtype')
-            else _is_whole(value)
-        ),
-    ),
-    bool: _FLAG,
-    str: _expected('a string', _is_text),
+_ANNOTATIONS = {
+    'float': _expected('a number', tree_lib.is_number),
+    'int': _expected('a whole number', lambda value: _is_whole(value) or _is_whole_array(value)),
+    'bool': _FLAG,
+    'str': _expected('a string', _is_text),
 }
 # Fields in which `None` has a meaning of its own, though it is not their default.
 _MAY_BE_NONE = ('sparsity', 'sparsity_distribution_fn', 'sparsity_type')
+
+
+def _is_whole_array(value):
+    return hasattr(value, 'dtype') and value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.integer)
 
 
 def check_setting(algorithm: type, name: str, value: Any) -> None:
@@ -219,27 +188,27 @@ def check_setting(algorithm: type, name: str, value: Any) -> None:
         if name in SETTINGS:
             SETTINGS[name](name, value)
         return
-    fields = {field.name: field.type for field in dataclasses.fields(algorithm)}
-    by_name = {annotation.__name__: annotation for annotation in _ANNOTATIONS}
-    annotation = by_name.get(str(fields[name]), fields[name])  # text with `from __future__`
-    if isinstance(annotation, type) and annotation in _ANNOTATIONS:
-        _ANNOTATIONS[annotation](name, value)
-
-
-def is_of_library(algorithm: type, field: str) -> bool:
-    """Whether the declaration of a field that counts, the first among a class and its bases, is of this package."""
-    modules = [
-        base.__module__ for base in algorithm.__mro__ if field in inspect.get_annotations(base)
-    ]
-    return modules[0].partition('.')[0] == 'jaxpruner'
+    annotation = next(field.type for field in dataclasses.fields(algorithm) if field.name == name)
+    # Text with `from __future__ import annotations`.
+    check = _ANNOTATIONS.get(getattr(annotation, '__name__', str(annotation)))
+    if check:
+        check(name, value)
 
 
 def is_users_own(algorithm: type, field: str) -> bool:
     """Whether a field was declared outside of this package alone, so that only its class knows what it means."""
-    modules = [
-        base.__module__ for base in algorithm.__mro__ if field in inspect.get_annotations(base)
-    ]
-    return bool(modules) and not any(module.partition('.')[0] == 'jaxpruner' for module in modules)
+    owners = _packages_that_declare(algorithm, field)
+    return bool(owners) and 'jaxpruner' not in owners
+
+
+def is_of_library(algorithm: type, field: str) -> bool:
+    """Whether the declaration of a field that counts, the first among a class and its bases, is of this package."""
+    return _packages_that_declare(algorithm, field)[0] == 'jaxpruner'
+
+
+def _packages_that_declare(algorithm, field):
+    bases = [base for base in algorithm.__mro__ if field in inspect.get_annotations(base)]
+    return [base.__module__.partition('.')[0] for base in bases]
 
 
 def check_fields(pruner: Any) -> None:
@@ -398,12 +367,25 @@ def targets_of_leaves(
             'stacked layers change what a distribution selects, and this sparsity_distribution_fn takes no '
             'argument `stacked`; pass functools.partial(uniform, sparsity=…), or a function of params and stacked'
         )
-    # Whatever a filter selects, these leaves stay dense, or are decided by others.
-    decided = [
-        leaf.path for leaf in leaves if leaf.sparsity_type is None or is_joint(leaf.sparsity_type)
-    ]
-    with sparsity_distributions.no_warnings_about(decided):
-        targets = tree_lib.leaves_like(treedef, distribution(params, **named))
+    targets = tree_lib.leaves_like(treedef, distribution(params, **named))
+    custom = sparsity_distributions.custom_sparsities(
+        getattr(distribution, 'keywords', {}).get('custom_sparsity_map'), paths
+    )
+    _warn_of_other_axes(leaves, stacked)
+    filter_fn = sparsity_distributions.filter_of(distribution)
+    if filter_fn is sparsity_distributions.NOT_DIM_ONE_FILTER:
+        # Whatever a filter selects, others decide of leaves without a type, and of tied ones.
+        _warn_of_vectors(
+            leaves,
+            [
+                i
+                for i, leaf in enumerate(leaves)
+                if targets[i] is not None
+                and i not in custom
+                and leaf.sparsity_type is not None
+                and not is_joint(leaf.sparsity_type)
+            ],
+        )
     can_be_ranked = []
     for leaf, array in zip(leaves, jax.tree.leaves(params), strict=True):
         if leaf.sparsity_type is not None and leaf.dtype is None:
@@ -426,30 +408,100 @@ def targets_of_leaves(
     check(pruned)
     contradictions = []
     if types_decide:
-        is_given = _are_given(distribution, paths)
+        is_default = isinstance(distribution, sparsity_distributions.NotGiven)
         for i, leaf in enumerate(leaves):
             target, kind = targets[i], leaf.sparsity_type
             if target is None or not isinstance(kind, NByM):
                 continue
             share = (kind.m - kind.n) / kind.m
+            is_given = not is_default or i in custom
             if tree_lib.is_traced(target):
                 targets[i] = jnp.where(target == 0, 0.0, share)
-            elif float(target) != 0 or not is_given[i]:
+            elif float(target) != 0 or not is_given:
                 targets[i] = share
-                if is_given[i] and abs(float(target) - share) > _ROUNDING:
+                if is_given and abs(float(target) - share) > _ROUNDING:
                     contradictions.append(Contradiction(leaf, float(target)))
     return targets, contradictions
 
 
-def _are_given(distribution, paths):
-    """Tells for each leaf whether a user gave its target."""
-    if not isinstance(distribution, sparsity_distributions.NotGiven):
-        return [True] * len(paths)
-    custom = sparsity_distributions.check_custom_map(
-        distribution.keywords.get('custom_sparsity_map')
-    )
-    rules = tree_lib.first_matches(custom, paths, 'custom_sparsity_map')
-    return [rule is not None for rule in rules]
+def _warn_of_vectors(leaves, selected):
+    """Warns once of leaves that the default filter takes for kernels, and that have the names of biases or norms.
+
+    Either an axis counts layers that were stacked for a `scan`, and `stacked` does not say so, or a bias has axes of
+    its own, as in attention.
+    """
+    biases = []
+    for leaf in (leaves[i] for i in selected):
+        if leaf.path[-1] not in sparsity_distributions.VECTOR_NAMES:
+            continue
+        beside = [other.shape for other in leaves if other.path[:-1] == leaf.path[:-1]]
+        # In LoRA `a` and `b` are kernels: a bias has the last axes of the kernel beside it.
+        last = leaf.shape[1:]
+        if leaf.path[-1] == 'b' and not any(
+            len(shape) > len(leaf.shape) and shape[-len(last) :] == last for shape in beside
+        ):
+            continue
+        axis, glob = (None, '') if leaf.is_stacked else _suspected_stack(leaves, leaf)
+        if axis is not None:
+            caller_warnings.warn(
+                f'{leaf.name} has shape {leaf.shape} and looks like a bias or norm of {leaf.shape[axis]} stacked '
+                f'layers (axis {axis}), which is now pruned; if so, name the stacked leaves: '
+                f'stacked={f"{{{glob!r}: {axis}}}" if axis else repr(glob)}, otherwise leave it out with '
+                'filter_fn=sparsity_distributions.NOT_BIAS_FILTER, or silence this with another filter_fn'
+            )
+            return
+        if len(leaf.layer_shape) > 1:
+            biases.append(f'{leaf.name} {leaf.shape}')
+    if biases:
+        caller_warnings.warn(
+            f'{_some_of(biases)} looks like a bias or norm, but has more than one dimension, so that the default '
+            'filter takes it for a kernel. filter_fn=sparsity_distributions.NOT_BIAS_FILTER leaves such leaves dense; '
+            'any other filter_fn says that you have decided'
+        )
+
+
+def _suspected_stack(leaves, leaf):
+    """Finds the shortest axis of a leaf that is equally long in all leaves beside it, and a glob of those that have it.
+
+    The glob takes in as large a subtree as has such an axis.
+    """
+    suspect = None, ''
+    # A vector between axes of length 1 is one layer.
+    axes = [axis for axis, length in enumerate(leaf.shape) if 1 < length < math.prod(leaf.shape)]
+    for depth in range(len(leaf.path) - 1, 0, -1) or [0]:
+        inside = [other.shape for other in leaves if other.path[:depth] == leaf.path[:depth]]
+        if axes := _common_axes(axes, leaf.shape, inside):
+            suspect = min(axes, key=leaf.shape.__getitem__), '/'.join((*leaf.path[:depth], '*'))
+    return suspect
+
+
+def _common_axes(axes, shape, shapes):
+    """Lists the axes that are as long as in a shape in all others, which have another axis besides."""
+
+    def is_common(axis):
+        return all(len(other) > max(axis, 1) and other[axis] == shape[axis] for other in shapes)
+
+    return list(filter(is_common, axes))
+
+
+def _warn_of_other_axes(leaves, stacked):
+    """Warns where a name means leaves of different numbers of layers, and a shorter axis is equally long in all."""
+    for name, given in tree_lib.axes_of_layers(stacked).items():
+        shapes = [
+            leaf.shape
+            for leaf in leaves
+            if len(leaf.shape) > 1 and tree_lib.matches(name, leaf.path)
+        ]
+        lengths = {shape[given] for shape in shapes}
+        if len(lengths) < 2:
+            continue
+        shorter = [axis for axis, length in enumerate(shapes[0]) if 1 < length < min(lengths)]
+        for axis in _common_axes(shorter, shapes[0], shapes)[:1]:
+            caller_warnings.warn(
+                f'stacked: {name!r} takes axis {given} for that of layers, of which there are then {min(lengths)} in '
+                f'one leaf and {max(lengths)} in another; axis {axis} has length {shapes[0][axis]} in all of them. If '
+                f'that one counts layers, write stacked={{{name!r}: {axis}}}'
+            )
 
 
 def check_pruned(pruner: Any, pruned: Sequence[Any], paths: Sequence[tree_lib.Path]) -> None:
@@ -508,10 +560,16 @@ def update_steps(schedule: Any) -> Sequence[int] | None:
 def share_at_end(schedule: Any) -> float:
     """Computes how much of its target a polynomial schedule has reached at the last mask update; 1 for others."""
     steps = update_steps(schedule)
-    if not steps or not isinstance(schedule, sparsity_schedules.PolynomialSchedule):
+    if not steps or type(schedule) is not sparsity_schedules.PolynomialSchedule:
         return 1.0
-    with jax.ensure_compile_time_eval():
-        return float(schedule.get_sparsity_at_step(1.0, steps[-1]))
+    start, end = schedule.update_start_step, schedule.update_end_step
+    progress = min((steps[-1] + 1 - start) / max(end - start, 1), 1)
+    return 1 - (1 - schedule.initial_sparsity) * (1 - progress) ** schedule.power
+
+
+def reaches_target(schedule: Any) -> bool:
+    """Whether masks are updated at all, and for the last time near the target, as far as can be told."""
+    return update_steps(schedule) != () and share_at_end(schedule) >= 0.999
 
 
 def warn_of_shortfall(name: str, schedule: Any) -> None:

@@ -137,10 +137,10 @@ def plan_leaves(pruner: Any, params: PyTree) -> PruningPlan:
     targets = tree_lib.leaves_like(treedef, pruner.get_target_sparsities(params))
     reasons = pruner.why_dense(params)
     # In one ranking over the model, leaves with a sparsity of their own are left out.
-    custom = sparsity_distributions.check_custom_map(getattr(pruner, 'custom_sparsity_map', None))
-    rules = tree_lib.first_matches(custom, paths, 'custom_sparsity_map')
+    named = getattr(pruner, 'custom_sparsity_map', None)
+    custom = sparsity_distributions.custom_sparsities(named, paths)
     is_global = pruner.ranked_together == 'model'
-    together = [is_global and rule is None for rule in rules]
+    together = [is_global and i not in custom for i in range(len(paths))]
     is_counted = mask_calculator.own_topk_fn(pruner.topk_fn) is None and (
         is_global or pruner.ranked_together == 'leaf'
     )

@@ -128,15 +128,21 @@ def only_sparse_state(opt_state: Any) -> SparseState:
 
 
 def replace_state(opt_state: Any, state: SparseState) -> Any:
-    """Puts a state in the place of the `SparseState` in an optimizer state."""
+    """Puts a state of the same structure in the place of the `SparseState` in an optimizer state."""
+
+    def replaced(node):
+        if not _is_state(node):
+            return node
+        old, treedef = jax.tree.flatten(node)  # Flax NNX may keep arrays in boxes that are leaves
+        pairs = zip(old, jax.tree.leaves(state), strict=True)
+        return treedef.unflatten([b.replace(x) if hasattr(b, 'value') else x for b, x in pairs])
+
     if not any(map(_is_state, jax.tree.leaves(opt_state, is_leaf=_is_state))):
         raise ValueError(
             'flax.nnx.split took the SparseState apart, so that a new one has no place in it; merge the optimizer '
             'first and give its `opt_state`'
         )
-    return jax.tree.map(
-        lambda node: state if _is_state(node) else node, opt_state, is_leaf=_is_state
-    )
+    return jax.tree.map(replaced, opt_state, is_leaf=_is_state)
 
 
 def leaf_targets(state: SparseState) -> Any:

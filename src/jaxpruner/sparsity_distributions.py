@@ -1,23 +1,20 @@
 """How a total sparsity is shared among the leaves: a distribution maps parameters to one target per leaf.
 
 Any function `params -> tree of floats, None where dense` is a distribution; `uniform` and `erk` are the two that papers
-use. Below them stand filters, checks of settings, and warnings of biases and norms that look like kernels.
+use. Below them stand filters and checks of settings.
 
 The Erdős–Rényi rule: a layer's raw share of kept weights is `(sum(shape) / prod(shape)) ** power`, so that small layers
 keep more. All shares are scaled by one factor, so that the layers together keep what they are to keep. A layer whose
 share would exceed 1 is kept whole, and the others are scaled anew.
 """
 
-import contextlib
-import contextvars
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
-from jaxpruner import caller_warnings
 from jaxpruner import tree as tree_lib
 from jaxpruner.tree import PyTree
 
@@ -26,7 +23,7 @@ FilterFn = Callable[[tree_lib.Path, Any], bool]
 FilterFnType = FilterFn  # its name in JaxPruner
 
 # Last names of parameters that are vectors in one layer.
-_VECTOR_NAMES = frozenset({'bias', 'b', 'scale', 'offset', 'beta', 'gamma'})
+VECTOR_NAMES = frozenset({'bias', 'b', 'scale', 'offset', 'beta', 'gamma'})
 
 
 def NOT_DIM_ONE_FILTER(key: tree_lib.Path, param: Any) -> bool:
@@ -70,7 +67,7 @@ def NOT_BIAS_FILTER(path: tree_lib.Path, param: Any) -> bool:
     >>> NOT_BIAS_FILTER(('query', 'bias'), np.ones((8, 64))), NOT_BIAS_FILTER(('query', 'kernel'), np.ones((8, 64)))
     (False, True)
     """
-    return NOT_DIM_ONE_FILTER(path, param) and path[-1] not in _VECTOR_NAMES
+    return NOT_DIM_ONE_FILTER(path, param) and path[-1] not in VECTOR_NAMES
 
 
 def uniform(
@@ -172,38 +169,41 @@ def erk(
     sparsity = float(sparsity)
     selection = _select(param_tree, filter_fn, custom_sparsity_map, stacked)
     shapes = selection.layer_shapes
-    sizes: list[Any] = [
-        math.prod(leaf.shape) if tree_lib.holds_weights(leaf) else 0 for leaf in selection.leaves
-    ]
+    weights = [math.prod(leaf.shape) * tree_lib.holds_weights(leaf) for leaf in selection.leaves]
+    sizes: list[float] = list(weights)
     if flops is not None:
-        rules = tree_lib.first_matches(flops, selection.paths, 'flops')
-        for i in shapes:
-            if rules[i] is None:
-                name = tree_lib.path_string(selection.paths[i])
-                raise ValueError(
-                    f'flops: nothing is said of {name}, which is to be pruned; give its operations, or leave it out of '
-                    f"the budget: custom_sparsity_map={{'{name}': None}}"
-                )
-        values = list(flops.values())
-        sizes = [0.0 if rule is None else float(values[rule]) for rule in rules]
+        sizes = _flops_of_leaves(flops, selection)
         budget = (1 - sparsity) * sum(sizes[i] for i in shapes)
     elif count_excluded:
-        kept_outside = 0.0
-        for i, size in enumerate(sizes):
-            if i not in shapes:
-                kept_outside += size * (1 - float(selection.custom.get(i) or 0))
-        budget = (1 - sparsity) * sum(sizes) - kept_outside
+        kept_outside = sum(
+            size * (1 - float(selection.custom.get(i) or 0))
+            for i, size in enumerate(weights)
+            if i not in shapes
+        )
+        budget = (1 - sparsity) * sum(weights) - kept_outside
         if budget < 0:
             raise ValueError(
-                f'sparsity {sparsity} of all {sum(sizes)} parameters cannot be reached: the leaves outside the budget '
-                f'keep {kept_outside:.0f} weights; lower the sparsity, or select more leaves'
+                f'sparsity {sparsity} of all {sum(weights)} parameters cannot be reached: the leaves outside the '
+                f'budget keep {kept_outside:.0f} weights; lower the sparsity, or select more leaves'
             )
     else:
         # Whole numbers of weights, layer by layer, as the reference implementation counts them.
-        budget = sum(sizes[i] - get_n_zeros(sizes[i], sparsity) for i in shapes)
+        budget = sum(weights[i] - get_n_zeros(weights[i], sparsity) for i in shapes)
     raw = [sum(shape) / max(math.prod(shape), 1) for shape in shapes.values()]
     densities = _scaled_densities(raw, [sizes[i] for i in shapes], budget)
     return selection.tree_of({i: 1 - density for i, density in zip(shapes, densities, strict=True)})
+
+
+def _flops_of_leaves(flops, selection):
+    rules, values = tree_lib.first_matches(flops, selection.paths, 'flops'), list(flops.values())
+    for i in selection.layer_shapes:
+        if rules[i] is None:
+            name = tree_lib.path_string(selection.paths[i])
+            raise ValueError(
+                f'flops: nothing is said of {name}, which is to be pruned; give its operations, or leave it out of '
+                f"the budget: custom_sparsity_map={{'{name}': None}}"
+            )
+    return [0.0 if rule is None else float(values[rule]) for rule in rules]
 
 
 def _scaled_densities(raw, sizes, budget):
@@ -243,22 +243,15 @@ class _Selection(NamedTuple):
 
 def _select(params, filter_fn, custom_sparsity_map, stacked):
     paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
-    custom_map = check_custom_map(custom_sparsity_map)
-    sparsities = list(custom_map.values())
-    rules = tree_lib.first_matches(custom_map, paths, 'custom_sparsity_map')
+    custom = custom_sparsities(custom_sparsity_map, paths)
     tree_lib.check_names(tree_lib.as_names(stacked), paths, 'stacked')
-    custom, layer_shapes = {}, {}
-    for i, (path, rule, layer) in enumerate(zip(paths, rules, leaves, strict=True)):
+    layer_shapes = {}
+    for i, (path, layer) in enumerate(zip(paths, leaves, strict=True)):
         axis = tree_lib.layer_axis(stacked, path, layer.shape)
         if axis is not None:
             layer = jax.ShapeDtypeStruct(tree_lib.layer_shape(layer.shape, axis), layer.dtype)
-        if rule is not None:
-            custom[i] = sparsities[rule]
-        elif tree_lib.holds_weights(layer) and filter_fn(path, layer):
+        if i not in custom and tree_lib.holds_weights(layer) and filter_fn(path, layer):
             layer_shapes[i] = tuple(layer.shape)
-    _warn_of_other_axes(paths, leaves, stacked)
-    if filter_fn is NOT_DIM_ONE_FILTER:
-        _warn_about_vectors(paths, leaves, layer_shapes, stacked)
     return _Selection(paths, leaves, treedef, custom, layer_shapes)
 
 
@@ -346,15 +339,7 @@ def check_sparsity(sparsity: Any, name: str) -> None:
 
 
 def check_density(density: Any, name: str) -> None:
-    """Refuses a density, the share of weights kept, outside (0, 1]; traced values pass.
-
-    Args:
-      density: a number or a scalar array.
-      name: what it is called, for the message.
-
-    Raises:
-      ValueError: it is NaN or outside (0, 1].
-      TypeError: it is no number.
+    """As `check_sparsity`, of a density, the share of weights kept, which is above 0.
 
     >>> check_density(0.9, 'density')
     """
@@ -370,6 +355,21 @@ def _check_share(share, name, range_words, interval):
     if not 0 <= value <= 1 or (value == 0 and interval.startswith('(')):
         hint = f'; {value} per cent is {value / 100}' if 1 < value <= 100 else ''
         raise ValueError(f'{name} must lie in {interval}, got {share!r}{hint}')
+
+
+def custom_sparsities(custom_sparsity_map: Any, paths: Sequence[tree_lib.Path]) -> dict[int, Any]:
+    """Finds the sparsity that a custom map gives a leaf (`None` = dense), by the index of each leaf that it names.
+
+    Raises:
+      TypeError, ValueError: as `check_custom_map`; also a name that matches no leaf.
+
+    >>> custom_sparsities({'head/*': 0.5}, [('a', 'kernel'), ('head', 'kernel')])
+    {1: 0.5}
+    """
+    custom_map = check_custom_map(custom_sparsity_map)
+    rules = tree_lib.first_matches(custom_map, paths, 'custom_sparsity_map')
+    sparsities = list(custom_map.values())
+    return {i: sparsities[rule] for i, rule in enumerate(rules) if rule is not None}
 
 
 def check_custom_map(custom_sparsity_map: SparsityMap | None) -> dict[Any, float | None]:
@@ -407,6 +407,17 @@ def check_custom_map(custom_sparsity_map: SparsityMap | None) -> dict[Any, float
     return custom_map
 
 
+def filter_of(distribution: Any) -> FilterFn | None:
+    """Finds the filter of `uniform` or `erk` with settings; `None` for any other distribution.
+
+    >>> filter_of(functools.partial(uniform, sparsity=0.5)) is NOT_DIM_ONE_FILTER
+    True
+    """
+    if getattr(distribution, 'func', None) not in (uniform, erk):
+        return None
+    return distribution.keywords.get('filter_fn', NOT_DIM_ONE_FILTER)
+
+
 def why_dense(
     distribution: Callable[..., PyTree] | None, params: PyTree, stacked: tree_lib.Stacked = ()
 ) -> list[str]:
@@ -427,16 +438,14 @@ def why_dense(
     def name_of(function, otherwise):
         return getattr(function, '__name__', '<lambda>').replace('<lambda>', otherwise)
 
-    if getattr(distribution, 'func', None) not in (uniform, erk):
+    filter_fn = filter_of(distribution)
+    if filter_fn is None:
         name = name_of(distribution, 'sparsity_distribution_fn')
         return [f'{name} gives it no target'] * len(leaves)
-    settings = getattr(distribution, 'keywords', {})
-    custom_map = check_custom_map(settings.get('custom_sparsity_map'))
-    rules = tree_lib.first_matches(custom_map, paths, 'custom_sparsity_map')
-    filter_fn = settings.get('filter_fn', NOT_DIM_ONE_FILTER)
+    custom = custom_sparsities(distribution.keywords.get('custom_sparsity_map'), paths)
     reasons = []
-    for path, leaf, rule in zip(paths, leaves, rules, strict=True):
-        if rule is not None:
+    for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
+        if i in custom:
             reasons.append('custom_sparsity_map says None')
         elif not tree_lib.holds_weights(leaf):
             reasons.append(f'{leaf.dtype} is pruned only where custom_sparsity_map names it')
@@ -447,110 +456,3 @@ def why_dense(
         else:
             reasons.append(f'{name_of(filter_fn, "filter_fn")} leaves it out')
     return reasons
-
-
-_left_dense: contextvars.ContextVar[frozenset[tree_lib.Path]] = contextvars.ContextVar(
-    'left_dense', default=frozenset()
-)
-
-
-@contextlib.contextmanager
-def no_warnings_about(paths: Iterable[tree_lib.Path]) -> Iterator[None]:
-    """Keeps silent about leaves that stay dense whatever a filter selects, by their sparsity type.
-
-    >>> import numpy as np
-    >>> with no_warnings_about([('norm', 'scale')]):
-    ...     uniform({'norm': {'scale': np.ones((6, 8))}}, 0.5)
-    {'norm': {'scale': 0.5}}
-    """
-    token = _left_dense.set(frozenset(paths))
-    try:
-        yield
-    finally:
-        _left_dense.reset(token)
-
-
-def _warn_about_vectors(paths, leaves, selected, stacked):
-    """Warns once of leaves that the default filter selects, and that have the names of biases or norms.
-
-    Either an axis counts layers that were stacked for a `scan`, and `stacked` does not say so, or a bias has axes of
-    its own, as in attention. `selected` has the shape of one layer, by the index of each selected leaf.
-    """
-    biases = []
-    for i in selected:
-        path, shape = paths[i], leaves[i].shape
-        if path in _left_dense.get() or path[-1] not in _VECTOR_NAMES:
-            continue
-        beside = [leaf.shape for p, leaf in zip(paths, leaves, strict=True) if p[:-1] == path[:-1]]
-        # In LoRA `a` and `b` are kernels: a bias has the last axes of the kernel beside it.
-        if path[-1] == 'b' and not any(
-            len(other) > len(shape) and other[1 - len(shape) :] == shape[1:] for other in beside
-        ):
-            continue
-        suspect = None
-        if tree_lib.layer_axis(stacked, path, shape) is None:
-            suspect = _suspected_stack(paths, leaves, i)
-        if suspect is not None:
-            axis, glob = suspect
-            caller_warnings.warn(
-                f'{tree_lib.path_string(path)} has shape {tuple(shape)} and looks like a bias or norm of '
-                f'{shape[axis]} stacked layers (axis {axis}), which is now pruned; if so, name the stacked leaves: '
-                f'stacked={f"{{{glob!r}: {axis}}}" if axis else repr(glob)}, otherwise leave it out with '
-                'filter_fn=sparsity_distributions.NOT_BIAS_FILTER, or silence this with another filter_fn'
-            )
-            return
-        if len(selected[i]) > 1:
-            biases.append(f'{tree_lib.path_string(path)} {tuple(shape)}')
-    if biases:
-        more = f' and {len(biases) - 3} more' if len(biases) > 3 else ''
-        caller_warnings.warn(
-            f'{", ".join(biases[:3])}{more} looks like a bias or norm, but has more than one dimension, so that the '
-            'default filter takes it for a kernel. filter_fn=sparsity_distributions.NOT_BIAS_FILTER leaves such leaves '
-            'dense; any other filter_fn says that you have decided'
-        )
-
-
-def _suspected_stack(paths, leaves, index):
-    """Finds the shortest axis of a leaf that is equally long in all leaves beside it, and a glob of those that have it.
-
-    The glob takes in as large a subtree as has such an axis.
-    """
-    path, shape, suspect = paths[index], leaves[index].shape, None
-    # A vector between axes of length 1 is one layer.
-    axes = [axis for axis, length in enumerate(shape) if 1 < length < math.prod(shape)]
-    for depth in range(len(path) - 1, 0, -1) or [0]:
-        inside = [leaf for p, leaf in zip(paths, leaves, strict=True) if p[:depth] == path[:depth]]
-        axes = _common_axes(axes, shape, inside)
-        if axes:
-            axis = min(axes, key=shape.__getitem__)
-            suspect = axis, '/'.join((*path[:depth], '*'))
-    return suspect
-
-
-def _common_axes(axes, shape, leaves):
-    """Lists the axes that are as long as in a shape in all leaves, which have another axis besides."""
-    return [
-        axis
-        for axis in axes
-        if all(leaf.ndim > max(axis, 1) and leaf.shape[axis] == shape[axis] for leaf in leaves)
-    ]
-
-
-def _warn_of_other_axes(paths, leaves, stacked):
-    """Warns where a name means leaves of different numbers of layers, and a shorter axis is equally long in all."""
-    for name, given in tree_lib.axes_of_layers(stacked).items():
-        stacks = []
-        for path, leaf in zip(paths, leaves, strict=True):
-            if leaf.ndim > 1 and tree_lib.matches(name, path):
-                stacks.append(leaf)
-        lengths = {leaf.shape[given] for leaf in stacks}
-        if len(lengths) < 2:
-            continue
-        shape = stacks[0].shape
-        shorter = [axis for axis, length in enumerate(shape) if 1 < length < min(lengths)]
-        for axis in _common_axes(shorter, shape, stacks)[:1]:
-            caller_warnings.warn(
-                f'stacked: {name!r} takes axis {given} for that of layers, of which there are then {min(lengths)} in '
-                f'one leaf and {max(lengths)} in another; axis {axis} has length {shape[axis]} in all of them. If that '
-                f'one counts layers, write stacked={{{name!r}: {axis}}}'
-            )

@@ -1,7 +1,6 @@
 """Pruning by one ranking over all selected leaves."""
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -133,13 +132,9 @@ class GlobalPruningMixin(_Pruner):
         paths, arrays, treedef = tree_lib.flatten_with_paths(
             scores, is_leaf=selection.is_score_leaf
         )
-        custom = sparsity_distributions.check_custom_map(self.custom_sparsity_map)
-        rules = tree_lib.first_matches(custom, paths, 'custom_sparsity_map')
+        custom = sparsity_distributions.custom_sparsities(self.custom_sparsity_map, paths)
         # The tree of sparsities of a model that is one bare array is one number, too.
-        if treedef.num_nodes == 1 or math.prod(getattr(target_sparsity, 'shape', (2,))) != 1:
-            is_number = isinstance(target_sparsity, int | float) and treedef.num_nodes > 1
-        else:
-            is_number = True
+        is_number = treedef.num_nodes > 1 and tree_lib.is_number(target_sparsity)
         if is_number:
             targets = [
                 target_sparsity
@@ -154,13 +149,13 @@ class GlobalPruningMixin(_Pruner):
         masks: list[Any] = [None] * len(arrays)
         together = []
         for i in sorted(range(len(paths)), key=paths.__getitem__):
-            target, rule = targets[i], rules[i]
-            if rule is not None and (is_number or target is not None):
-                target = list(custom.values())[rule]  # no schedule delays these leaves
+            target = targets[i]
+            if i in custom and (is_number or target is not None):
+                target = custom[i]  # no schedule delays these leaves
             if target is None or (arrays[i] is None and is_number):
                 continue
             mask_calculator.check_scores(arrays[i], tree_lib.path_string(paths[i]))
-            if rule is None:
+            if i not in custom:
                 together.append(i)
             else:
                 masks[i] = mask_calculator.topk_mask_calculator(selection.read(arrays[i]), target)

@@ -60,7 +60,7 @@ class IterativeNMPruning(pruners.MagnitudePruning):
         """Keeps in each group the number of weights that the schedule has reached."""
         targets = sparse_state.target_sparsities
         sparsities = self.scheduler.get_sparsity_at_step(targets, sparse_state.count)
-        scores = self.scores_now(params, sparse_state, grads, extra_args)
+        scores = self.scores_to_rank(params, sparse_state, grads, extra_args, lazily=False)
         paths, arrays, treedef = tree_lib.flatten_with_paths(scores, is_leaf=lambda x: x is None)
         targets = tree_lib.leaves_like(treedef, targets)
         sparsities = tree_lib.leaves_like(treedef, sparsities)
