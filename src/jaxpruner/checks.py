@@ -102,9 +102,12 @@ SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
     'dist_type': _one_of('uniform', 'erk'),
     'filter_fn': _expected('a function (path, leaf) -> bool', callable),
     'custom_sparsity_map': lambda key, value: sparsity_distributions.check_custom_map(value),
+    'count_excluded': _FLAG,
     'sparsity_distribution_fn': _distribution,
     # When.
     'update_freq': functools.partial(_STEP, minimum=1),
+    'update_start_step': _STEP,
+    'update_end_step': _STEP,
     'power': lambda key, value: sparsity_schedules.check_power(value, key),
     'initial_sparsity': _sparsity,
     'scheduler': _scheduler,
@@ -114,7 +117,12 @@ SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
         'a glob of leaves, a list of globs, or a mapping from globs to axes', _are_stacks
     ),
     'topk_fn': _expected('a function (scores, sparsity) -> mask', callable),
+    # All pruners.
+    'skip_gradients': _FLAG,
+    'is_sparse_gradients': _FLAG,
     'rng_seed': lambda key, value: seeds.check_seed(value),
+    'use_packed_masks': _FLAG,
+    'is_packed': _FLAG,
     # SET and RigL.
     'drop_fraction': _numbers(
         'a number between 0 and 1, the share of kept weights that is replaced', 0, 1
@@ -122,31 +130,35 @@ SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
     'drop_fraction_fn': _expected(
         'a function of the step, such as optax.constant_schedule(0.3)', callable
     ),
+    'eps': _NOT_NEGATIVE,
+    'is_debug': _FLAG,
+    # Global ranking.
+    'normalize_scores': _FLAG,
+    'use_normalization': _FLAG,
+    'normalization_eps': _NOT_NEGATIVE,
+    # AC/DC and Adam's Fisher information.
+    'reset_optimizer': _FLAG,
+    'reset_adam': _FLAG,
+    'init_dense_steps_end': _STEP,
+    'final_sparse_steps_start': _STEP,
+    'cycle_sparse_steps': _STEP,
+    'cycle_dense_steps': _STEP,
     # Pruned once.
     'per': _one_of('output', 'layer'),
+    'owl': _FLAG,
     'owl_per': _one_of('block', 'leaf'),
     'owl_multiple': _numbers('a finite number above 0', math.ulp(0.0)),
     'owl_deviation': _numbers('a number between 0 and 1', 0, 1),
+    'sequential': _FLAG,
     'blocks': _expected(
         'a list with a glob or a list of globs for each block',
         functools.partial(_is_list_of, _are_names),
     ),
+    'damping': _NOT_NEGATIVE,
+    'block_size': _COUNT,
+    'keep_zeros': _FLAG,
+    'rounds': _COUNT,
 }
-for _check, _names in (
-    (
-        _FLAG,
-        'count_excluded skip_gradients is_sparse_gradients use_packed_masks is_packed is_debug normalize_scores '
-        'use_normalization reset_optimizer reset_adam owl sequential keep_zeros',
-    ),
-    (
-        _STEP,
-        'update_start_step update_end_step init_dense_steps_end final_sparse_steps_start cycle_sparse_steps '
-        'cycle_dense_steps',
-    ),
-    (_NOT_NEGATIVE, 'eps normalization_eps damping'),
-    (_COUNT, 'block_size rounds'),
-):
-    SETTINGS.update(dict.fromkeys(_names.split(), _check))
 
 # Keys of configurations that constructors do not take -> the field that says the same, and how.
 _DISTRIBUTION = 'functools.partial(jaxpruner.sparsity_distributions.erk, sparsity=0.8'
