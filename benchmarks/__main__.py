@@ -33,7 +33,6 @@ Subject = Literal[
     'oneshot',
     'structure',
     'sparse_execution',
-    'sparse_kernels',
     'sparse_training',
     'sparse_unstructured',
     'storage',

@@ -30,7 +30,6 @@ COLUMNS = (
     'times as fast',
     'at least',
     'by default',
-    'prediction',
     'milliseconds',
     'share of bytes',
     'products that are not dense',
@@ -88,7 +87,6 @@ def _row(name: str, case: Case, rounds: int, plain: Ratio | None) -> Row:
         'times as fast': ratio(times['dense'], times['compiled']),
         'at least': case.at_least,
         'by default': plain,
-        'prediction': _prediction(report, times['dense'].median / times['compiled'].median),
         'milliseconds': times['compiled'].milliseconds,
         'share of bytes': _bytes(packed) / _bytes(params),
         'products that are not dense': len(formats) - formats.count('dense'),
@@ -96,13 +94,6 @@ def _row(name: str, case: Case, rounds: int, plain: Ratio | None) -> Row:
         'channels removed': sum(report.channels.values()),
     }
     return Row(name, tuple(values[column] for column in COLUMNS))
-
-
-def _prediction(report: sparse.ExecutionReport, times_as_fast: float) -> float | None:
-    """The share of the dense model's time that was predicted, over what was measured: both drift alike."""
-    if report.predicted is None or report.milliseconds is None:
-        return None
-    return report.predicted / report.milliseconds * times_as_fast
 
 
 def _with_plain_allocator(size: str, rounds: int) -> dict[str, Ratio]:

@@ -54,7 +54,6 @@ class Case:
                 self.model.logits,
                 params,
                 self.model.batch().inputs,
-                progress=False,
                 **{**self.settings, **settings},
             )
 
@@ -86,16 +85,8 @@ class Sizes:
                 f'MLP {layers} x {width}, rank {self.rank}',
                 Case(mlp, {**wide, 'low_rank': self.rank}),
             )
-            yield (
-                f'MLP {layers} x {width}, measured blocks that reach all inputs',
-                Case(mlp, {**wide, 'block': 'measure'}),
-            )
         transformer, name = self.transformer, _name_of(self.transformer)
         yield name, Case(transformer, wide, 1.4)
-        yield (
-            f'{name}, measured blocks that reach all inputs',
-            Case(transformer, {**wide, 'block': 'measure'}),
-        )
 
     def sweep(self) -> Iterator[tuple[str, Case]]:
         """One model over sparsities, and one sparsity over widths."""
@@ -144,8 +135,6 @@ def run(size: str, rounds: int) -> list[Row]:
     sizes = SIZES[size]
     rows = []
     for name, case in sizes.cases():
-        if size == 'small' and case.settings['block'] == 'measure':
-            continue  # its matrices are smaller than any candidate
         rows.append(_row(name, _measured(case, rounds)))
     mlp = Case(sizes.mlp(sizes.swept_width), {'sparsity': SPARSITY, 'block': sizes.block})
     rows.append(_row_of_moving(mlp, rounds))

@@ -26,7 +26,6 @@ from benchmarks import (
     models,
     report,
     selection,
-    sparse_kernels,
     step,
     timing,
     training,
@@ -56,7 +55,6 @@ EACH_SUBJECT = [
 ]
 # Columns that not every row fills.
 MAY_BE_EMPTY = {
-    *sparse_kernels.COLUMNS,
     'limit',
     'top_k takes times as long',
     'sorting takes times as long',
@@ -92,7 +90,6 @@ MAY_BE_EMPTY = {
     'loading takes times as long as writing dense',
     'peak MiB',
     'by default',
-    'prediction',
 }
 
 PROGRAM = """
@@ -542,15 +539,3 @@ def test_temporary_bytes_are_those_of_what_is_neither_argument_nor_result():
     x = jnp.ones((64, 64))
     assert compiled.temporary_bytes(jnp.add, x, x) == 0
     assert compiled.temporary_bytes(lambda x: jnp.sort(x.ravel())[0], x) >= x.nbytes
-
-
-def test_kernels_are_compared_with_the_dense_product(monkeypatch):
-    monkeypatch.setattr(sparse_kernels.choosing, 'why_missing', lambda *_: None)
-    monkeypatch.setattr(sparse_kernels.product, 'multiply', sparse_kernels.blocks.multiply)
-    monkeypatch.setattr(sparse_kernels, 'SPARSITIES', (0.5,))
-    monkeypatch.setattr(sparse_kernels, 'TIMES', 2)
-    (row,) = sparse_kernels.run('small', 2)
-    assert row.name == '16 rows, 128 x 128 blocks, 50% zero'
-    for value in row.values:
-        assert isinstance(value, Ratio)
-        assert value.median > 0

@@ -7,15 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jaxpruner.sparse.execution.executed_formats import base, blocks, table
+from jaxpruner.sparse.execution.executed_formats import table
 from jaxpruner.sparse.execution.executed_formats.blocks import ExecutedBlocks
 from jaxpruner.sparse.execution.executed_formats.csr import ExecutedCsr
 from jaxpruner.sparse.execution.executed_formats.smaller import ExecutedSmaller
 from jaxpruner.sparse.execution.zero_patterns import ZeroPattern, digest
 from jaxpruner.sparse.operators import csr_kernel
-from jaxpruner.sparse.operators.block_kernels import choosing
 from jaxpruner.sparse.program.models import find_products
-from sparse.operators.block_kernels.cases import PlainKernels
 
 RNG = np.random.default_rng(0)
 has_csr = csr_kernel.why_missing(jnp.float32) is None
@@ -150,7 +148,7 @@ def test_bytes():
     assert table.size_in_bytes(arrays) == 4 * 32 + 4 * 8
 
 
-@pytest.mark.parametrize('text', ['csr', 'smaller', 'blocks 8x128', 'kernel blocks 64x128'])
+@pytest.mark.parametrize('text', ['csr', 'smaller', 'blocks 8x128'])
 def test_names_are_read_as_they_are_written(text):
     assert str(table.parse(text)) == text
 
@@ -159,36 +157,6 @@ def test_names_are_read_as_they_are_written(text):
 def test_an_unknown_name_is_refused(text):
     with pytest.raises(ValueError, match=r'no format.*csr, smaller, blocks'):
         table.parse(text)
-
-
-class TestKernels:
-    # Two blocks of 64 x 64 of six, on the diagonal.
-    matrix = np.kron(np.eye(3, 2), np.ones((64, 64), np.float32))
-
-    def test_a_device_without_kernels(self):
-        matrix_leaf, pattern = matrix_leaf_of((192, 128)), ZeroPattern.of(self.matrix[None])
-        candidates, refused = table.candidates(matrix_leaf, pattern)
-        assert 'not for cpu' in refused['kernel blocks']
-        assert not any(isinstance(each, ExecutedBlocks) and each.in_kernel for each in candidates)
-        with pytest.raises(base.UnsuitableFormatError, match='not for cpu'):
-            table.resolve('kernel blocks 64x64', matrix_leaf, pattern)
-
-    def test_a_device_with_kernels(self, monkeypatch):
-        monkeypatch.setattr(blocks, 'why_no_kernel', lambda dtype, block, stored=1: None)
-        monkeypatch.setattr(choosing, 'default_kernels', lambda *_: PlainKernels())
-        matrix_leaf, pattern = matrix_leaf_of((192, 128)), ZeroPattern.of(self.matrix[None])
-        candidates, _ = table.candidates(matrix_leaf, pattern)
-        in_kernels = [
-            each for each in candidates if isinstance(each, ExecutedBlocks) and each.in_kernel
-        ]
-        assert [each.block for each in in_kernels] == list(choosing.BLOCKS)
-        _, refused = table.candidates(matrix_leaf, ZeroPattern.of(np.ones((1, 192, 128))))
-        assert '100%' in refused['kernel blocks 64x64']
-        (packed, *_) = (each.pack(self.matrix[None], matrix_leaf) for each in in_kernels)
-        operator = in_kernels[0].operator({key: a[0] for key, a in packed.items()}, matrix_leaf)
-        rows = RNG.normal(size=(6, 192)).astype(np.float32)
-        result = jax.jit(lambda operator: operator.multiply(rows))(operator)
-        np.testing.assert_allclose(result, rows @ self.matrix, rtol=1e-5, atol=1e-5)
 
 
 def test_bfloat16_has_no_csr_kernel():

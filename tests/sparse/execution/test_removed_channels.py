@@ -36,14 +36,6 @@ def test_parameters_that_need_removed_channels_are_refused():
         apply.pack(ALIVE)
 
 
-def test_a_report_of_removed_channels_is_refused_where_they_are_needed():
-    report = sparse.compile(apply_fn, PARAMS, X, formats='channels').report
-    again = sparse.compile(apply_fn, PARAMS, X, formats=report)
-    assert again.report == report
-    with pytest.raises(ValueError, match=r"{'up\[1\]': 32} were removed, and here {'up\[1\]': 29}"):
-        sparse.compile(apply_fn, ALIVE, X, formats=report)
-
-
 def layers(params, x):
     def layer(x, of_layer):
         hidden = jax.nn.relu(x @ of_layer['up'] + of_layer['bias'])

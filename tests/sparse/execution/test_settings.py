@@ -1,6 +1,5 @@
 """What `sparse.compile` refuses or warns of: settings, reports of an earlier call, devices, and results that differ."""
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -83,42 +82,6 @@ def test_blocks_are_refused_where_windows_would_take_much_memory():
     for setting in ('blocks', 'blocks 8x64'):
         with pytest.raises(ValueError, match='windows of its images would take 9216 MiB'):
             sparse.compile(convolved, params, images, formats=setting)
-
-
-class TestReports:
-    """Reports of an earlier call, used again."""
-
-    @pytest.fixture
-    def report(self):
-        return sparse.compile(apply_fn, PARAMS, X, formats='smaller').report
-
-    def edited(self, report, **changes):
-        layer = dataclasses.replace(report.layers['w'], **changes)
-        return dataclasses.replace(report, layers={'w': layer})
-
-    @needs_csr
-    def test_another_type_is_refused_where_the_format_has_none(self):
-        report = sparse.compile(apply_fn, PARAMS, X, formats='csr').report
-        params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), PARAMS)
-        with pytest.raises(ValueError, match=r"'csr' for w, .*bfloat16"):
-            sparse.compile(apply_fn, params, X.astype(jnp.bfloat16), formats=report)
-
-    def test_a_format_that_does_not_fit_is_refused(self, report):
-        edited = self.edited(report, format='blocks 64x512')
-        with pytest.raises(ValueError, match=r"'blocks 64x512' for w, .*smaller than a block"):
-            sparse.compile(apply_fn, PARAMS, X, formats=edited)
-
-    def test_an_edited_format_is_shown_with_its_size(self, report):
-        edited = self.edited(report, format='blocks 8x32')
-        assert 'blocks 8x32' in str(edited)
-        again = sparse.compile(apply_fn, PARAMS, X, formats=edited).report
-        assert again.layers['w'].bytes['blocks 8x32'] == 8 * 32 * 4 + 4
-        assert '1,028' in str(again)
-
-    def test_an_unknown_leaf_is_refused(self, report):
-        edited = dataclasses.replace(report, layers={'v': report.layers['w']})
-        with pytest.raises(ValueError, match=r"leaf 'v'.*w"):
-            sparse.compile(apply_fn, PARAMS, X, formats=edited)
 
 
 def test_a_report_shows_which_leaves_stay_dense():

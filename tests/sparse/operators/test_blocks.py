@@ -133,29 +133,14 @@ def test_a_product_is_mapped_over_seeds_and_differentiated_twice():
     np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-2)
 
 
-def test_groups_spread_over_shards_give_the_same_product():
-    rows, _, values, indices = case(12, 16, (4, 4), 2)
-    probe = jnp.zeros((4, 3))
-
-    def results(shards):
-        def total(rows, values, probe):
-            product = blocks.multiply(rows, values, indices, outputs=15, probe=probe, shards=shards)
-            return jnp.sum(jnp.sin(product))
-
-        return jax.jit(jax.grad(total, (0, 1, 2)))(rows, values, probe)
-
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5), results(2), results(1))
-
-
-@pytest.mark.parametrize('shards', [1, 2])
-def test_there_may_be_no_rows(shards):
+def test_there_may_be_no_rows():
     rows, _, values, indices = case(10, 13, (4, 4), 2)
     probe = jnp.zeros((4, 3))
 
     @jax.jit
     def with_derivatives(rows, values, probe):
         def product(rows, values, probe):
-            return blocks.multiply(rows, values, indices, outputs=13, probe=probe, shards=shards)
+            return blocks.multiply(rows, values, indices, outputs=13, probe=probe)
 
         result, back = jax.vjp(product, rows, values, probe)
         return result, *back(result)

@@ -1,20 +1,14 @@
 """What block_sparse chooses and refuses, and what its plan says."""
 
-import dataclasses
-import functools
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from jaxpruner import sparse, sparsity_schedules
-from jaxpruner.sparse.operators.block_kernels import choosing
-from jaxpruner.sparse.training import measuring
-from sparse.operators.block_kernels.cases import PlainKernels
-from sparse.training.models import BLOCK, PARAMS, X, apply_fn, loss
+from sparse.training.models import BLOCK, PARAMS, X, apply_fn
 
 
 def made(**settings):
@@ -104,7 +98,6 @@ REFUSED = {
         r'drop_fraction_fn\(94\).*\[0, 1\].*-0\.1',
     ),
     'a seed that is none': ({'rng_seed': 'eight'}, TypeError, "rng_seed.*'eight'"),
-    'an axis without a mesh': ({'mesh_axis': 'x'}, ValueError, "mesh_axis='x'"),
 }
 
 
@@ -147,71 +140,10 @@ def test_rigl_needs_norms_and_moments_that_can_be_zeroed():
         model.wrap_optax(optax.lbfgs()).init(weights)
 
 
-def test_positions_that_do_not_fit_are_refused():
+def test_an_unknown_way_to_select_is_refused():
     model = made()
-    _, topology = made(sparsity=0.7).pack(PARAMS)
-    with pytest.raises(
-        ValueError, match=r"topology: 'layers/kernel'.*\(2, 3, 3\), got \(2, 3, 2\)"
-    ):
-        model.pack(PARAMS, topology)
     with pytest.raises(ValueError, match=r"select='magnitud'.*'magnitude'"):
         model.pack(PARAMS, select='magnitud')
-
-
-UNFIT_POSITIONS = {
-    'beyond the last block': ([[0, 2]] * 3, r"'up/kernel'.*from 0 to 1, got 2"),
-    'below the first': ([[-1, 0]] * 3, r"'up/kernel'.*from 0 to 1, got -1"),
-    'twice in a group': ([[0, 1], [1, 1], [0, 1]], r"'up/kernel'.*once in a group, and 1"),
-    'fractions': (np.zeros((3, 2)), r"'up/kernel'.*whole numbers.*float"),
-    'another shape': ([[0], [0], [0]], r"'up/kernel'.*positions of shape \(3, 2\), got \(3, 1\)"),
-}
-
-
-@pytest.mark.parametrize(('positions', 'words'), UNFIT_POSITIONS.values(), ids=UNFIT_POSITIONS)
-def test_positions_of_other_settings_are_refused(positions, words):
-    # Two of two blocks of 5 inputs: the shapes are those of two of three blocks of 4.
-    model = made(block=(5, 8), sparsity=0.01, only='up/kernel')
-    with pytest.raises(ValueError, match=words):
-        model.pack(PARAMS, {'up/kernel': np.asarray(positions)})
-
-
-def test_arrays_of_another_shape_are_refused_where_they_are_used():
-    model = made(only='up/kernel')
-    weights, topology = model.pack(PARAMS)
-    with pytest.raises(ValueError, match=r"topology: 'up/kernel'.*\(3, 2\), got None"):
-        jax.jit(model.apply)(weights, {}, X)
-    cut = {'up/kernel': topology['up/kernel'][:, :1]}
-    for function in (lambda t: model.apply(weights, t, X), lambda t: model.unpack(weights, t)):
-        with pytest.raises(ValueError, match=r"topology: 'up/kernel'.*got \(3, 1\)"):
-            function(cut)
-    with pytest.raises(ValueError, match=r"topology: 'up/kernel'.*got \(3, 1\)"):
-        model.masks(cut)
-    others, _ = made(only='up/kernel', block=(2, 8)).pack(PARAMS)
-    with pytest.raises(ValueError, match=r"weights: 'up/kernel'.*\(3, 2, 4, 8\), got"):
-        model.apply(others, topology, X)
-
-
-@pytest.mark.parametrize('path', [('up', 'kernel'), ('up', 'bias')])
-def test_parameters_of_another_shape_are_refused(path):
-    group, leaf = path
-    params = {**PARAMS, group: {**PARAMS[group], leaf: jnp.ones((3, 7))}}
-    with pytest.raises(ValueError, match=rf"params: '{group}/{leaf}'.*22.*got \(3, 7\)"):
-        made().pack(params)
-
-
-@pytest.mark.parametrize('shape', [(3, 2), None])
-def test_norms_of_another_shape_are_refused(shape):
-    model = made(
-        algorithm='rigl', scheduler=sparsity_schedules.PeriodicSchedule(1), only='up/kernel'
-    )
-    weights, topology = model.pack(PARAMS)
-    norms = {} if shape is None else {'up/kernel': jnp.ones(shape)}
-    tx = optax.sgd(0.1)
-    state = tx.init(weights)
-    update = jax.jit(functools.partial(model.update, tx=tx))
-    words = rf"block_norms: 'up/kernel'.*\(3, 3\), got {re.escape(str(shape))}; .*model.probe"
-    with pytest.raises(ValueError, match=words):
-        update(weights, topology, state, step=1, block_norms=norms)
 
 
 def test_fractions_are_checked_at_the_step_of_an_update():
@@ -249,54 +181,3 @@ def test_blocks_that_are_too_coarse_for_the_sparsity_are_said():
         UserWarning, match=r'more weights are kept of up/kernel \(33 %: 1 of 3 blocks'
     ):
         made(sparsity=0.8, only='up/*', block=(4, 1))
-
-
-def test_the_fastest_block_is_measured():
-    params = {'kernel': jnp.ones((32, 256))}
-    model = sparse.block_sparse(
-        lambda params, x: x @ params['kernel'],
-        params,
-        jnp.ones((4, 32)),
-        sparsity=0.5,
-        block='measure',
-    )
-    layout = model.layouts['kernel']
-    assert layout.input_coverage == 1
-    found = model.apply(*model.pack(params), jnp.ones((4, 32)))
-    assert found.shape == (4, 256)
-    shapes = jax.eval_shape(lambda: params)
-    assert sparse.block_sparse(
-        lambda params, x: x @ params['kernel'],
-        shapes,
-        jnp.ones((4, 32)),
-        sparsity=0.5,
-        block=(4, 32),
-    ).layouts
-
-
-def test_a_kernel_is_taken_where_it_is_fastest(monkeypatch):
-    monkeypatch.setattr(measuring, 'why_no_kernel', lambda dtype, block, stored: None)
-    monkeypatch.setattr(measuring, '_timed', prefer_kernels)
-    monkeypatch.setattr(measuring, 'CANDIDATES', ((2, 4), (3, 4)))
-    monkeypatch.setattr(choosing, 'default_kernels', lambda *_: PlainKernels())
-    model = made(block='measure')
-    assert all(layout.in_kernel for layout in model.layouts.values())
-    assert 'in a kernel' in model.plan.leaves['up/kernel'].note
-    layouts = {
-        name: dataclasses.replace(layout, in_kernel=False) for name, layout in model.layouts.items()
-    }
-    without_kernels = dataclasses.replace(model, layouts=layouts)
-    weights, topology = model.pack(PARAMS)
-
-    def value_and_grad(model):
-        return jax.jit(
-            jax.value_and_grad(lambda w: loss(lambda w, x: model.apply(w, topology, x), w))
-        )(weights)
-
-    found, expected = value_and_grad(model), value_and_grad(without_kernels)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-
-
-def prefer_kernels(layouts, rows, dtype):
-    return {layout: float(not layout.in_kernel) for layout in layouts}

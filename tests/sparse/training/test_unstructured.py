@@ -220,8 +220,6 @@ def test_other_refusals():
         model.wrap_optax(optax.contrib.muon(0.1)).init(weights)
     with pytest.raises(ValueError, match="select='largest' is unknown"):
         model.pack(params_of(), select='largest')
-    with pytest.raises(ValueError, match=r"'in' must have positions of shape \(8,\), got \(16,\)"):
-        make(sparsity=0.9).pack(params_of(), topology)
     with pytest.raises(ValueError, match='dense_grads'):
         model.update(weights, topology, (), tx=optax.sgd(0.1), step=1, due=True)
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params_of())
@@ -229,30 +227,6 @@ def test_other_refusals():
         sparse.unstructured_sparse(
             apply_fn, half, INPUTS.astype(jnp.bfloat16), sparsity=0.8, only=PRUNED
         )
-
-
-def test_positions_of_other_settings_are_refused():
-    model = sparse.unstructured_sparse(
-        lambda params, x: x @ params['w'], {'w': jnp.ones((4, 5))}, jnp.ones((1, 4)), sparsity=0.9
-    )
-    params = {'w': jnp.arange(20.0).reshape(4, 5)}
-    weights, topology = model.pack(params)
-    for positions, words in {
-        (3, 20): r"'w'.*from 0 to 19, got 20",
-        (7, 3): r"'w'.*ascending positions, and 3",
-        (3, 3): r"'w'.*ascending positions, and 3",
-    }.items():
-        unfit = {'w': {**topology['w'], 'positions': jnp.array(positions)}}
-        with pytest.raises(ValueError, match=words):
-            model.pack(params, unfit)
-    turned = {'w': {**topology['w'], 'row_offsets': jnp.zeros(6, jnp.int32)}}
-    with pytest.raises(ValueError, match=r"'w'.*row_offsets of shape \(5,\), got \(6,\)"):
-        model.apply(weights, turned, jnp.ones((1, 4)))
-    # What follows from the positions is made anew.
-    moved = {'w': {**topology['w'], 'positions': jnp.array([2, 9])}}
-    weights, topology = model.pack(params, moved)
-    assert topology['w']['row_offsets'].tolist() == [0, 1, 2, 2, 2]
-    assert weights['w']['compressed'].tolist() == [2, 9]
 
 
 def test_products_in_a_short_type_are_refused():

@@ -5,13 +5,11 @@ Read the files in this order:
     zero_patterns      where matrices are zero
     executed_formats   a file for each format: what it stores, when it is worth measuring, the operator that it makes
     operators          how each format multiplies
-    empty_operators    operators that multiply next to nothing, to time what a call takes beside its products
     measuring          candidates timed in turns with the dense product
     choosing           the format of each leaf: measured, or as was asked
     removed_channels   the model without channels that are zero
     packed_models      the model for packed parameters
     report             what was measured and chosen
-    predicting         the time of a call, by the times of its products
     versions           the whole model timed: dense, without channels, in the formats chosen
     checking           settings, devices, and whether results are those of the dense model
     compiling          `compile`, which goes through these

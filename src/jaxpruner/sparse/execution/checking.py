@@ -51,7 +51,7 @@ def warn_of_several_devices(leaves: Mapping[str, Any]) -> None:
     if spread:
         caller_warnings.warn(
             f'compile: {", ".join(spread)} lie on several devices, and a compiled model runs on one: packed matrices '
-            'are gathered there. Keep the dense model where it does not fit, or train it with block_sparse over a mesh'
+            'are gathered there. Keep the dense model where it does not fit, or train it with block_sparse'
         )
 
 

@@ -1,6 +1,5 @@
-"""Chooses the format of each product: as was asked, as was chosen before, or the fastest by measurement."""
+"""Chooses the format of each product: as was asked, or the fastest by measurement."""
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from jaxpruner.sparse.execution.executed_formats import base, table
 from jaxpruner.sparse.execution.executed_formats.base import ExecutedFormat, PackedArrays
 from jaxpruner.sparse.execution.executed_formats.table import DENSE
 from jaxpruner.sparse.execution.measuring import Candidate, Measurements
-from jaxpruner.sparse.execution.report import ExecutionReport, LayerExecution
+from jaxpruner.sparse.execution.report import LayerExecution
 from jaxpruner.sparse.execution.zero_patterns import ZeroPattern
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 
@@ -63,7 +62,6 @@ class Matrices(NamedTuple):
         milliseconds: Mapping[str, float] | None = None,
         sizes: Mapping[str, int] | None = None,
         not_measured: Mapping[str, str] | None = None,
-        empty_milliseconds: Mapping[str, float] | None = None,
     ) -> LayerExecution:
         """The row of a report. If the size of the format is missing, it is computed.
 
@@ -72,7 +70,6 @@ class Matrices(NamedTuple):
           milliseconds: as in `LayerExecution`.
           sizes: `LayerExecution.bytes`.
           not_measured: as in `LayerExecution`.
-          empty_milliseconds: as in `LayerExecution`.
         """
         matrix_leaf = self.matrix_leaf
         name = DENSE if format is None else str(format)
@@ -93,7 +90,6 @@ class Matrices(NamedTuple):
             milliseconds=milliseconds or {},
             bytes=all_sizes,
             not_measured=not_measured,
-            empty_milliseconds=empty_milliseconds or {},
         )
 
 
@@ -137,22 +133,14 @@ def _fastest(matrices: Matrices, measurements: Measurements) -> LayerExecution:
     dense, *timings = measurements.times(matrices.matrix_leaf, packed)
     best, best_seconds = None, dense.seconds
     milliseconds = {DENSE: 1e3 * dense.seconds}
-    empty_milliseconds = {DENSE: 1e3 * dense.empty}
     sizes = {}
     for candidate, timing in zip(packed, timings, strict=True):
         name = str(candidate.format)
         milliseconds[name] = 1e3 * timing.seconds
-        empty_milliseconds[name] = 1e3 * timing.empty
         sizes[name] = table.size_in_bytes(candidate.arrays)
         if timing.gain >= _LEAST_GAIN and timing.seconds < best_seconds:
             best, best_seconds = candidate.format, timing.seconds
-    return matrices.layer(
-        best,
-        milliseconds=milliseconds,
-        sizes=sizes,
-        not_measured=refused,
-        empty_milliseconds=empty_milliseconds,
-    )
+    return matrices.layer(best, milliseconds=milliseconds, sizes=sizes, not_measured=refused)
 
 
 def asked_layers(
@@ -238,35 +226,3 @@ def _listed(reasons: Mapping[str, str]) -> str:
     texts = [f'{name}: {reason}' for name, reason in reasons.items()]
     more = [f'and {len(texts) - _MOST_LISTED} more'] if len(texts) > _MOST_LISTED else []
     return '; '.join(texts[:_MOST_LISTED] + more)
-
-
-def reused_layers(
-    matrices: Mapping[str, Matrices], report: ExecutionReport
-) -> dict[str, LayerExecution]:
-    """The rows of an earlier report, for these matrices.
-
-    Raises:
-      ValueError: a leaf is missing, or its format cannot run it.
-    """
-    layers = {}
-    for name, layer in report.layers.items():
-        if name not in matrices:
-            raise ValueError(
-                f'formats: the report has a leaf {name!r}, which is no matrix of this model; '
-                f'{tree_lib.nearest(name, matrices)}'
-            )
-        each = matrices[name]
-        try:
-            format = table.resolve(layer.format, each.matrix_leaf, each.pattern)
-        except base.UnsuitableFormatError as error:
-            raise ValueError(
-                f'formats: the report has {layer.format!r} for {name}, which cannot run it: {error}; compile with '
-                "formats='measure'"
-            ) from error
-        layers[name] = layer
-        if layer.format not in layer.bytes:  # the file was edited
-            computed = each.layer(format)
-            size = computed.bytes[layer.format]
-            sizes = {**layer.bytes, layer.format: size}
-            layers[name] = dataclasses.replace(layer, bytes=sizes)
-    return layers

@@ -6,7 +6,6 @@ import platform
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
@@ -16,7 +15,6 @@ from jaxpruner.sparse.execution.choosing import (
     MEASURE,
     asked_layers,
     measured_layers,
-    reused_layers,
 )
 from jaxpruner.sparse.execution.packed_models import (
     Model,
@@ -89,10 +87,8 @@ def compile(
       params: any pytree of arrays, in which pruned weights are zero.
       *sample: inputs of the size that is to be fast; arrays, or shapes if nothing is measured.
       formats: `'measure'`; one format for all leaves that it suits, `'csr'`, `'smaller'`, `'blocks'`,
-        `'blocks 8x128'` (inputs and outputs), `'kernel blocks 64x128'` on accelerators, `'dense'`, or `'channels'`;
-        a mapping from names of leaves or globs to formats, in which leaves that are not named stay dense; or the report
-        of an earlier call, whose choices are used again. If they were made on another device, or with another version
-        of JAX, the formats are measured anew.
+        `'blocks 8x128'` (inputs and outputs), `'dense'`, or `'channels'`; or a mapping from names of leaves or globs to
+        formats, in which leaves that are not named stay dense.
       rounds: how often each candidate is timed, at least twice.
       progress: show a progress bar.
 
@@ -102,7 +98,7 @@ def compile(
       and called with other batch sizes. `apply.pack(params)` packs other parameters with the same zeros.
 
     Raises:
-      ValueError: a format or a name is unknown, or cannot be met; the report is of other zeros; there are no inputs.
+      ValueError: a format or a name is unknown, or cannot be met; there are no inputs.
       TypeError: the parameters, or a sample that is to be timed, have no values; `rounds` is no whole number.
       RuntimeError: formats were measured, and the results of the fastest model are not those of the dense one.
 
@@ -130,7 +126,6 @@ def compile(
     checking.warn_of_several_devices(whole.leaves(params))
     matrices = matrices_of(whole, params)
     pattern = pattern_of(matrices)
-    setting = _setting(formats, pattern)
     dense_model = Model(apply_fn, whole)
     dense_layers = {name: each.layer(None) for name, each in matrices.items()}
     report = ExecutionReport(
@@ -139,12 +134,11 @@ def compile(
         pattern=pattern,
         device=device_name(),
     )
-    is_measured = setting == MEASURE
+    is_measured = formats == MEASURE
     if is_measured:
         checking.check_arrays('the sample', sample)
     model = dense_model
-    reuses_channels = isinstance(setting, ExecutionReport) and bool(setting.channels)
-    if is_measured or setting == CHANNELS or reuses_channels:
+    if is_measured or formats == CHANNELS:
         model = _without_zero_channels(dense_model, params, sample, matrices)
     if model.small is not None:
         matrices = matrices_of(model.products, model.shrink(params))
@@ -154,11 +148,8 @@ def compile(
         candidates = Candidates(dense_model, model, params, layers, report)
         apply = fastest_version(candidates, sample, rounds)
         return Compiled(apply, apply.packed, apply.report)
-    if isinstance(setting, ExecutionReport):
-        _check_same_channels(setting, report)
-        report = dataclasses.replace(setting, layers=reused_layers(matrices, setting))
-    elif setting != CHANNELS:
-        layers = asked_layers(matrices, model.products.refused, setting)
+    if formats != CHANNELS:
+        layers = asked_layers(matrices, model.products.refused, formats)
         report = dataclasses.replace(report, layers=layers)
     apply = PackedApply(model, whole, params, report)
     return Compiled(apply, apply.packed, report)
@@ -171,30 +162,6 @@ def device_name() -> str:
     if device.platform != 'cpu':
         return device.device_kind
     return f'cpu, {platform.machine()}, {os.cpu_count()} cores'
-
-
-def _setting(formats: Any, pattern: str) -> Any:
-    """The formats that are asked for. A report counts only if it was measured on this device, with this JAX."""
-    if not isinstance(formats, ExecutionReport):
-        return formats
-    if formats.pattern != pattern:
-        raise ValueError(
-            f'formats: the report was made for weights with the pattern {formats.pattern}, and these have {pattern}: '
-            "other weights are zero, or layers have other shapes; compile with formats='measure'"
-        )
-    is_same_device = formats.device == device_name()
-    is_same_jax = formats.jax == jax.__version__
-    return formats if is_same_device and is_same_jax else MEASURE
-
-
-def _check_same_channels(reused: ExecutionReport, report: ExecutionReport) -> None:
-    """Refuses a report for which other channels were removed than here."""
-    if dict(reused.channels) != dict(report.channels):
-        raise ValueError(
-            f'formats: the report was made for a model of which the channels {dict(reused.channels)} were removed, and '
-            f'here {dict(report.channels)} can be: biases, or other weights that are no matrices, have other zeros; '
-            "compile with formats='measure'"
-        )
 
 
 def _without_zero_channels(

@@ -6,14 +6,13 @@ JAX would compile a program for each shape, which takes longer than measuring.
 
 import math
 import statistics
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.sparse.execution.empty_operators import EmptyDense
 from jaxpruner.sparse.execution.executed_formats.base import ExecutedFormat, PackedArrays
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 from jaxpruner.sparse.program.product_sites import ProductSite
@@ -38,12 +37,10 @@ class Timing(NamedTuple):
     Attributes:
       seconds: the median.
       gain: in three rounds of four it is at least this many times as fast as the dense product.
-      empty: seconds of an operator that reads and writes alike, and multiplies next to nothing.
     """
 
     seconds: float
     gain: float
-    empty: float
 
 
 class Measurements:
@@ -64,12 +61,11 @@ class Measurements:
             at_sites.append(self._times_at(product_site, matrix_leaf, candidates))
         totals = []
         for timings in zip(*at_sites, strict=True):
-            seconds = empty = 0.0
+            seconds = 0.0
             for product_site, timing in zip(matrix_leaf.product_sites, timings, strict=True):
                 seconds += product_site.trips * timing.seconds
-                empty += product_site.trips * timing.empty
             gain = min(timing.gain for timing in timings)
-            totals.append(Timing(seconds, gain, empty))
+            totals.append(Timing(seconds, gain))
         return totals
 
     def _times_at(
@@ -87,28 +83,13 @@ class Measurements:
         variables = product_site.equation.invars
         data = _random(variables[1 - product_site.operand].aval)
         weights = _random(variables[product_site.operand].aval)
-        dense_call = _dense_call(product_site, data, weights)
-        empty_dense = EmptyDense(matrix_leaf.outputs)
-        # Each product is followed by the empty one that reads and writes alike.
-        calls = [dense_call, _empty_call(empty_dense, product_site, data)]
+        calls = [_dense_call(product_site, data, weights)]
         for format, arrays in candidates:
             layer = _one_layer(arrays, matrix_leaf, product_site)
-            call = _candidate_call(format, matrix_leaf, product_site, data, layer)
-            empty = format.empty(matrix_leaf)
-            calls += [call, _empty_call(empty, product_site, data)]
-        seconds_of_calls = self._seconds(calls)
-        of_products = seconds_of_calls[::2]
-        of_empty = seconds_of_calls[1::2]
+            calls.append(_candidate_call(format, matrix_leaf, product_site, data, layer))
+        of_products = self._seconds(calls)
         dense, *_ = of_products
-        timings = []
-        for seconds, empty_seconds in zip(of_products, of_empty, strict=True):
-            timing = Timing(
-                seconds=statistics.median(seconds),
-                gain=_gain(seconds, dense),
-                empty=statistics.median(empty_seconds),
-            )
-            timings.append(timing)
-        return timings
+        return [Timing(statistics.median(each), _gain(each, dense)) for each in of_products]
 
     def _seconds(self, calls: Sequence[Call]) -> list[list[float]]:
         """The seconds of each call in each round."""
@@ -142,27 +123,9 @@ def _candidate_call(
     data: jax.Array,
     layer: PackedArrays,
 ) -> Call:
-    def operator_of(arrays: Mapping[str, Any]) -> Any:
-        return format.operator(arrays, matrix_leaf)
-
-    return _call(operator_of, product_site, data, layer)
-
-
-def _empty_call(empty: Any, product_site: ProductSite, data: jax.Array) -> Call:
-    return _call(lambda _: empty, product_site, data, {})
-
-
-def _call(
-    operator_of: Callable[[Mapping[str, Any]], Any],
-    product_site: ProductSite,
-    data: jax.Array,
-    layer: PackedArrays,
-) -> Call:
-    """A call of one product, in which an operator made of the arrays of a layer multiplies."""
-
     @jax.jit
     def run(data: jax.Array, arrays: Mapping[str, Any]) -> jax.Array:
-        return product_site.multiply(data, operator_of(arrays))
+        return product_site.multiply(data, format.operator(arrays, matrix_leaf))
 
     arrays = jax.tree.map(jnp.asarray, layer)
     return lambda: run(data, arrays)

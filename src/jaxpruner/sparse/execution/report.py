@@ -1,21 +1,12 @@
-"""What was measured and chosen: a table to print, and a JSON file from which the choices can be used again."""
+"""What was measured and chosen: a table to print."""
 
 import dataclasses
-import json
-import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import jax
 
 from jaxpruner import text_tables
-from jaxpruner.files import atomic_files
-from jaxpruner.sparse.execution.executed_formats import table
 from jaxpruner.sparse.execution.executed_formats.table import DENSE
-
-_FORMAT = 'jaxpruner execution'
-VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +21,6 @@ class LayerExecution:
       milliseconds: format -> time of all products with the leaf in one call; empty if nothing was measured.
       bytes: format -> the bytes of its arrays.
       not_measured: format -> why it is no candidate.
-      empty_milliseconds: format -> time of a call that reads and writes alike, and multiplies next to nothing.
 
     >>> layer = LayerExecution('dot', (256, 256), 0.02, 'csr', {'dense': 0.4, 'csr': 0.1}, {'csr': 11000}, {})
     >>> layer.times_as_fast
@@ -44,11 +34,6 @@ class LayerExecution:
     milliseconds: Mapping[str, float]
     bytes: Mapping[str, int]
     not_measured: Mapping[str, str]
-    empty_milliseconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-
-    def product_milliseconds(self, format: str) -> float:
-        """The time of the products in a format, without what else a call takes."""
-        return self.milliseconds[format] - self.empty_milliseconds[format]
 
     @property
     def times_as_fast(self) -> float:
@@ -67,16 +52,15 @@ class ExecutionReport:
       dense_leaves: name -> why a leaf stays dense and was not measured.
       channels: group of channels -> how many were removed because they are zero.
       milliseconds: the time of a call of the dense model; `None` if nothing was measured.
-      predicted: that of the compiled model, predicted from the times of its layers.
-      measured: that of the compiled model, measured.
+      measured: that of the compiled model.
       pattern: a short name of the zeros.
       device: on which it was measured.
       jax: the version of JAX with which it was measured.
       notes: remarks.
 
     >>> report = ExecutionReport(layers={}, dense_leaves={'bias': 'no contraction reads it'}, pattern='0', device='cpu')
-    >>> ExecutionReport.from_dict(report.to_dict()) == report
-    True
+    >>> print(report)
+    bias: dense, since no contraction reads it
     """
 
     layers: Mapping[str, LayerExecution]
@@ -85,7 +69,6 @@ class ExecutionReport:
     device: str
     channels: Mapping[str, int] = dataclasses.field(default_factory=dict)
     milliseconds: float | None = None
-    predicted: float | None = None
     measured: float | None = None
     jax: str = jax.__version__
     notes: tuple[str, ...] = ()
@@ -96,74 +79,6 @@ class ExecutionReport:
         if self.milliseconds is None or self.measured is None:
             return None
         return self.milliseconds / self.measured
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a JSON file, which appears whole or not at all.
-
-        Args:
-          path: of the file.
-
-        Raises:
-          OSError: the file cannot be written.
-        """
-        text = json.dumps(self.to_dict(), indent=1)
-        atomic_files.replace_file(Path(path), lambda temporary: temporary.write_text(text))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> 'ExecutionReport':
-        """Reads the file that `save` has written.
-
-        Args:
-          path: of the file.
-
-        Raises:
-          ValueError: the file is no such report, is damaged, or is of a newer version.
-          OSError: it cannot be read.
-
-        >>> import tempfile
-        >>> report = ExecutionReport(layers={}, dense_leaves={}, pattern='0', device='cpu')
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     report.save(f'{folder}/report.json')
-        ...     ExecutionReport.load(f'{folder}/report.json') == report
-        True
-        """
-        try:
-            values = json.loads(Path(path).read_text())
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ValueError(f'{path} is no JSON file: {error}') from error
-        try:
-            return cls.from_dict(values)
-        except ValueError as error:
-            raise ValueError(f'{path}: {error}') from error
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields, for JSON."""
-        return {'format': _FORMAT, 'version': VERSION, **dataclasses.asdict(self)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> 'ExecutionReport':
-        """The report of what `to_dict` returned.
-
-        Raises:
-          ValueError: it is no such report, or of a newer version.
-        """
-        if not isinstance(values, Mapping) or values.get('format') != _FORMAT:
-            raise ValueError('this is no report of sparse.compile')
-        if values.get('version') != VERSION:
-            raise ValueError(
-                f'the report has version {values.get("version")!r}, and this library reads version {VERSION}'
-            )
-        fields = {key: values[key] for key in values if key not in ('format', 'version')}
-        try:
-            layers = {}
-            for name, layer in fields['layers'].items():
-                shape = tuple(layer['shape'])
-                layers[name] = LayerExecution(**{**layer, 'shape': shape})
-                table.parse(layers[name].format)
-            notes = tuple(fields['notes'])
-            return cls(**{**fields, 'layers': layers, 'notes': notes})
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f'the report is damaged: {error}') from error
 
     def __str__(self) -> str:
         return _table(self)
@@ -211,8 +126,8 @@ def _table(report: ExecutionReport) -> str:
         lines.append(f'channels that are zero were removed: {removed}')
     if report.milliseconds is not None:
         lines.append(
-            f'a call: dense {_number(report.milliseconds)} ms, predicted {_number(report.predicted)} ms, measured '
-            f'{_number(report.measured)} ms on {report.device}'
+            f'a call: dense {_number(report.milliseconds)} ms, measured {_number(report.measured)} ms '
+            f'on {report.device}'
         )
     lines += _reasons(report)
     lines += report.notes

@@ -10,14 +10,10 @@ from jaxpruner.sparse.execution.checking import check_results
 from jaxpruner.sparse.execution.choosing import CHANNELS
 from jaxpruner.sparse.execution.executed_formats.table import DENSE
 from jaxpruner.sparse.execution.packed_models import Model, PackedApply
-from jaxpruner.sparse.execution.predicting import empty_call, predicted_milliseconds
 from jaxpruner.sparse.execution.report import ExecutionReport, LayerExecution
 from jaxpruner.structure.choosing.call_times import Call, in_turns, repeats_of
 
 FORMATS = 'formats'
-# Calls of models with empty products, which tell what a call takes beside its products.
-_EMPTY_DENSE = 'empty dense'
-_EMPTY_FORMATS = 'empty formats'
 # How many times as fast as dense the whole model has to be; otherwise it stays dense.
 _LEAST_GAIN = 1.02
 
@@ -63,17 +59,6 @@ class Candidates(NamedTuple):
     def _version(self, model: Model, report: ExecutionReport) -> PackedApply:
         return PackedApply(model, self.dense.products, self.params, report)
 
-    def empty_calls(self, sample: tuple[Any, ...]) -> dict[str, Call]:
-        """Calls of the model with empty products: those of dense layers, and those of the other formats."""
-        formats = other_formats(self.layers)
-        if not formats:
-            return {}
-        dense_formats = dict.fromkeys(formats, DENSE)
-        return {
-            _EMPTY_DENSE: empty_call(self.model, self.params, dense_formats, sample),
-            _EMPTY_FORMATS: empty_call(self.model, self.params, formats, sample),
-        }
-
 
 def fastest_version(candidates: Candidates, sample: tuple[Any, ...], rounds: int) -> PackedApply:
     """The fastest version of a model; the dense one unless another is faster.
@@ -85,7 +70,6 @@ def fastest_version(candidates: Candidates, sample: tuple[Any, ...], rounds: int
     calls: dict[str, Call] = {}
     for name, version in versions.items():
         calls[name] = _call(version, sample)
-    calls.update(candidates.empty_calls(sample))
     times = _Times.of(calls, rounds)
     best = max(versions, key=times.gains.__getitem__)
     notes: tuple[str, ...] = ()
@@ -102,7 +86,6 @@ def fastest_version(candidates: Candidates, sample: tuple[Any, ...], rounds: int
     apply.report = dataclasses.replace(
         apply.report,
         milliseconds=times.milliseconds(DENSE),
-        predicted=_predicted(times, apply.report),
         measured=times.milliseconds(best),
         notes=notes,
     )
@@ -144,16 +127,6 @@ class _Times(NamedTuple):
     def milliseconds(self, name: str) -> float:
         """The milliseconds of one of the calls."""
         return self.dense_milliseconds / self.gains[name]
-
-
-def _predicted(times: _Times, report: ExecutionReport) -> float:
-    """The milliseconds of a call, predicted from the model with the same channels and dense products."""
-    dense = times.milliseconds(CHANNELS if report.channels else DENSE)
-    if not other_formats(report.layers):
-        return dense
-    empty_dense = times.milliseconds(_EMPTY_DENSE)
-    empty = times.milliseconds(_EMPTY_FORMATS)
-    return predicted_milliseconds(dense, empty_dense, empty, report.layers)
 
 
 def _call(apply: PackedApply, sample: tuple[Any, ...]) -> Call:

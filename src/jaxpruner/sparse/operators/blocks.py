@@ -23,7 +23,6 @@ meet inputs that are zero, or lead to outputs that are cut off.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -43,7 +42,7 @@ from jaxpruner.sparse.operators.group_chunks import (
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=['values', 'indices', 'probe', 'down', 'up'],
-    meta_fields=['outputs', 'shards', 'kernel', 'result_dtype'],
+    meta_fields=['outputs', 'result_dtype'],
 )
 @dataclasses.dataclass(frozen=True)
 class BlockMatrix:
@@ -61,36 +60,27 @@ class BlockMatrix:
     probe: jax.Array | None = None
     down: jax.Array | None = None  # [inputs, rank]; down @ up is added to the matrix
     up: jax.Array | None = None  # [rank, outputs]
-    shards: int = 1  # the number of devices over which the groups are spread
-    # `block_kernels.product.multiply` if a kernel computes the product; shards have none
-    kernel: Callable[..., jax.Array] | None = None
     result_dtype: Any = None  # in which products are added up; by default that of rows and values
 
     def with_result_dtype(self, dtype: Any) -> 'BlockMatrix':
-        """Adds products up in another type. A kernel rounds to the type of the rows, so none is used."""
-        return dataclasses.replace(self, result_dtype=dtype, kernel=None)
+        """Adds products up in another type."""
+        return dataclasses.replace(self, result_dtype=dtype)
 
     def multiply(self, rows: jax.Array) -> jax.Array:
         """Multiplies rows `[n, inputs]`, as `multiply` does, and adds the term of low rank."""
-        product = self._product(rows)
+        product = multiply(
+            rows,
+            self.values,
+            self.indices,
+            outputs=self.outputs,
+            probe=self.probe,
+            result_dtype=self.result_dtype,
+        )
         if self.down is None or self.up is None:
             return product
         # A wider type holds the sums between the two matrices, too.
         low = jnp.matmul(rows, self.down, preferred_element_type=self.result_dtype)
         return product + low @ self.up
-
-    def _product(self, rows: jax.Array) -> jax.Array:
-        """The product with the stored blocks."""
-        operands = rows, self.values, self.indices
-        if self.kernel is not None:
-            return self.kernel(*operands, outputs=self.outputs, probe=self.probe)
-        return multiply(
-            *operands,
-            outputs=self.outputs,
-            probe=self.probe,
-            shards=self.shards,
-            result_dtype=self.result_dtype,
-        )
 
 
 def multiply(
@@ -100,7 +90,6 @@ def multiply(
     *,
     outputs: int,
     probe: jax.Array | None = None,
-    shards: int = 1,
     result_dtype: Any = None,
 ) -> jax.Array:
     """Multiplies rows `[n, inputs]` with a matrix of which blocks are stored; returns `[n, outputs]`.
@@ -115,7 +104,6 @@ def multiply(
       indices: int32`[groups, blocks]`.
       outputs: of the matrix, at most groups times `out`.
       probe: zeros `[groups, ceil(inputs / in)]`, or none.
-      shards: over how many devices the groups are spread. Each device then computes a product of its own.
       result_dtype: in which products are added up and returned, such as float32 for bfloat16; by default that of rows
         and values.
 
@@ -130,11 +118,7 @@ def multiply(
     values = values.astype(dtype)
     columns = _columns_of(rows, block_inputs=values.shape[-2])
     operands = _Operands(columns, values, indices, probe)
-    result: Any
-    if shards == 1:
-        result = _product(result_dtype or dtype, operands)
-    else:
-        result = _product_of_shards(shards, result_dtype or dtype, operands)
+    result: Any = _product(result_dtype or dtype, operands)
     return result[:, :outputs]
 
 
@@ -161,25 +145,6 @@ def _columns_of(rows: jax.Array, block_inputs: int) -> jax.Array:
     inputs, count = padded.shape
     blocks_of_inputs = inputs // block_inputs
     return padded.reshape(blocks_of_inputs, block_inputs, count)
-
-
-def _product_of_shards(shards: int, dtype: Any, operands: _Operands) -> jax.Array:
-    """Computes a product for each shard of the groups, and puts their outputs side by side."""
-
-    def cut(array: jax.Array) -> jax.Array:
-        groups, *rest = array.shape
-        return array.reshape(shards, groups // shards, *rest)
-
-    columns, *of_groups = operands
-    of_shards = jax.tree.map(cut, of_groups)
-    operands = _Operands(columns, *of_shards)
-    product: Any = functools.partial(_product, dtype)
-    # All shards read the same columns.
-    axes = _Operands._make((None, 0, 0, 0))
-    multiply_shards = jax.vmap(product, in_axes=(axes,), out_axes=1)
-    results = multiply_shards(operands)
-    count, _, outputs = results.shape
-    return results.reshape(count, shards * outputs)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -242,7 +207,7 @@ def _backward(_: Any, operands: _Operands, cotangents: jax.Array) -> tuple[_Oper
     of_values = of_values.astype(values.dtype)
     norms = None
     if probe is not None:
-        norms = norms_of_dense_gradient(columns, cotangents, groups)
+        norms = _norms_of_dense_gradient(columns, cotangents, groups)
         norms = norms.astype(probe.dtype)
     derivatives = _Operands._make((of_columns, of_values, None, norms))
     return (derivatives,)
@@ -251,7 +216,7 @@ def _backward(_: Any, operands: _Operands, cotangents: jax.Array) -> tuple[_Oper
 _product.defvjp(_forward, _backward)
 
 
-def norms_of_dense_gradient(columns: jax.Array, cotangents: jax.Array, groups: int) -> jax.Array:
+def _norms_of_dense_gradient(columns: jax.Array, cotangents: jax.Array, groups: int) -> jax.Array:
     """The norm of each block of the gradient of the dense matrix: `[groups, blocks of inputs]`."""
     in_chunk = groups_in_chunk(groups)
     blocks_of_inputs = len(columns)

@@ -8,14 +8,11 @@ The files, from the bottom up:
     layouts          how a matrix is stored in blocks, and how many weights that are
     only_setting     the setting `only`: which leaves are meant
     choosing         which leaves are trained in blocks, in which blocks, and why others stay dense
-    measuring        the fastest block for a product
     block_positions  which blocks are stored: at first, and after some were dropped and others grown
     conversion       between the leaf of a dense model and what is stored of it
     growing          by which scores blocks are grown: a row for each algorithm
     moving           when blocks are dropped and grown, and how many
-    placement        blocks on several devices
     plans            what becomes of each leaf, as a table
-    fit_checks       whether parameters, weights and positions fit a model
     compact_models   what all models do: apply, unpack, masks, update
     models           the model in blocks
     making           all of it in one call

@@ -12,8 +12,6 @@ from jaxpruner.sparse.program.models import Products
 from jaxpruner.sparse.training.layouts import Layout, NoLayoutError, has_surplus, layout_for
 from jaxpruner.sparse.training.only_setting import Names, OnlySetting, first_reasons
 
-MEASURE = 'measure'
-
 
 @dataclasses.dataclass(frozen=True)
 class BlockSettings:
@@ -21,7 +19,7 @@ class BlockSettings:
 
     Attributes:
       sparsity: the sparsity of all leaves, or by name; the first name that matches a leaf counts.
-      block: inputs and outputs of a block, or `'measure'`; for all leaves, or by name.
+      block: inputs and outputs of a block; for all leaves, or by name.
       only: the leaves that are meant; `None` for all of them.
       low_rank: the rank of the term beside the blocks; for all leaves, or by name.
 
@@ -31,7 +29,7 @@ class BlockSettings:
     """
 
     sparsity: float | Mapping[Any, float | None]
-    block: BlockShape | str | Mapping[Any, BlockShape | str]
+    block: BlockShape | Mapping[Any, BlockShape]
     only: Names | None
     low_rank: int | Mapping[Any, int]
 
@@ -43,11 +41,6 @@ class BlockSettings:
             _check_block(block, name)
         for name, rank in by_name(self.low_rank, 'low_rank').items():
             _check_rank(rank, name)
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether a block is to be measured."""
-        return MEASURE in by_name(self.block, 'block').values()
 
     def by_path(self, paths: Sequence[tree_lib.Path]) -> dict[tree_lib.Path, 'LeafSettings']:
         """What was asked for each leaf."""
@@ -66,7 +59,7 @@ class LeafSettings:
     """What was asked for one leaf; `None` if no name matches it."""
 
     sparsity: float | None
-    block: BlockShape | str | None
+    block: BlockShape | None
     low_rank: int
 
 
@@ -86,13 +79,9 @@ def _check_sparsity(sparsity: Any, name: str) -> None:
 
 
 def _check_block(block: Any, name: str) -> None:
-    if block == MEASURE:
-        return
     is_pair = isinstance(block, tuple | list) and len(block) == 2
     if not is_pair or not all(map(_is_whole_number, block)):
-        raise TypeError(
-            f"{name} must be inputs and outputs, such as (8, 128), or 'measure', got {block!r}"
-        )
+        raise TypeError(f'{name} must be inputs and outputs, such as (8, 128), got {block!r}')
     if min(block) < 1:
         raise ValueError(f'{name} must have at least one input and one output, got {tuple(block)}')
 
@@ -123,17 +112,12 @@ class Choice:
     surplus: tuple[str, ...]
 
 
-def choose_layouts(
-    products: Products,
-    settings: BlockSettings,
-    measured: Callable[[MatrixLeaf, float, int], Layout],
-) -> Choice:
+def choose_layouts(products: Products, settings: BlockSettings) -> Choice:
     """Decides for each leaf of a model whether it is trained in blocks, and in which.
 
     Args:
       products: the products of the model.
       settings: what was asked for.
-      measured: gives the fastest layout for a leaf, a sparsity and a rank.
 
     Raises:
       ValueError: a name means no leaf, or one that cannot be trained in blocks; or no leaf is left.
@@ -147,7 +131,7 @@ def choose_layouts(
     for name, matrix_leaf in products.by_leaf.items():
         leaf_settings = settings_of[matrix_leaf.path]
         try:
-            layout = _layout(matrix_leaf, only, leaf_settings, measured)
+            layout = _layout(matrix_leaf, only, leaf_settings)
         except NoLayoutError as error:
             if only.names_in_full(matrix_leaf.path):
                 raise ValueError(f'only: {name!r} cannot be trained in blocks: {error}') from error
@@ -177,12 +161,7 @@ def lookup(
     return by_path.__getitem__
 
 
-def _layout(
-    matrix_leaf: MatrixLeaf,
-    only: OnlySetting,
-    settings: LeafSettings,
-    measured: Callable[[MatrixLeaf, float, int], Layout],
-) -> Layout:
+def _layout(matrix_leaf: MatrixLeaf, only: OnlySetting, settings: LeafSettings) -> Layout:
     """The layout of a leaf.
 
     Raises:
@@ -192,8 +171,6 @@ def _layout(
     if settings.block is None:
         raise NoLayoutError('no name in block matches it')
     only.check_convolution(matrix_leaf)
-    if isinstance(settings.block, str):
-        return measured(matrix_leaf, sparsity, settings.low_rank)
     height, width = settings.block
     block = height, width
     shape = matrix_leaf.inputs, matrix_leaf.outputs

@@ -13,7 +13,7 @@ from jaxpruner import control
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
 from jaxpruner.sparse.program.models import Products
-from jaxpruner.sparse.training import elementwise_optimizers, fit_checks
+from jaxpruner.sparse.training import elementwise_optimizers
 from jaxpruner.sparse.training.conversion import Stored
 from jaxpruner.sparse.training.growing import GROW_SCORES, STATIC, GrowthInputs
 from jaxpruner.sparse.training.layouts import Layout
@@ -89,13 +89,7 @@ class CompactModel(abc.ABC):
 
         Returns:
           What the model returns for `unpack(weights, topology)`.
-
-        Raises:
-          ValueError: weights or topology have other shapes than this model's. Values are not checked, since `jax.jit`
-            does not know them: a topology of other settings may have the same shapes. `pack` checks them.
         """
-        self._check_weights_shapes(weights)
-        self._check_topology_shapes(topology)
         operators = {}
         for name, stored in self._stored(weights).items():
             probe_of_leaf = None if probe is None else probe[name]
@@ -128,8 +122,6 @@ class CompactModel(abc.ABC):
         With a term of low rank the product of its two matrices is added, so no weight stays zero; `masks` says where
         the blocks are.
         """
-        self._check_weights_shapes(weights)
-        self._check_topology_shapes(topology)
         leaves = {}
         for name, stored in self._stored(weights).items():
             leaf_topology = self._topology_arrays(topology[name])
@@ -138,7 +130,6 @@ class CompactModel(abc.ABC):
 
     def masks(self, topology: Topology) -> Any:
         """The masks: a tree like the parameters, uint8, with `None` for leaves that stay dense."""
-        self._check_topology_shapes(topology)
         masks = {}
         for name in self.stored_leaves:
             leaf_topology = self._topology_arrays(topology[name])
@@ -171,7 +162,6 @@ class CompactModel(abc.ABC):
         due: Any,
     ) -> tuple[Any, Topology, Any]:
         """Drops and grows weights, if that is due."""
-        self._check_topology_shapes(state.topology)
         self._check_optimizer(tx, state.weights)
         if self.moves.algorithm == STATIC:
             return state.weights, state.topology, state.opt_state
@@ -207,45 +197,10 @@ class CompactModel(abc.ABC):
         )
         return GROW_SCORES[self.moves.algorithm](inputs)
 
-    def _check_pack(
-        self, params: Any, topology: Topology | None, select: str, ways: Sequence[str]
-    ) -> None:
-        """Refuses arguments of `pack` that do not fit the model, and an unknown way to select."""
-        shapes = self.products.by_name(self.products.params)
-        leaves = self.products.by_name(params)
-        fit_checks.check_params(leaves, shapes)
-        for name in self.stored_leaves:
-            fit_checks.check_not_divided(name, leaves[name])
-        if topology is None:
-            if select not in ways:
-                near = tree_lib.nearest(str(select), ways)
-                raise ValueError(f'select={select!r} is unknown; {near}')
-            return
-        self._check_topology_shapes(topology)
-        for name in self.stored_leaves:
-            leaf_topology = self._topology_arrays(topology[name])
-            self._check_positions(name, leaf_topology)
-
-    def _check_topology_shapes(self, topology: Topology) -> None:
-        for name, leaf in self.stored_leaves.items():
-            arrays = {}
-            if name in topology:
-                arrays = self._topology_arrays(topology[name])
-            fit_checks.check_shapes('topology', name, arrays, leaf.topology_shapes)
-
-    def _check_weights_shapes(self, weights: Any) -> None:
-        for name, stored in self._stored(weights).items():
-            shapes = {self.chosen_array: self.stored_leaves[name].values_shape}
-            fit_checks.check_shapes('weights', name, stored, shapes)
-
     @staticmethod
     @abc.abstractmethod
     def _topology_arrays(entry: Any) -> LeafTopology:
         """The arrays of a leaf, from its entry in the topology."""
-
-    @abc.abstractmethod
-    def _check_positions(self, name: str, leaf_topology: LeafTopology) -> None:
-        """Refuses positions that are out of range or repeated."""
 
     def _check_optimizer(self, tx: optax.GradientTransformation, weights: Any) -> None:
         """Refuses an optimizer that would not take the step of the masked dense model; computes nothing."""
@@ -275,3 +230,10 @@ class CompactModel(abc.ABC):
 
 def _shape(array: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+def check_select(select: Any, ways: Sequence[str]) -> None:
+    """Refuses an unknown way to select what is stored at first."""
+    if select not in ways:
+        near = tree_lib.nearest(str(select), ways)
+        raise ValueError(f'select={select!r} is unknown; {near}')

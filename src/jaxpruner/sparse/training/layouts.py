@@ -28,7 +28,6 @@ class Layout:
       block: inputs and outputs of a block.
       blocks: how many blocks each group of outputs stores.
       rank: the rank of the term of low rank, 0 for none.
-      in_kernel: whether a kernel for accelerators multiplies the blocks.
     """
 
     layers: tuple[int, ...]
@@ -37,7 +36,6 @@ class Layout:
     block: BlockShape
     blocks: int
     rank: int = 0
-    in_kernel: bool = False
 
     @property
     def groups(self) -> int:

@@ -3,22 +3,18 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 
 from jaxpruner import caller_warnings, sparsity_schedules
 from jaxpruner import tree as tree_lib
-from jaxpruner.progress import progress_bar
 from jaxpruner.sparse.operators.block_layout import BlockShape
 from jaxpruner.sparse.program.models import Products, find_products
 from jaxpruner.sparse.training.choosing import BlockSettings, Choice, choose_layouts
 from jaxpruner.sparse.training.layouts import Layout
-from jaxpruner.sparse.training.measuring import BlockTimings
 from jaxpruner.sparse.training.models import BlockSparse, balanced_positions
 from jaxpruner.sparse.training.moving import MoveSettings
 from jaxpruner.sparse.training.only_setting import Names
-from jaxpruner.sparse.training.placement import Placement
 from jaxpruner.sparse.training.plans import BlockPlan, PlannedLeaf
 
 
@@ -27,16 +23,13 @@ def block_sparse(
     params: Any,
     *sample: Any,
     sparsity: float | Mapping[Any, float | None],
-    block: BlockShape | str | Mapping[Any, BlockShape | str] = (8, 128),
+    block: BlockShape | Mapping[Any, BlockShape] = (8, 128),
     only: Names | None = None,
     low_rank: int | Mapping[Any, int] = 0,
     algorithm: str = 'static_sparse',
     scheduler: sparsity_schedules.BaseSchedule | None = None,
     drop_fraction_fn: Callable[[Any], Any] = optax.constant_schedule(0.3),
     rng_seed: int = 8,
-    mesh: jax.sharding.Mesh | None = None,
-    mesh_axis: str | None = None,
-    progress: bool = True,
 ) -> BlockSparse:
     """Makes a model in which only some blocks are stored, multiplied and trained, so that a step takes less time.
 
@@ -52,9 +45,10 @@ def block_sparse(
       params: the parameters, arrays or shapes.
       *sample: inputs, arrays or shapes.
       sparsity: the share of the weights of each leaf that is not stored, below 1; for all leaves, or by name or glob.
-      block: inputs and outputs of a block, `'measure'` to take the fastest for each leaf on this device, or by name.
-        Where a block does not divide an axis, the last one is padded. Padding is never trained, counted or unpacked.
-      only: names or globs of the leaves that are meant; by default all matrices that a block fits into.
+      block: inputs and outputs of a block, for all leaves, or by name. Where a block does not divide an axis, the last
+        one is padded. Padding is never trained, counted or unpacked.
+      only: names or globs of the leaves that are meant; by default all matrices that a block fits into. Convolutions
+        stay dense.
       low_rank: rank of a dense term `down @ up` beside the blocks, or by name. Its weights count as kept ones.
       algorithm: `'static_sparse'`, `'set'` or `'rigl'`, as in configurations.
       scheduler: when blocks are dropped and grown, such as `PeriodicSchedule`; by default never. Its sparsity may not
@@ -62,9 +56,6 @@ def block_sparse(
       drop_fraction_fn: step -> the share of the blocks of each matrix that is dropped at this step. A group of a single
         block keeps it, unless the share is 1.
       rng_seed: the seed of positions, a whole number or a key.
-      mesh: a mesh of devices over which groups of outputs are spread.
-      mesh_axis: the axis of the mesh. Leaves whose groups it does not divide lie on each device; a warning names them.
-      progress: show a progress bar while blocks are measured; without a terminal there is none.
 
     Returns:
       The model; its `plan` says what becomes of each leaf, and why some stay dense.
@@ -74,7 +65,7 @@ def block_sparse(
         whose sparsity changes, no leaf that can be trained in blocks.
       TypeError: a block that is no pair of numbers.
 
-    Warns if blocks cannot reach all inputs, if they are too coarse for the sparsity, and if a leaf cannot be spread.
+    Warns if blocks cannot reach all inputs, and if they are too coarse for the sparsity.
 
     >>> import jax.numpy as jnp
     >>> params = {'kernel': jnp.ones((16, 32)), 'bias': jnp.zeros(32)}
@@ -96,22 +87,16 @@ def block_sparse(
     settings = BlockSettings(sparsity, block, only, low_rank)
     schedule = sparsity_schedules.NoUpdateSchedule() if scheduler is None else scheduler
     moves = MoveSettings(algorithm, schedule, drop_fraction_fn, rng_seed)
-    placement = Placement(mesh, mesh_axis)
     products = find_products(apply_fn, params, *sample)
-    with progress_bar(len(products.by_leaf), progress and settings.is_measured) as show:
-        timings = BlockTimings(show, with_kernels=mesh is None)
-        choice = choose_layouts(products, settings, timings.fastest)
-    plan = _plan(products, choice, placement, moves)
-    model = BlockSparse(products, plan, moves, choice.layouts, placement)
+    choice = choose_layouts(products, settings)
+    plan = _plan(products, choice, moves)
+    model = BlockSparse(products, plan, moves, choice.layouts)
     _warn_of_unreached_inputs(choice.layouts)
     _warn_of_surplus(choice)
-    _warn_of_replicas(choice.layouts, placement)
     return model
 
 
-def _plan(
-    products: Products, choice: Choice, placement: Placement, moves: MoveSettings
-) -> BlockPlan:
+def _plan(products: Products, choice: Choice, moves: MoveSettings) -> BlockPlan:
     topology = balanced_positions(choice.layouts, moves)
     planned = {}
     paths, shapes, _ = tree_lib.flatten_with_paths(products.params)
@@ -123,21 +108,17 @@ def _plan(
             note = choice.reasons[name]
         else:
             kept = layout.kept(topology[name])
-            note = _note(layout, placement, moves)
+            note = _note(layout, moves)
         planned[name] = PlannedLeaf(name, shape.shape, layout, kept, note)
     return BlockPlan(planned)
 
 
-def _note(layout: Layout, placement: Placement, moves: MoveSettings) -> str:
+def _note(layout: Layout, moves: MoveSettings) -> str:
     notes = []
     if moves.ever_moves and layout.blocks == 1:
         notes.append('the block of each group stays')
     if layout.input_coverage < 1:
         notes.append(f'reach {np.floor(100 * layout.input_coverage):.0f} % of the inputs')
-    if layout.in_kernel:
-        notes.append('in a kernel')
-    if placement.is_replicated(layout):
-        notes.append('on each device')
     return ', '.join(notes)
 
 
@@ -168,13 +149,4 @@ def _warn_of_surplus(choice: Choice) -> None:
         caller_warnings.warn(
             'block_sparse: blocks are too coarse for the sparsity, so that more weights are kept of '
             f'{"; ".join(surplus)}. Take blocks of fewer inputs'
-        )
-
-
-def _warn_of_replicas(layouts: Mapping[str, Layout], placement: Placement) -> None:
-    replicas = [name for name, layout in layouts.items() if placement.is_replicated(layout)]
-    if replicas:
-        caller_warnings.warn(
-            f'block_sparse: the groups of {", ".join(replicas)} cannot be divided among the devices of mesh axis '
-            f'{placement.axis!r}; these leaves lie on each device as a whole. Take blocks of fewer outputs'
         )

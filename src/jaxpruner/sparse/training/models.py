@@ -12,20 +12,19 @@ import optax
 from jaxpruner import seeds
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.sparse.operators.block_kernels.product import multiply as multiply_in_kernel
 from jaxpruner.sparse.operators.blocks import BlockMatrix
-from jaxpruner.sparse.training import block_positions, conversion, fit_checks
+from jaxpruner.sparse.training import block_positions, conversion
 from jaxpruner.sparse.training.compact_models import (
     CompactModel,
     Gradients,
     LeafTopology,
     Topology,
     TrainingState,
+    check_select,
 )
 from jaxpruner.sparse.training.conversion import BlockLeaf, Stored
 from jaxpruner.sparse.training.layouts import Layout
 from jaxpruner.sparse.training.moving import MoveSettings
-from jaxpruner.sparse.training.placement import Placement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +41,6 @@ class BlockSparse(CompactModel):
       plan: what becomes of each leaf; it prints as a table.
       moves: when blocks are dropped and grown, how many, and by which scores.
       layouts: the blocks of each leaf that is trained in blocks, by name.
-      placement: the devices over which blocks are spread.
 
     >>> import jaxpruner
     >>> params = {'kernel': jnp.ones((16, 32)), 'bias': jnp.zeros(32)}
@@ -55,7 +53,6 @@ class BlockSparse(CompactModel):
     """
 
     layouts: Mapping[str, Layout]
-    placement: Placement
 
     chosen_array: ClassVar[str] = 'values'
     gradients_argument: ClassVar[str] = 'block_norms'
@@ -85,17 +82,15 @@ class BlockSparse(CompactModel):
           Weights and topology. The term of low rank starts at zero: `'down'` is random, and `'up'` zero.
 
         Raises:
-          ValueError: parameters or positions that do not fit the model, or an unknown way to select. Traced positions
-            are checked by their shapes only.
+          ValueError: an unknown way to select.
         """
-        self._check_pack(params, topology, select, ('balanced', 'magnitude'))
+        check_select(select, ('balanced', 'magnitude'))
         if topology is None and select == 'balanced':
             topology = balanced_positions(self.layouts, self.moves)
         pack = self._pack
         if not tree_lib.has_traced((params, topology)):
             pack = jax.jit(pack)
-        weights, topology = pack(params, topology)
-        return self._placed(weights, topology)
+        return pack(params, topology)
 
     def update(
         self,
@@ -142,8 +137,6 @@ class BlockSparse(CompactModel):
             indices=leaf_topology['positions'],
             outputs=layout.outputs,
             probe=probe,
-            shards=self.placement.shards_of(layout),
-            kernel=multiply_in_kernel if layout.in_kernel else None,
         )
 
     def _restored(self, name: str, stored: Stored, leaf_topology: LeafTopology) -> jax.Array:
@@ -177,10 +170,6 @@ class BlockSparse(CompactModel):
     def _topology_arrays(entry: Any) -> LeafTopology:
         return {'positions': entry}
 
-    def _check_positions(self, name: str, leaf_topology: LeafTopology) -> None:
-        bound = self.layouts[name].candidates
-        fit_checks.check_positions(name, leaf_topology['positions'], bound, must_ascend=False)
-
     def _pack(self, params: Any, topology: Topology | None) -> tuple[Any, Topology]:
         leaves = self.products.by_name(params)
         seed_key = seeds.prng_key(self.moves.rng_seed)
@@ -199,20 +188,6 @@ class BlockSparse(CompactModel):
 
     def _block_leaf(self, name: str) -> BlockLeaf:
         return BlockLeaf(self.products.by_leaf[name], self.layouts[name])
-
-    def _placed(self, weights: Any, topology: Topology) -> tuple[Any, Topology]:
-        """Puts stored blocks on the devices of the mesh, if there is one; leaves that stay dense are not moved."""
-        if self.placement.mesh is None:
-            return weights, topology
-        stored, placed = {}, {}
-        for name, leaf in self._stored(weights).items():
-            layout = self.layouts[name]
-            # The term of low rank lies on each device.
-            low_rank = {key: leaf[key] for key in leaf if key != 'values'}
-            values = self.placement.place_groups(leaf['values'], layout)
-            stored[name] = {**self.placement.replicate(low_rank), 'values': values}
-            placed[name] = self.placement.place_groups(topology[name], layout)
-        return self.products.put(weights, stored), placed
 
 
 def balanced_positions(layouts: Mapping[str, Layout], moves: MoveSettings) -> dict[str, np.ndarray]:

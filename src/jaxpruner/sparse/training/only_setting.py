@@ -64,15 +64,13 @@ class OnlySetting(NamedTuple):
         return sparsity
 
     def check_convolution(self, matrix_leaf: MatrixLeaf) -> None:
-        """Refuses a convolution that is not named in full.
+        """Refuses a convolution.
 
         Raises:
           NoLayoutError: the leaf stays dense.
         """
-        if matrix_leaf.op == 'conv' and not self.names_in_full(matrix_leaf.path):
-            raise NoLayoutError(
-                'it is a convolution, whose windows would be gathered into rows; name it in only, in full'
-            )
+        if matrix_leaf.op == 'conv':
+            raise NoLayoutError('it is a convolution; those are trained dense, or under masks')
 
 
 def first_reasons(reasons: Mapping[str, str]) -> str:

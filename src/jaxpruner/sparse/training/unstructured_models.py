@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import optax
 
 from jaxpruner.sparse.operators.csr import CsrMatrix
-from jaxpruner.sparse.training import fit_checks, kept_positions, unstructured_positions
+from jaxpruner.sparse.training import kept_positions, unstructured_positions
 from jaxpruner.sparse.training.compact_models import (
     CompactModel,
     Gradients,
     LeafTopology,
     Topology,
     TrainingState,
+    check_select,
 )
 from jaxpruner.sparse.training.conversion import Stored
 from jaxpruner.sparse.training.unstructured_positions import KeptWeights
@@ -69,10 +70,9 @@ class UnstructuredSparse(CompactModel):
           Weights and topology.
 
         Raises:
-          ValueError: parameters or positions that do not fit the model, or an unknown way to select. Traced positions
-            are checked by their shapes only.
+          ValueError: an unknown way to select.
         """
-        self._check_pack(params, topology, select, ('random', 'magnitude'))
+        check_select(select, ('random', 'magnitude'))
         stored, packed = {}, {}
         parameters = self.products.leaves(params)
         for number, (name, leaf) in enumerate(self.leaves.items()):
@@ -170,8 +170,3 @@ class UnstructuredSparse(CompactModel):
     @staticmethod
     def _topology_arrays(entry: Any) -> LeafTopology:
         return entry
-
-    def _check_positions(self, name: str, leaf_topology: LeafTopology) -> None:
-        leaf = self.leaves[name]
-        bound = leaf.inputs * leaf.outputs
-        fit_checks.check_positions(name, leaf_topology['positions'], bound, must_ascend=True)

@@ -5,7 +5,7 @@ of these arrays. All layers of a stack have arrays of one length; shorter ones a
 
     base      `ExecutedFormat`, which every format derives from
     csr       single weights
-    blocks    blocks of one shape, multiplied with or without a kernel
+    blocks    blocks of one shape
     smaller   a dense matrix without inputs and outputs that are zero
     table     all formats, and those that a setting means
 

@@ -68,10 +68,6 @@ class ExecutedFormat(abc.ABC):
     def operator(self, arrays: Mapping[str, Any], matrix_leaf: MatrixLeaf) -> Any:
         """The operator that multiplies, made of arrays inside of a program."""
 
-    @abc.abstractmethod
-    def empty(self, matrix_leaf: MatrixLeaf) -> Any:
-        """An operator that reads and writes like that of this format, and multiplies next to nothing."""
-
 
 def flagged_first(flags: np.ndarray) -> np.ndarray:
     """The flagged positions along the last axis, in lists of one length; other positions fill short lists up."""

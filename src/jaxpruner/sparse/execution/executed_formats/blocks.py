@@ -1,4 +1,4 @@
-"""Blocks of one shape, multiplied with or without a kernel."""
+"""Blocks of one shape."""
 
 import dataclasses
 import math
@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxpruner.sparse.execution.empty_operators import EmptyBlocks
 from jaxpruner.sparse.execution.executed_formats.base import (
     ExecutedFormat,
     PackedArrays,
@@ -17,47 +16,36 @@ from jaxpruner.sparse.execution.executed_formats.base import (
     why_no_windows,
 )
 from jaxpruner.sparse.execution.zero_patterns import ZeroPattern
-from jaxpruner.sparse.operators.block_kernels.choosing import BLOCKS as KERNEL_BLOCKS
-from jaxpruner.sparse.operators.block_kernels.choosing import why_missing as why_no_kernel
-from jaxpruner.sparse.operators.block_kernels.product import multiply as multiply_in_kernel
 from jaxpruner.sparse.operators.block_layout import BlockShape
 from jaxpruner.sparse.operators.blocks import BlockMatrix
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 
-# Without a kernel, blocks are measured if their estimated cost is below this, in products of the dense matrix. In the
-# estimate, narrow blocks cost more (`ZeroPattern.best_blocks`).
+# Blocks are measured if their estimated cost is below this, in products of the dense matrix.
 _LARGEST_COST = 0.85
-# In a kernel, narrow blocks do not cost more. Blocks are measured there if they store at most this share of the matrix.
-_LARGEST_KERNEL_SHARE = 0.85
 _MEASURED_SHAPES = 3
-KERNEL = 'kernel'  # for accelerators, in the name of a format
 
 
 @dataclasses.dataclass(frozen=True)
 class ExecutedBlocks(ExecutedFormat):
-    """Blocks of one shape, the same number for each group of outputs; a kernel may multiply them."""
+    """Blocks of one shape, the same number for each group of outputs."""
 
     block: BlockShape
-    in_kernel: bool = False
 
     name: ClassVar[str] = 'blocks'
-    _TEXT: ClassVar[re.Pattern[str]] = re.compile(rf'({KERNEL} )?blocks (\d+)x(\d+)')
+    _TEXT: ClassVar[re.Pattern[str]] = re.compile(r'blocks (\d+)x(\d+)')
 
     def __str__(self) -> str:
         block_inputs, block_outputs = self.block
-        blocks = f'{self.name} {block_inputs}x{block_outputs}'
-        return f'{KERNEL} {blocks}' if self.in_kernel else blocks
+        return f'{self.name} {block_inputs}x{block_outputs}'
 
     @classmethod
     def parse(cls, text: str) -> 'ExecutedBlocks | None':
         match = cls._TEXT.fullmatch(text)
         if match is None:
             return None
-        kernel, block_inputs, block_outputs = match.groups()
+        block_inputs, block_outputs = match.groups()
         block = int(block_inputs), int(block_outputs)
-        if not all(block):
-            return None
-        return cls(block, in_kernel=kernel is not None)
+        return cls(block) if all(block) else None
 
     @classmethod
     def most_promising(cls, matrix_leaf: MatrixLeaf, pattern: ZeroPattern) -> 'ExecutedBlocks':
@@ -71,44 +59,17 @@ class ExecutedBlocks(ExecutedFormat):
     def candidates(
         cls, matrix_leaf: MatrixLeaf, pattern: ZeroPattern
     ) -> tuple[list[ExecutedFormat], dict[str, str]]:
-        formats: list[ExecutedFormat] = []
-        refused = {}
         shapes = pattern.best_blocks(_LARGEST_COST, _MEASURED_SHAPES)
-        formats += map(cls, shapes)
         if not shapes:
-            refused[cls.name] = 'no shape of block leaves out enough of the matrix'
-        no_kernel = why_no_kernel(matrix_leaf.computed_dtype, KERNEL_BLOCKS[0])
-        if no_kernel:
-            refused[f'{KERNEL} {cls.name}'] = no_kernel
-        else:
-            formats += [cls(block, in_kernel=True) for block in KERNEL_BLOCKS]
-        return formats, refused
+            return [], {cls.name: 'no shape of block leaves out enough of the matrix'}
+        return [cls(block) for block in shapes], {}
 
     def why_not(self, matrix_leaf: MatrixLeaf, pattern: ZeroPattern) -> str | None:
         inputs, outputs = matrix_leaf.inputs, matrix_leaf.outputs
         block_inputs, block_outputs = self.block
         if block_inputs > inputs or block_outputs > outputs:
             return f'the matrix of {inputs} x {outputs} is smaller than a block'
-        missing = self._why_not_in_kernel(matrix_leaf, pattern) if self.in_kernel else None
-        return missing or why_no_windows(matrix_leaf)
-
-    def _why_not_in_kernel(self, matrix_leaf: MatrixLeaf, pattern: ZeroPattern) -> str | None:
-        dtype = matrix_leaf.computed_dtype
-        result_dtype = matrix_leaf.result_dtype
-        if result_dtype != dtype:
-            return (
-                f'the kernel returns {dtype}, and the model asks for {result_dtype} '
-                "(preferred_element_type); use 'blocks' without a kernel"
-            )
-        return why_no_kernel(dtype, self.block, stored=pattern.stored_blocks(self.block))
-
-    def why_not_worth(self, matrix_leaf: MatrixLeaf, pattern: ZeroPattern) -> str | None:
-        if not self.in_kernel:  # `candidates` has looked at the cost
-            return None
-        share = pattern.block_share(self.block)
-        if share > _LARGEST_KERNEL_SHARE:
-            return f'its blocks store {share:.0%} of the matrix'
-        return None
+        return why_no_windows(matrix_leaf)
 
     def pack(self, matrices: np.ndarray, matrix_leaf: MatrixLeaf) -> PackedArrays:
         has_weights = ZeroPattern.of(matrices).blocks(self.block)
@@ -126,13 +87,4 @@ class ExecutedBlocks(ExecutedFormat):
         return {'values': values, 'indices': indices.astype(np.int32)}
 
     def operator(self, arrays: Mapping[str, Any], matrix_leaf: MatrixLeaf) -> Any:
-        return BlockMatrix(
-            arrays['values'],
-            arrays['indices'],
-            outputs=matrix_leaf.outputs,
-            kernel=multiply_in_kernel if self.in_kernel else None,
-        )
-
-    def empty(self, matrix_leaf: MatrixLeaf) -> Any:
-        kernel = multiply_in_kernel if self.in_kernel else None
-        return EmptyBlocks(matrix_leaf.outputs, self.block, matrix_leaf.computed_dtype, kernel)
+        return BlockMatrix(arrays['values'], arrays['indices'], outputs=matrix_leaf.outputs)

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxpruner.sparse.execution.empty_operators import EmptyCsr
 from jaxpruner.sparse.execution.executed_formats.base import (
     ExecutedFormat,
     PackedArrays,
@@ -58,6 +57,3 @@ class ExecutedCsr(ExecutedFormat):
 
     def operator(self, arrays: Mapping[str, Any], matrix_leaf: MatrixLeaf) -> Any:
         return TransposedCsr(**arrays, inputs=matrix_leaf.inputs)
-
-    def empty(self, matrix_leaf: MatrixLeaf) -> Any:
-        return EmptyCsr(matrix_leaf.outputs, matrix_leaf.computed_dtype)

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxpruner.sparse.execution.empty_operators import EmptyDense
 from jaxpruner.sparse.execution.executed_formats.base import (
     ExecutedFormat,
     PackedArrays,
@@ -64,6 +63,3 @@ class ExecutedSmaller(ExecutedFormat):
 
     def operator(self, arrays: Mapping[str, Any], matrix_leaf: MatrixLeaf) -> Any:
         return Smaller(arrays['matrix'], arrays.get('inputs'), arrays.get('outputs'))
-
-    def empty(self, matrix_leaf: MatrixLeaf) -> Any:
-        return EmptyDense(matrix_leaf.outputs)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxpruner.sparse.execution.executed_formats.base import ExecutedFormat, UnsuitableFormatError
-from jaxpruner.sparse.execution.executed_formats.blocks import KERNEL, ExecutedBlocks
+from jaxpruner.sparse.execution.executed_formats.blocks import ExecutedBlocks
 from jaxpruner.sparse.execution.executed_formats.csr import ExecutedCsr
 from jaxpruner.sparse.execution.executed_formats.smaller import ExecutedSmaller
 from jaxpruner.sparse.execution.zero_patterns import ZeroPattern
@@ -24,7 +24,7 @@ def parse(text: Any) -> ExecutedFormat | None:
       ValueError: there is no such format.
 
     >>> parse('blocks 8x128'), parse('dense')
-    (ExecutedBlocks(block=(8, 128), in_kernel=False), None)
+    (ExecutedBlocks(block=(8, 128)), None)
     """
     if text == DENSE:
         return None
@@ -34,8 +34,8 @@ def parse(text: Any) -> ExecutedFormat | None:
             if format is not None:
                 return format
     raise ValueError(
-        f"no format {text!r}; the formats are {', '.join(NAMES)}, and blocks of a shape, 'blocks 8x128' "
-        f"or '{KERNEL} blocks 64x128'; for a whole model also 'measure' and 'channels'"
+        f"no format {text!r}; the formats are {', '.join(NAMES)}, and blocks of a shape, 'blocks 8x128'; for a whole "
+        "model also 'measure' and 'channels'"
     )
 
 
