@@ -9,7 +9,7 @@ from unittest import mock
 
 import jax
 
-from jaxpruner.uses import compiled_once
+from jaxpruner.trace import compiled_once
 
 _executable_of = compiled_once.executable_of
 _COLLECTIVES = ('all-gather', 'all-to-all', 'all-reduce', 'collective-permute', 'reduce-scatter')

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxpruner
-from jaxpruner.uses import compiled_once
+from jaxpruner.trace import compiled_once
 
 WIDTH, HEADS, WORDS, LENGTH = 16, 2, 11, 8
 COMPILED = '/jax/core/compile/backend_compile_duration'

@@ -7,8 +7,8 @@ import pytest
 from jaxpruner.oneshot.followed_leaves import follow_named_leaves
 from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
 from jaxpruner.oneshot.shared_inputs import input_taps, uses_by_inputs
+from jaxpruner.trace.segments import ProgramCut, Segments
 from jaxpruner.uses import param_uses
-from jaxpruner.uses.segments import ProgramCut, Segments
 
 LAYERS, WIDTH = 24, 64
 

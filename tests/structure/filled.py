@@ -7,7 +7,7 @@ import numpy as np
 from jaxpruner.structure.analysis import zeros
 from jaxpruner.structure.analysis.positions import occurrences
 from jaxpruner.structure.analysis.records import TracePosition
-from jaxpruner.uses.bodies import Program
+from jaxpruner.trace.program import Program
 from structure import permuted
 
 

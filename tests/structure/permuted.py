@@ -14,9 +14,8 @@ import numpy as np
 
 from jaxpruner.structure.analysis import positions
 from jaxpruner.structure.analysis.records import TracePosition
-from jaxpruner.uses import bodies, liveness
-from jaxpruner.uses.bodies import Program
-from jaxpruner.uses.visitors import Evaluator
+from jaxpruner.trace.interpreter import Interpreter
+from jaxpruner.trace.program import Program, bind
 
 _FROM_NOTHING = frozenset('empty iota random_bits'.split())
 
@@ -102,7 +101,7 @@ def _index_along(axis, atom):
     return index, stride
 
 
-class Check(Evaluator):
+class Check(Interpreter):
     """Runs both programs and compares each value."""
 
     def __init__(self, trace, orders):
@@ -118,10 +117,8 @@ class Check(Evaluator):
     def constant(self, value, aval):
         return value if isinstance(value, Twin) else self.twin(jnp.asarray(value, aval.dtype), ())
 
-    def positions_in(self, program, position):
-        live = liveness.live(program.jaxpr, position.needed)
-        for number, needed in enumerate(live.results):
-            yield position.at(number)._replace(needed=needed)
+    def unneeded(self, equation, operands):
+        return [Twin(None, None)] * len(equation.outvars)
 
     def visit_program(self, program, inputs, position):
         axes = self.trace.constants[position.path]
@@ -129,8 +126,6 @@ class Check(Evaluator):
         return super().visit_program(Program(program.jaxpr, constants), inputs, position)
 
     def visit_equation(self, equation, operands, position):
-        if not any(position.needed):
-            return [Twin(None, None)] * len(equation.outvars)
         axes = self.trace.equations[position.path]
         for variable, operand_axes in zip(equation.invars, axes.operands, strict=True):
             assert tuple(axis.size for axis in operand_axes) == variable.aval.shape, equation
@@ -150,27 +145,15 @@ class Check(Evaluator):
         self.moved += not np.array_equal(expected, np.asarray(twin.value))
 
     def visit_plain(self, equation, operands, position):
-        values = self.bind(equation, [twin.value for twin in operands])
+        values = bind(equation, [twin.value for twin in operands])
         if equation.primitive.name in _FROM_NOTHING:
             return list(map(self.twin, values, self.trace.equations[position.path].results))
-        permuted = self.bind(equation, [twin.permuted for twin in operands])
+        permuted = bind(equation, [twin.permuted for twin in operands])
         return list(map(Twin, values, permuted))
-
-    def bind(self, equation, values):
-        bound = equation.primitive.get_bind_params(equation.params)
-        functions, params = bound if isinstance(bound, tuple) else ((), bound)
-        results = equation.primitive.bind(*functions, *values, **params)
-        return results if equation.primitive.multiple_results else [results]
-
-    def visit_call(self, call, operands, position):
-        inside = position.inside(call.equation, 0, position.needed)
-        return self.visit_program(call.program, operands, inside)
 
     def visit_scan(self, scan, operands, position):
         constants, carried, sliced = scan.split(operands)
-        inside = position.inside(
-            scan.equation, 0, liveness.needed_of_scan_body(scan, position.needed)
-        )
+        inside = position.in_scan(scan)
         trips = range(scan.length)
         stacks = []
         counted = self.trace.trips[position.path].resolved()
@@ -188,9 +171,7 @@ class Check(Evaluator):
 
     def visit_while(self, loop, operands, position):
         condition_constants, body_constants, carried = loop.split(operands)
-        needed = liveness.needed_of_while_body(loop, position.needed)
-        in_condition = position.inside(loop.equation, 0, (True,))
-        in_body = position.inside(loop.equation, 1, needed)
+        in_condition, in_body = position.in_condition(loop), position.in_body(loop)
         while True:
             inputs = condition_constants + carried
             (again,) = self.visit_program(loop.condition, inputs, in_condition)
@@ -256,7 +237,7 @@ def check(graph, params, inputs, seed=0, state=()):
         arguments.append(Twin(jnp.asarray(leaf), permuted))
     for leaf in jax.tree.leaves(inputs):
         arguments.append(Twin(jnp.asarray(leaf), jnp.asarray(leaf)))
-    program = bodies.Program.of(trace.program)
+    program = Program.of(trace.program)
     needed = (True,) * len(trace.program.jaxpr.outvars)
     run = Check(trace, orders)
     results = run.visit_program(program, arguments, TracePosition(needed=needed))

@@ -5,7 +5,6 @@ Like those in `adversarial_models`, but of more than a line.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from uses import layers
@@ -36,16 +35,6 @@ def _input_gradient_of_conv(p, x):
     return jax.grad(lambda x: jnp.tanh(layers.conv(x, p['w'], window_strides=(2, 1))).sum())(x)
 
 
-@model({'w': floats(2, 3, 1, 6)}, IMAGE)
-def _input_gradient_of_grouped_conv(p, x):
-    return jax.grad(lambda x: jnp.tanh(layers.conv(x, p['w'], feature_group_count=3)).sum())(x)
-
-
-@model({'w': floats(2, 3, 3, 5)}, IMAGE)
-def _jvp_of_conv(p, x):
-    return jax.jvp(lambda x: jnp.tanh(layers.conv(x, p['w'])), (x,), (x,))[1]
-
-
 @model({'w': floats(4, 3)}, X)
 def _inner_update(p, x):
     g = jax.grad(lambda w: jnp.tanh(x @ w).sum())(p['w'])
@@ -57,34 +46,9 @@ def _input_gradient_of_scan(p, x):
     return jax.grad(lambda x: lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, p['w'])[0].sum())(x)
 
 
-@model({'w': floats(5, 2, 3, 3, 4)}, IMAGE)
-def _input_gradient_of_vmapped_conv(p, x):
-    return jax.grad(lambda x: jnp.tanh(jax.vmap(lambda w: layers.conv(x, w))(p['w'])).sum())(x)
-
-
 @model({'w': floats(2, 3, 3, 5, 4)}, floats(5, 2, 4, 4, 3))
 def _input_gradient_of_conv_over_both(p, x):
     return jax.grad(lambda x: jnp.tanh(jax.vmap(layers.conv, (0, 3))(x, p['w'])).sum())(x)
-
-
-@model({'w': floats(2, 2, 3, 5)}, IMAGE)
-def _input_gradient_of_transposed(p, x):
-    return jax.grad(lambda x: jnp.tanh(lax.conv_transpose(x, p['w'], (2, 2), 'SAME')).sum())(x)
-
-
-@model({'w': floats(5, 2, 3, 3, 6)}, IMAGE)
-def _vmapped_batch_groups(p, x):
-    return jax.vmap(lambda w: layers.conv(x, w, batch_group_count=2))(p['w'])
-
-
-@model({'w': floats(2, 2, 5, 3, 4)}, IMAGE)
-def _vmapped_transposed(p, x):
-    return jax.vmap(lambda w: lax.conv_transpose(x, w, (2, 2), 'SAME'), 2)(p['w'])
-
-
-@model({'w': floats(5, 2, 2, 3, 3, 4)}, IMAGE)
-def _twice_vmapped_conv(p, x):
-    return jax.vmap(jax.vmap(lambda w: layers.conv(x, w), 1), 0)(p['w'])
 
 
 @model({'a': floats(4, 4), 'b': floats(4, 4)}, X)
@@ -104,19 +68,9 @@ def _one_hot_embedding(p, i):
     return jax.nn.one_hot(i, 5) @ p['w']
 
 
-@model({'w': floats(4, 5)}, floats(2, 4, 5))
-def _full_contraction(p, x):
-    return jnp.einsum('bij,ij->b', x, p['w'])
-
-
 @model({'w': floats(5, 3, 4)}, floats(2, 4, 5))
 def _contraction_in_other_order(p, x):
     return jnp.einsum('bij,joi->bo', x, p['w'])
-
-
-@model({'w': floats(3, 5, 4)}, floats(2, 4, 5))
-def _tensordot(p, x):
-    return jnp.tensordot(x, p['w'], [(2, 1), (1, 2)])
 
 
 @model({'w': floats(4, 3)}, X)
@@ -129,29 +83,14 @@ def _repeated_heads(p, x):
     return jnp.einsum('bi,ihd->bhd', x, jnp.repeat(p['w'], 2, 1))
 
 
-@model({'w': floats(2, 3)}, X)
-def _repeated_inputs(p, x):
-    return x @ jnp.repeat(p['w'], 2, 0)
-
-
 @model({'w': floats(4, 3)}, X)
 def _tiled_outputs(p, x):
     return x @ jnp.tile(p['w'], (1, 2))
 
 
-@model({'w': floats(4, 2, 3)}, X)
-def _broadcast_heads(p, x):
-    return x @ jnp.broadcast_to(p['w'][:, :, None], (4, 2, 2, 3)).reshape(4, 12)
-
-
 @model({'a': floats(2, 2, 1, 5), 'b': floats(2, 2, 2, 5)}, IMAGE)
 def _kernels_above_each_other(p, x):
     return layers.conv(x, jnp.concatenate([p['a'], p['b']], 2))
-
-
-@model({'a': floats(2, 2, 3), 'b': floats(2, 2, 3)}, IMAGE)
-def _kernels_stacked(p, x):
-    return layers.conv(x, jnp.stack([p['a'], p['b']], -1))
 
 
 @model({'w': floats(2, 2, 3, 6)}, IMAGE)
@@ -165,11 +104,6 @@ def _kernel_from_factors(p, x):
     return layers.conv(x, jnp.einsum('ir,hwro->hwio', p['a'], p['b']))
 
 
-@model({'a': floats(2, 1, 3), 'b': floats(1, 2, 3)}, IMAGE)
-def _separable(p, x):
-    return layers.conv(x, (p['a'] * p['b'])[:, :, None], feature_group_count=3)
-
-
 @model({'w': floats(3, 5)}, floats(2, 4))
 def _fourier(p, x):
     return jnp.fft.irfft(jnp.einsum('bf,fo->bo', jnp.fft.rfft(x), p['w']), axis=-1)
@@ -178,12 +112,6 @@ def _fourier(p, x):
 @model({'q': jax.ShapeDtypeStruct((4, 3), jnp.int8), 's': floats(3)}, X)
 def _quantised(p, x):
     return x @ (p['q'].astype(jnp.float32) * p['s'])
-
-
-@model({'w': floats(3, 4, 5)}, X)
-def _stacked_then_used(p, x):
-    _, t = lax.scan(lambda c, w: (c, w.T), 0, p['w'], reverse=True)
-    return jnp.einsum('bi,koi->bko', x, t)
 
 
 @model({'w': floats(2, 3, 4, 5)}, X)
@@ -256,24 +184,12 @@ def _unrolled_scan(p, x):
 
 
 @model({'w': floats(6, 4, 4)}, X)
-def _scan_of_pairs(p, x):
-    return lax.scan(
-        lambda x, w: (jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]), None), x, p['w'].reshape(3, 2, 4, 4)
-    )[0]
-
-
-@model({'w': floats(6, 4, 4)}, X)
 def _scan_of_pairs_halves(p, x):
     return lax.scan(
         lambda x, w: (jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]), None),
         x,
         p['w'].reshape(2, 3, 4, 4).swapaxes(0, 1),
     )[0]
-
-
-@model({'w': floats(6, 4, 4)}, X)
-def _weights_at_strides(p, x):
-    return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, p['w'][::2])[0]
 
 
 @model({'w': floats(4, 12)}, X)
@@ -303,11 +219,6 @@ def _local(p, x):
     )
 
 
-@model({'a': floats(4, 3), 'b': floats(3, 5), 'c': floats(5, 2)}, X)
-def _multi_dot(p, x):
-    return jnp.linalg.multi_dot([x, p['a'], p['b'], p['c']])
-
-
 @model({'w': floats(3, 4, 2, 5)}, floats(2, 6, 3, 4))
 def _batch_dims_in_other_order(p, x):
     return lax.dot_general(x, p['w'], (((3,), (1,)), ((2, 0), (0, 2))))
@@ -331,13 +242,6 @@ def _stack_carried_and_indexed_in_jit(p, x):
         return (w, jax.jit(lambda w, i, x: jnp.tanh(x @ w[i].T))(w, i, x))
 
     return lax.fori_loop(0, 3, body, (p['w'], x))[1]
-
-
-@model({'w': floats(3, 4, 4)}, X)
-def _counter_of_outer_loop_in_inner(p, x):
-    return lax.fori_loop(
-        0, 3, lambda i, x: lax.fori_loop(0, 2, lambda j, x: jnp.tanh(x @ p['w'][i]), x), x
-    )
 
 
 @model({'w': floats(6, 4, 4)}, X)
@@ -368,16 +272,6 @@ def _masked_by_two(p, x):
     return x @ jnp.triu(jnp.tril(p['w'], 1), -1)
 
 
-@model({'w': floats(2, 2, 3, 5)}, IMAGE)
-def _permuted_kernel_of_conv(p, x):
-    return layers.conv(x, p['w'][:, :, np.array([2, 0, 1])][..., ::-1])
-
-
-@model({'w': floats(3, 3, 3, 5)}, IMAGE)
-def _pixel_mask_of_conv(p, x):
-    return layers.conv(x, p['w'] * np.tri(3, dtype=np.float32)[:, :, None, None])
-
-
 @model({'k': floats(4, 3), 'q': floats(4, 3)}, floats(2, 4), floats(5, 3))
 def _kv_cache(p, x, cache):
     cache = lax.dynamic_update_slice(cache, x @ p['k'], (1, 0))
@@ -389,20 +283,10 @@ def _prefix(p, x):
     return jnp.concatenate([p['t'], x]) @ p['w']
 
 
-@model({'s': floats(2), 'w': floats(4, 2)}, X)
-def _attention_sinks(p, x):
-    return jax.nn.softmax(jnp.concatenate([x @ p['w'], jnp.broadcast_to(p['s'], (2, 2))], -1))
-
-
 @model({'w': floats(4, 5)}, X)
 def _remat_policy(p, x):
     f = jax.checkpoint(lambda w, x: jnp.tanh(x @ w), policy=jax.checkpoint_policies.dots_saveable)
     return f(p['w'], x)
-
-
-@model({'s': floats(), 'w': floats(4, 5)}, X)
-def _scalar(p, x):
-    return x * p['s'] @ p['w']
 
 
 @model({'s': floats(), 'w': floats(4, 5)}, X)
@@ -416,28 +300,12 @@ def _outer_in_vmap(p, x):
 
 
 @model({'w': floats(4, 4)}, X)
-def _ode(p, x):
-    def slope(y):
-        return jnp.tanh(y @ p['w'])
-
-    def step(y, t):
-        return (y + 0.1 * slope(y + 0.05 * slope(y)), None)
-
-    return lax.scan(step, x, jnp.arange(3.0))[0]
-
-
-@model({'w': floats(4, 4)}, X)
 def _sinkhorn(p, x):
     def normalize(_, w):
         w = w / w.sum(0, keepdims=True)
         return w / w.sum(1, keepdims=True)
 
     return x @ lax.fori_loop(0, 2, normalize, jnp.exp(p['w']))
-
-
-@model({'w': floats(4, 4)}, X)
-def _power_of_weights(p, x):
-    return x @ jnp.linalg.matrix_power(p['w'], 3)
 
 
 @model({'w': floats(4, 4)}, X)

@@ -14,15 +14,11 @@ import numpy as np
 from jax import lax
 
 from jaxpruner import tree
-from jaxpruner.uses import (
-    UnsupportedPrimitive,
-    bodies,
-    contractions,
-    param_uses,
-    run_with_taps,
-    visitors,
-)
-from jaxpruner.uses.taps import TapRun, Taps
+from jaxpruner.trace import contractions
+from jaxpruner.trace.interpreter import Position
+from jaxpruner.trace.program import Program
+from jaxpruner.trace.taps import TapRun, Taps
+from jaxpruner.uses import UnsupportedPrimitive, param_uses, run_with_taps
 
 # A weight is in an element of an operand if it changes it at least so much as any other, times this.
 _DOMINANT = 0.5
@@ -187,12 +183,16 @@ def _along(changed, rank):
 class _CutRun(TapRun):
     """No derivative goes through the operands that uses read from the parameter."""
 
-    def visit_equation(self, equation, operands, place):
+    def visit_equation(self, equation, operands, position):
         operands = list(operands)
-        for _, use in self.taps.at(place.path):
-            number = use.site.operand
-            operands[number] = lax.stop_gradient(operands[number])
-        return super().visit_equation(equation, operands, place)
+        for _, use in self.taps.within.get(position.path, ()):
+            if use.site.path == position.path:
+                number = use.site.operand
+                operands[number] = lax.stop_gradient(operands[number])
+        return super().visit_equation(equation, operands, position)
+
+    def inside(self, position, state, element=None):
+        return _CutRun(self.taps, state)
 
 
 def _check_complete(graph, uses, with_leaf, leaf, inputs, name):
@@ -201,8 +201,8 @@ def _check_complete(graph, uses, with_leaf, leaf, inputs, name):
     def loss(leaf):
         values = jax.tree.leaves((with_leaf(leaf), inputs))
         running = _CutRun(taps, dict(enumerate(taps.zeros())))
-        program = bodies.Program.of(graph.program)
-        results = running.visit_program(program, values, visitors.Position())
+        program = Program.of(graph.program)
+        results = running.visit_program(program, values, Position.of_whole(graph.program))
         floats = [result for result in results if jnp.issubdtype(result.dtype, jnp.inexact)]
         weights = [jnp.cos(jnp.arange(math.prod(r.shape))).reshape(r.shape) for r in floats]
         return sum(jnp.sum(jnp.real(r * w)) for r, w in zip(floats, weights, strict=True)) + 0.0

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxpruner.uses import bodies
+from jaxpruner.trace.program import Scan, inside
 from uses.manual_meshes import abstract_mesh, partly_manual
 
 
@@ -38,7 +38,7 @@ FUNCTIONS = {
 def equation_of(function):
     """The equation with a program inside it."""
     equations = jax.make_jaxpr(lambda x: function(x))(jnp.ones(4)).eqns
-    (equation,) = [equation for equation in equations if bodies.inside(equation) is not None]
+    (equation,) = [equation for equation in equations if inside(equation) is not None]
     return equation
 
 
@@ -48,7 +48,7 @@ def test_a_primitive_that_is_written_in_an_unknown_way_is_named_with_the_version
     unknown = equation.replace(params={f'new_{key}': x for key, x in equation.params.items()})
     message = rf'JAX {jax.__version__} writes {equation.primitive.name} \(.*test_bodies\.py'
     with pytest.raises(NotImplementedError, match=message):
-        bodies.inside(unknown)
+        inside(unknown)
 
 
 # (constants, carried, sliced) of a scan
@@ -64,6 +64,7 @@ def test_operands_and_results_of_a_scan_are_told_apart(counts):
         return jax.lax.scan(body, carried, sliced, 5)
 
     equations = jax.make_jaxpr(scan)(constants, carried, sliced).eqns
-    (loop,) = [bodies.Scan.of(e) for e in equations if e.primitive.name == 'scan']
+    (loop,) = [inside(e) for e in equations if e.primitive.name == 'scan']
+    assert isinstance(loop, Scan)
     assert tuple(map(len, loop.split(loop.equation.invars))) == counts
     assert list(map(len, loop.split_results(loop.equation.outvars))) == [counts[1], counts[2] + 1]

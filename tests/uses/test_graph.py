@@ -1,6 +1,5 @@
 """What a graph says of leaves that are used, opaque or unused, and how it says it."""
 
-import inspect
 import json
 
 import jax
@@ -86,12 +85,6 @@ SQUARE, ROW, X = {'w': floats(4, 4)}, {'w': floats(4)}, floats(2, 4)
 OPAQUE = {
     'svd': (lambda p, x: x @ jnp.linalg.svd(p['w'])[0], SQUARE, 'no rule for svd'),
     'fft': (lambda p, x: x + jnp.fft.fft(p['w']).real, ROW, 'no rule for fft'),
-    'solve': (lambda p, x: jnp.linalg.solve(p['w'], x.T), SQUARE, 'no rule for lu'),
-    'callback': (
-        lambda p, x: x + jax.pure_callback(np.sin, floats(4), p['w']),
-        ROW,
-        'no rule for pure_callback',
-    ),
     'scatter': (
         lambda p, x: x + jnp.zeros(9).at[jnp.arange(4)].set(p['w'])[:4],
         ROW,
@@ -118,11 +111,6 @@ OPAQUE = {
         ROW,
         'puts zeros between elements',
     ),
-    'cut': (
-        lambda p, x: x + jnp.concatenate([p['w'], p['w'], p['w'][:1]]).reshape(3, 3)[0, 0],
-        ROW,
-        'reshape of a concatenation',
-    ),
 }
 
 
@@ -136,7 +124,8 @@ def test_what_has_no_rule_is_opaque(apply_fn, params, reason):
         graph['w']
     assert list(graph) == [('bias',)]
     assert list(graph.opaque) == [('w',)]
-    assert ('w',) not in graph
+    with pytest.raises(UnsupportedPrimitive, match=rf'w: .*{reason}.*graph.opaque'):
+        param_uses(apply_fn, params, X, strict=True)
 
 
 def _behind_a_barrier(params, x):
@@ -172,11 +161,6 @@ def test_paths_of_one_name_are_told_apart():
         2 * 2 * 8 * 4,
         2 * 2 * 4 * 6,
     ]
-
-
-def test_strict():
-    with pytest.raises(UnsupportedPrimitive, match=r'w: no rule for svd .*graph.opaque'):
-        param_uses(lambda p, x: x @ jnp.linalg.svd(p['w'])[0], SQUARE, X, strict=True)
 
 
 def test_names():
@@ -221,10 +205,6 @@ def _looped(params, x):
     return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ params['v'], x)
 
 
-def _indexed_from_behind(params, x):
-    return jax.lax.fori_loop(0, 3, lambda number, x: jnp.tanh(x @ params['w'][:, 2 - number].T), x)
-
-
 def _indexed_by_a_carried_array(params, x):
     def body(carried, _):
         number, x = carried
@@ -262,48 +242,17 @@ USES = {
         X,
         {'w': 'dot 1>02'},
     ),
-    'batched': (jax.vmap(lambda p, x: x @ p['w']), {'w': floats(2, 4, 3)}, X, {'w': 'dot 1>2|0'}),
-    'stacked inside': (
-        lambda p, x: jax.lax.scan(lambda x, w: (x @ w, None), x, jnp.stack([p['a'], p['b']]))[0],
-        {'a': floats(4, 4), 'b': floats(4, 4)},
-        X,
-        {'a': 'dot 0>1', 'b': 'dot 0>1'},
-    ),
     'irregular reshape': (
         lambda p, x: x @ p['w'].reshape(4, 3),
         {'w': floats(3, 4)},
         X,
         {'w': 'dot 01>01'},
     ),
-    'merged': (
-        lambda p, x: x @ p['w'].reshape(4, 6),
-        {'w': floats(2, 2, 2, 3)},
-        X,
-        {'w': 'dot 01>23'},
-    ),
-    'order F': (
-        lambda p, x: x @ p['w'].reshape(4, 6, order='F'),
-        {'w': floats(2, 2, 6)},
-        X,
-        {'w': 'dot 01>2'},
-    ),
-    'order F of a matrix': (
-        lambda p, x: x @ p['w'].reshape(4, 6, order='F'),
-        {'w': floats(8, 3)},
-        X,
-        {'w': 'dot 0>01'},
-    ),
     'convolutions with weights of their own': (
         jax.vmap(lambda p, x: _conv(x, p['w']), (3, 0)),
         {'w': floats(2, 2, 3, 5, 6)},
         floats(5, 2, 4, 4, 3),
         {'w': 'conv 012>34'},
-    ),
-    'convolutions of one image': (
-        jax.vmap(lambda p, x: _conv(x, p['w']), (1, None)),
-        {'w': floats(2, 5, 2, 3, 6)},
-        floats(2, 4, 4, 3),
-        {'w': 'conv 023>14'},
     ),
     'top k': (
         lambda p, x: x @ jax.lax.top_k(p['w'], 2)[0].T,
@@ -312,38 +261,13 @@ USES = {
         {'w': '~dot 1>0'},
     ),
     'both ways': (lambda p, x: x @ (p['w'] + p['w'].T), SQUARE, X, {'w': '~dot 01>01'}),
-    'quantised': (
-        lambda p, x: x @ p['w'].astype(jnp.int8).astype(jnp.float32),
-        SQUARE,
-        X,
-        {'w': '~dot 0>1'},
-    ),
     'half precision': (
         lambda p, x: x.astype(jnp.bfloat16) @ p['w'].astype(jnp.bfloat16),
         SQUARE,
         X,
         {'w': 'dot 0>1'},
     ),
-    'spectral norm': (
-        lambda p, x: x @ (p['w'] / jnp.abs(p['w']).max()),
-        SQUARE,
-        X,
-        {'w': '~dot 0>1'},
-    ),
-    'relative positions': (
-        lambda p, x: x + p['w'][np.array([0, 2, 1, 0])],
-        ROW,
-        X,
-        {'w': 'elementwise >0'},
-    ),
     'masked': (lambda p, x: x @ jnp.where(np.tri(4) > 0, p['w'], 0), SQUARE, X, {'w': 'dot 0>1'}),
-    'masked by a product': (
-        lambda p, x: x @ (p['w'] * np.tri(4, dtype='f')),
-        SQUARE,
-        X,
-        {'w': 'dot 0>1'},
-    ),
-    'lower triangle': (lambda p, x: x @ jnp.tril(p['w']), SQUARE, X, {'w': 'dot 0>1'}),
     'scaled by a constant': (
         lambda p, x: x @ (p['w'] * np.float32(2)),
         SQUARE,
@@ -357,32 +281,13 @@ USES = {
         X,
         {'w': 'dot 1>2@0'},
     ),
-    'at an array': (
-        lambda p, x: x @ p['w'][jnp.asarray(1)],
-        {'w': floats(3, 4, 4)},
-        X,
-        {'w': 'dot 1>2'},
-    ),
-    'one after another': (_indexed_from_behind, {'w': floats(4, 3, 4)}, X, {'w': 'dot 2>0@1'}),
     'rows in groups': (
         lambda p, x: jax.lax.ragged_dot(x, p['w'], jnp.array([2, 0, 3])),
         {'w': floats(3, 4, 6)},
         floats(5, 4),
         {'w': 'dot 1>2|0'},
     ),
-    'rows in groups, outputs first': (
-        lambda p, x: jax.lax.ragged_dot(x[0], p['w'].transpose(0, 2, 1), x[1]),
-        {'w': floats(3, 6, 4)},
-        (floats(5, 4), tokens(3)),
-        {'w': 'dot 2>1|0'},
-    ),
     'lookup': (lambda p, x: p['w'][x], SQUARE, tokens(3), {'w': 'gather >01'}),
-    'window': (
-        lambda p, x: jax.lax.dynamic_slice(p['w'], (x[0], 0), (2, 4)),
-        SQUARE,
-        tokens(3),
-        {'w': 'gather >01'},
-    ),
     'returned': (lambda p, x: (x, p['w']), SQUARE, X, {'w': 'output >01'}),
     'one of two': (
         lambda p, x: x @ jax.lax.cond(x.sum() > 0, lambda: p['a'], lambda: p['b']),
@@ -390,30 +295,7 @@ USES = {
         X,
         {'a': 'elementwise >01', 'b': 'elementwise >01'},
     ),
-    'updated': (
-        lambda p, x: jax.lax.fori_loop(0, 2, lambda _, w: w - w @ x.T @ x, p['w']),
-        SQUARE,
-        X,
-        {'w': 'elementwise >01'},
-    ),
-    'linear recurrence': (
-        lambda p, x: jax.lax.associative_scan(
-            lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1]), (jnp.broadcast_to(p['w'], x.shape), x)
-        )[1],
-        ROW,
-        floats(8, 4),
-        {'w': 'elementwise >0, ~elementwise >0'},
-    ),
 }
-
-
-if 'axis' in inspect.signature(jax.lax.top_k).parameters:
-    USES['top k of another axis'] = (
-        lambda p, x: x @ jax.lax.top_k(p['w'], 2, axis=0)[0],
-        {'w': floats(6, 4)},
-        floats(3, 2),
-        {'w': '~dot 0>1'},
-    )
 
 
 @pytest.mark.parametrize(('apply_fn', 'params', 'x', 'expected'), USES.values(), ids=USES)
@@ -425,15 +307,7 @@ def test_uses(apply_fn, params, x, expected):
 
 
 FLOPS = {
-    'dot': (lambda p, x: x @ p['w'], {'w': floats(4, 5)}, X, 2 * 2 * 4 * 5),
-    'batch': (
-        lambda p, x: jnp.einsum('bi,bio->bo', x, p['w']),
-        {'w': floats(2, 4, 5)},
-        X,
-        2 * 2 * 4 * 5,
-    ),
     'bias': (lambda p, x: x + p['w'], ROW, X, 8),
-    'lookup': (lambda p, x: p['w'][x], SQUARE, tokens(3), 0),
     'scan': (
         lambda p, x: jax.lax.scan(lambda x, w: (x @ w, None), x, p['w'])[0],
         {'w': floats(7, 4, 4)},
@@ -502,18 +376,14 @@ def test_sizes_of_groups_that_are_made_of_parameters_have_no_rule():
     assert list(graph.opaque) == [('sizes',), ('w',)]
 
 
-def test_a_program_that_is_called_twice_is_two_uses():
+def test_trips_and_calls_of_one_program():
+    graph = param_uses(_looped, {'w': floats(3, 4, 4), 'v': floats(4, 4)}, X)
+    assert (graph['w'][0].trips, graph['v'][0].trips) == (3, None)
     layer = jax.jit(lambda w, x: x @ w)
     params = {'a': floats(4, 4), 'b': floats(4, 4)}
     graph = param_uses(lambda p, x: layer(p['a'], layer(p['b'], layer(p['a'], x))), params, X)
     assert [len(graph[name]) for name in 'ab'] == [2, 1]
     assert len({use.site.path for uses in graph.values() for use in uses}) == 3
-
-
-def test_trips():
-    graph = param_uses(_looped, {'w': floats(3, 4, 4), 'v': floats(4, 4)}, X)
-    assert graph['w'][0].trips == 3
-    assert graph['v'][0].trips is None
 
 
 @pytest.mark.parametrize('axes', [{'model'}, {'model', 'data'}])

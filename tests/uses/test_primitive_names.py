@@ -7,7 +7,7 @@ import pkgutil
 import jax
 import jax.extend.core
 
-from jaxpruner.uses import indexing_rules, rules
+from jaxpruner.trace import rules
 
 # Primitives that not every version of JAX has: the first version that has them, and the first that has them no more.
 ALWAYS, NEVER = (0,), (99,)
@@ -47,7 +47,7 @@ def primitives_of_jax():
 def tables(known):
     """Module and name of each table of primitives -> its names: those of collections that mostly name primitives."""
     found = {}
-    for package in ('oneshot', 'sparse', 'structure', 'uses'):
+    for package in ('oneshot', 'sparse', 'structure', 'trace'):
         path = importlib.import_module(f'jaxpruner.{package}').__path__
         for module in pkgutil.walk_packages(path, f'jaxpruner.{package}.'):
             for name, value in vars(importlib.import_module(module.name)).items():
@@ -62,8 +62,8 @@ def test_names_in_tables_of_primitives_are_names_of_primitives():
     version = jax.__version_info__
     existing = primitives_of_jax()
     found = tables(existing | OF_SOME_VERSIONS.keys())
-    assert found['jaxpruner.uses.rules.RULES'] == rules.RULES.keys()
-    assert found['jaxpruner.uses.indexing_rules.SCATTERS'] == indexing_rules.SCATTERS
+    assert found['jaxpruner.trace.rules.RULES'] == rules.RULES.keys()
+    assert found['jaxpruner.trace.rules.SCATTERS'] == rules.SCATTERS
     named = set().union(*found.values())
     wrong = {table: names - existing - OF_SOME_VERSIONS.keys() for table, names in found.items()}
     assert {table: names for table, names in wrong.items() if names} == {}

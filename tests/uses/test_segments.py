@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxpruner.trace.segments import ProgramCut, Segments
+from jaxpruner.trace.taps import Taps
 from jaxpruner.uses import param_uses, run_with_taps
-from jaxpruner.uses.segments import ProgramCut, Segments
-from jaxpruner.uses.taps import Taps
 
 RNG = np.random.default_rng(0)
 

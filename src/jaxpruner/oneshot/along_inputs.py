@@ -23,7 +23,7 @@ from jaxpruner.sparsity_types import (
     resolve_leaves,
     resolve_types,
 )
-from jaxpruner.uses import UnsupportedPrimitive, UseGraph, with_input_axes
+from jaxpruner.trace import UnsupportedPrimitive, UseGraph, with_input_axes
 
 _DEFAULT_AXIS = -1  # of `NByM`; whether a user has written it does not show
 

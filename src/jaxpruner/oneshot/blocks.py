@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.shared_inputs import inputs_key
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
-from jaxpruner.uses import bodies
-from jaxpruner.uses.segments import ProgramCut
-from jaxpruner.uses.steps import ModelSteps
+from jaxpruner.trace.program import inside
+from jaxpruner.trace.segments import ModelSteps, ProgramCut
 
 # A glob or a path, or several.
 Names = str | Sequence[str | tree_lib.Path]
@@ -61,7 +60,7 @@ def find_blocks(
             block = Block(tuple(parts), ProgramCut(start), stop)
             blocks_by_start.append(((start, -1, first), block))
             continue
-        loop = bodies.Scan.of(program.steps[scan].equation)
+        loop: Any = inside(program.steps[scan].equation)
         for trip in range(loop.length):
             layer = loop.length - 1 - trip if loop.reverse else trip
             layers = tuple(part.at_layer(layer) for part in parts)

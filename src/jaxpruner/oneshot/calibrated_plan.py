@@ -10,7 +10,7 @@ from jaxpruner.oneshot.followed_leaves import FollowedLeaves, why_left_dense
 from jaxpruner.oneshot.leaf_targets import LeafTargets
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.plan import LeafPlan, PruningPlan
-from jaxpruner.uses import UseGraph, with_input_axes
+from jaxpruner.trace import UseGraph, with_input_axes
 
 _NOTE = (
     'The model decides which of them: leaves that no contraction reads stay dense, and N:M lies along the inputs. '

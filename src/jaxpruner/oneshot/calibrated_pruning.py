@@ -44,7 +44,7 @@ from jaxpruner.oneshot.sample_weights import SampleWeights
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.plan import PruningPlan
 from jaxpruner.sparsity_types import Leaf, check_groups, normalize_setting
-from jaxpruner.uses import param_uses
+from jaxpruner.trace import param_uses
 
 
 @dataclasses.dataclass

@@ -26,9 +26,9 @@ from jaxpruner.oneshot.sample_weights import SampleWeights, check_samples_are_to
 from jaxpruner.oneshot.shared_inputs import check_alike, input_taps, inputs_key, uses_by_inputs
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.progress import progress_bar
-from jaxpruner.uses import UseGraph, param_uses
-from jaxpruner.uses.compiled_once import CompiledOnce
-from jaxpruner.uses.taps import Taps
+from jaxpruner.trace import UseGraph, param_uses
+from jaxpruner.trace.compiled_once import CompiledOnce
+from jaxpruner.trace.taps import Taps
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from jaxpruner.uses import contractions
+from jaxpruner.trace import contractions
 
 
 class Contracted(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jaxpruner import caller_warnings
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.weight_matrices import UnknownWeightsError, WeightMatrices, find_matrices
-from jaxpruner.uses import UseGraph
+from jaxpruner.trace import UseGraph
 
 IsNamed = Callable[[tree_lib.Path], bool]
 

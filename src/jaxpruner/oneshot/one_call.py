@@ -26,7 +26,7 @@ from jaxpruner.oneshot.synflow import SynFlow
 from jaxpruner.oneshot.wanda import Wanda
 from jaxpruner.plan import PruningPlan
 from jaxpruner.sparsity_types import is_n_by_m_without_axis, normalize_setting
-from jaxpruner.uses import UseGraph, param_uses
+from jaxpruner.trace import UseGraph, param_uses
 
 _ALGORITHMS = {
     'wanda': Wanda,

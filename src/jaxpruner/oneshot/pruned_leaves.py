@@ -13,7 +13,7 @@ from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
 from jaxpruner.explicit_meshes import has_explicit_axes, without_explicit_axes
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
-from jaxpruner.uses.compiled_once import CompiledOnce
+from jaxpruner.trace.compiled_once import CompiledOnce
 
 
 class PrunedLeaves:

@@ -25,7 +25,7 @@ from jaxpruner.oneshot.batches import (
     first_batch,
 )
 from jaxpruner.progress import progress_bar
-from jaxpruner.uses.compiled_once import CompiledOnce
+from jaxpruner.trace.compiled_once import CompiledOnce
 
 logger = logging.getLogger(__name__)
 

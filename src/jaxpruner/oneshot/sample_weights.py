@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
-from jaxpruner.uses import Use, contractions
+from jaxpruner.trace import Use, contractions
 
 # A batch -> how much each of its samples counts.
 SampleWeights = Callable[[Any], Any]

@@ -24,9 +24,9 @@ from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.sample_weights import SampleWeights, check_samples_are_told, weights_of
 from jaxpruner.oneshot.shared_inputs import check_alike, input_taps, inputs_key, uses_by_inputs
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
-from jaxpruner.uses import UseGraph, param_uses
-from jaxpruner.uses.segments import ProgramCut, Segments, State
-from jaxpruner.uses.taps import Taps
+from jaxpruner.trace import UseGraph, param_uses
+from jaxpruner.trace.segments import ProgramCut, Segments, State
+from jaxpruner.trace.taps import Taps
 
 
 class SequentialCalibration:

@@ -10,8 +10,8 @@ from jaxpruner.oneshot.contracted_axes import contracted_axes
 from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.sample_weights import sample_axes
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
-from jaxpruner.uses import Use
-from jaxpruner.uses.taps import Taps
+from jaxpruner.trace import Use
+from jaxpruner.trace.taps import Taps
 
 
 def inputs_key(matrices: WeightMatrices) -> Hashable:

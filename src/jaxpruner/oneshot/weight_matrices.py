@@ -13,8 +13,8 @@ from jax import lax
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.contracted_axes import contracted_axes
 from jaxpruner.oneshot.matrix_layout import MatrixLayout
-from jaxpruner.uses import Use, UseGraph, contractions
-from jaxpruner.uses.views import ENTER_LOOP, LEAVE_LOOP, Move, Step, View
+from jaxpruner.trace import Use, UseGraph, contractions
+from jaxpruner.trace.views import ENTER_LOOP, LEAVE_LOOP, Move, Step, View
 
 CONTRACTIONS = ('dot', 'conv')
 # These may put an element in several places.

@@ -20,8 +20,8 @@ from jaxpruner.oneshot.followed_leaves import FollowedLeaves, follow_leaves
 from jaxpruner.oneshot.input_statistics import first_names
 from jaxpruner.oneshot.least_squares import fit_kept_inputs
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
+from jaxpruner.trace import param_uses
 from jaxpruner.tree import Path, PyTree
-from jaxpruner.uses import param_uses
 
 DAMPING = 1e-3
 

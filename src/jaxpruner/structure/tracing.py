@@ -24,9 +24,9 @@ from jaxpruner.structure.analysis.ties import Ties
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.groups import find_groups
 from jaxpruner.structure.programs import Model, ModelProgram, returned_leaves, shape_of_leaf
+from jaxpruner.trace.program import shape_of
+from jaxpruner.trace.walk import leaf_shape
 from jaxpruner.tree import Path, PyTree
-from jaxpruner.uses.moving_rules import shape_of
-from jaxpruner.uses.tracing import leaf_shape
 
 
 def channel_groups(

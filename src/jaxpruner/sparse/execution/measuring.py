@@ -17,7 +17,7 @@ from jaxpruner.sparse.execution.executed_formats.base import ExecutedFormat, Pac
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 from jaxpruner.sparse.program.product_sites import ProductSite
 from jaxpruner.structure.choosing.call_times import Call, in_turns, repeats_of
-from jaxpruner.uses.bodies import bind
+from jaxpruner.trace.program import bind
 
 _LONG_ENOUGH = 5e-3  # seconds
 # Candidates whose numbers of weights differ by less than this factor are measured once.

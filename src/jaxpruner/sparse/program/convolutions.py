@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner.uses.bodies import bind
+from jaxpruner.trace.program import bind
 
 
 @runtime_checkable

@@ -23,8 +23,8 @@ from jaxpruner.oneshot.weight_matrices import (
     step_name,
 )
 from jaxpruner.sparse.program.product_sites import ProductSite
-from jaxpruner.uses import Use, UseGraph, contractions
-from jaxpruner.uses.bodies import (
+from jaxpruner.trace import Use, UseGraph, contractions
+from jaxpruner.trace.program import (
     RULED,
     Call,
     Cond,

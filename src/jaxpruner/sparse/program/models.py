@@ -11,7 +11,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf, RefusedLeafError, matrix_leaf_of
 from jaxpruner.sparse.program.product_sites import ProductSite
 from jaxpruner.sparse.program.running import run_with_operators
-from jaxpruner.uses import UseGraph, param_uses
+from jaxpruner.trace import UseGraph, param_uses
 
 
 def find_products(

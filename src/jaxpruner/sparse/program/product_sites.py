@@ -12,8 +12,8 @@ from jax import lax
 from jaxpruner.oneshot.contracted_axes import contracted_axes
 from jaxpruner.oneshot.weight_matrices import CASTS, step_name
 from jaxpruner.sparse.program.convolutions import Convolution, Convolving
-from jaxpruner.uses import Use
-from jaxpruner.uses.bodies import bind
+from jaxpruner.trace import Use
+from jaxpruner.trace.program import bind
 
 
 class Operator(Protocol):

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
-from jaxpruner.uses.views import all_but
+from jaxpruner.trace.views import all_but
 
 Form = Literal['atom', 'product', 'sum']
 T = TypeVar('T')

@@ -13,9 +13,8 @@ from jaxpruner.structure.analysis.records import (
     new_results,
 )
 from jaxpruner.structure.rules import contracting, primitives
-from jaxpruner.uses import contractions
-from jaxpruner.uses.bodies import Cond, Program, ProgramPath, Scan, While
-from jaxpruner.uses.moving_rules import shape_of
+from jaxpruner.trace import contractions
+from jaxpruner.trace.program import Cond, Program, ProgramPath, Scan, While, shape_of
 
 # These may read only parts of their operands, so that their results count as read (`tracing._pin_unread`).
 _TAKES_PARTS = frozenset('dynamic_slice gather slice split unstack'.split())
@@ -41,7 +40,7 @@ class Inference(LiveEvaluator[Axes]):
             return value.value
         return new_axes(aval.shape)
 
-    def unneeded(self, equation: Any) -> list[Axes]:
+    def unneeded(self, equation: Any, operands: Any) -> list[Axes]:
         return new_results(equation)
 
     def visit_program(
@@ -53,10 +52,10 @@ class Inference(LiveEvaluator[Axes]):
         program = with_constants(program, axes_of_constants)
         return super().visit_program(program, inputs, position)
 
-    def visit_needed(
+    def visit_equation(
         self, equation: Any, operands: list[Axes], position: TracePosition
     ) -> list[Axes]:
-        results = super().visit_needed(equation, operands, position)
+        results = super().visit_equation(equation, operands, position)
         axes = EquationAxes(tuple(operands), tuple(results))
         self.equations[position.path] = axes
         return results

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, atoms_of_values, drop, resolve_each
 from jaxpruner.structure.analysis.records import Trace
-from jaxpruner.uses.bodies import ProgramPath
+from jaxpruner.trace.program import ProgramPath
 
 # The atoms of one part of an axis, without sums: `(a + b) * c` has the terms (a, c) and (b, c).
 Term = tuple[Axis, ...]

@@ -4,67 +4,15 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from jax.extend import source_info_util
-
 from jaxpruner.structure.analysis.axes import Axes, Axis, Pin, new_axes
 from jaxpruner.structure.analysis.ties import Ties
+from jaxpruner.trace.interpreter import Position
+from jaxpruner.trace.program import ProgramPath, shape_of
 from jaxpruner.tree import Path
-from jaxpruner.uses import liveness
-from jaxpruner.uses.bodies import ProgramPath, Scan, While
-from jaxpruner.uses.moving_rules import shape_of
 
 
-class TracePosition(NamedTuple):
-    """Where a visitor of a traced program is: a `uses.bodies.Position` that also knows what is needed there.
-
-    Attributes:
-      path: of the equation, or of a program inside one; see `uses.graph.Site`.
-      needed: which results of the equation or program the model's results depend on.
-      callers: the equations around it, the innermost last.
-    """
-
-    path: ProgramPath = ()
-    needed: tuple[bool, ...] = ()
-    callers: tuple[Any, ...] = ()
-
-    @classmethod
-    def of_whole(cls, program: Any) -> 'TracePosition':
-        """A whole traced program, with all its results needed."""
-        count = len(program.jaxpr.outvars)
-        return cls(needed=(True,) * count)
-
-    def at(self, number: int) -> 'TracePosition':
-        """An equation in this program, or a program in this equation."""
-        return self._replace(path=(*self.path, number))
-
-    def inside(self, equation: Any, number: int, needed: Sequence[bool]) -> 'TracePosition':
-        """A program in this equation, with these of its results needed."""
-        path = (*self.path, number)
-        callers = (*self.callers, equation)
-        return TracePosition(path, tuple(needed), callers)
-
-    def in_scan(self, scan: Scan) -> 'TracePosition':
-        """The body of this scan."""
-        needed = liveness.needed_of_scan_body(scan, self.needed)
-        return self.inside(scan.equation, 0, needed)
-
-    def in_condition(self, loop: While) -> 'TracePosition':
-        """The condition of this loop."""
-        return self.inside(loop.equation, 0, needed=(True,))
-
-    def in_body(self, loop: While) -> 'TracePosition':
-        """The body of this loop."""
-        needed = liveness.needed_of_while_body(loop, self.needed)
-        return self.inside(loop.equation, 1, needed)
-
-    def line(self, equation: Any) -> str:
-        """The line of the source that an equation comes from. For an equation made by JAX, the line of the call."""
-        callers = reversed(self.callers)
-        for candidate in (equation, *callers):
-            line = source_info_util.summarize(candidate.source_info)
-            if line:
-                return line
-        return ''
+class TracePosition(Position):
+    """A position in a traced program, which also says why an axis is pinned there."""
 
     def pin(self, equation: Any, reason: str, mixes: bool = True) -> Pin:
         """The pin of an axis by an equation here."""

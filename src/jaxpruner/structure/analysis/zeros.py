@@ -24,8 +24,8 @@ from jaxpruner.structure.analysis.live_evaluator import KnownConstant, LiveEvalu
 from jaxpruner.structure.analysis.records import Trace, TracePosition, has_type_of
 from jaxpruner.structure.analysis.signs import signs_of, signs_of_results
 from jaxpruner.structure.rules import primitives
+from jaxpruner.trace.program import Cond, Program, Scan, While
 from jaxpruner.tree import Path
-from jaxpruner.uses.bodies import Cond, Program, Scan, While
 
 
 def inexact_atoms(traces: Sequence[Trace], leaves: Sequence[Fill] | None = None) -> dict[Axis, str]:
@@ -115,7 +115,7 @@ class ZeroWalk(LiveEvaluator[Fill]):
         no_candidates = ((),) * len(aval.shape)
         return of_constant(value, no_candidates)
 
-    def unneeded(self, equation: Any) -> Fills:
+    def unneeded(self, equation: Any, operands: Any) -> Fills:
         return list(map(unknown, equation.outvars))
 
     def visit_program(

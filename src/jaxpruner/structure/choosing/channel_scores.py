@@ -21,8 +21,8 @@ from jaxpruner.structure.analysis.members import Group, Member
 from jaxpruner.structure.analysis.positions import indices_of
 from jaxpruner.structure.choosing.leaf_scores import LeafScores
 from jaxpruner.structure.cutting.cut import Cut
+from jaxpruner.trace.views import all_but
 from jaxpruner.tree import Path
-from jaxpruner.uses.views import all_but
 
 Table = np.ndarray
 Normalise = Callable[[Table], Table]

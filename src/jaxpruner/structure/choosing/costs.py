@@ -19,9 +19,18 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.structure.analysis.axes import Axis, atoms, new_axes, resolve_each
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.cutting.keeping import KeepByGroup, check_keep
-from jaxpruner.uses import contractions
-from jaxpruner.uses.bodies import Call, Cond, Program, ProgramPath, Scan, ShardMap, While, inside
-from jaxpruner.uses.moving_rules import shape_of
+from jaxpruner.trace import contractions
+from jaxpruner.trace.program import (
+    Call,
+    Cond,
+    Program,
+    ProgramPath,
+    Scan,
+    ShardMap,
+    While,
+    inside,
+    shape_of,
+)
 
 
 class Cost(NamedTuple):
@@ -186,7 +195,7 @@ class _Reader:
     def _add(self, work: _Work, equation: Any, at: _Scope) -> None:
         match inside(equation):
             case ShardMap() as shard_map:
-                count = shard_map.device_count()
+                count = shard_map.devices
                 on_each_device = at.inside(0, times=[Axis(count)])
                 part = on_each_device._replace(has_axes=False)
                 self._extend(work, shard_map.program, part)

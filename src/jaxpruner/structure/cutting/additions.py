@@ -15,8 +15,9 @@ from jax.extend.core import Literal
 
 from jaxpruner.structure.analysis.live_evaluator import live_in_whole
 from jaxpruner.structure.analysis.records import has_type_of
+from jaxpruner.trace.interpreter import Position, Run
+from jaxpruner.trace.program import Program
 from jaxpruner.tree import Path
-from jaxpruner.uses.bodies import bind
 
 Paths = frozenset[Path]
 
@@ -190,24 +191,4 @@ def without(program: Any, additions: Iterable[Addition]) -> Any:
 
 def run(program: Any, inputs: Sequence[Any]) -> list[Any]:
     """Runs the equations of a program that its results depend on. Other inputs may be `None`."""
-    jaxpr = program.jaxpr
-    values: dict[int, Any] = {}
-
-    def write(variables: Iterable[Any], new_values: Iterable[Any]) -> None:
-        for variable, value in zip(variables, new_values, strict=True):
-            values[id(variable)] = value
-
-    def read(variable: Any) -> Any:
-        if isinstance(variable, Literal):
-            return variable.val
-        return values[id(variable)]
-
-    write(jaxpr.constvars, program.consts)
-    write(jaxpr.invars, inputs)
-    live = live_in_whole(jaxpr)
-    for equation, needed in zip(jaxpr.eqns, live.results, strict=True):
-        if any(needed):
-            operands = list(map(read, equation.invars))
-            results = bind(equation, operands)
-            write(equation.outvars, results)
-    return list(map(read, jaxpr.outvars))
+    return Run().visit_program(Program.of(program), inputs, Position.of_whole(program))

@@ -23,7 +23,7 @@ from jaxpruner.structure.analysis.records import TracePosition
 from jaxpruner.structure.analysis.ties import Ties
 from jaxpruner.structure.cutting.cut import Cut, Lists
 from jaxpruner.structure.rules.resizing import EquationCut
-from jaxpruner.uses.bodies import RULED_BACKWARDS, Program, bind
+from jaxpruner.trace.program import RULED_BACKWARDS, Program, bind
 
 T = TypeVar('T')
 Values = list[Any]

@@ -15,8 +15,8 @@ from jaxpruner.structure.analysis.axes import (
 )
 from jaxpruner.structure.analysis.records import Contraction, EquationTies, Row
 from jaxpruner.structure.rules import contracting_fills, resizing
-from jaxpruner.uses import contractions
-from jaxpruner.uses.contractions import DotAxes
+from jaxpruner.trace import contractions
+from jaxpruner.trace.contractions import DotAxes
 
 
 def contraction(ties: EquationTies) -> Contraction:

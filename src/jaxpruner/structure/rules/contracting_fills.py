@@ -9,9 +9,9 @@ import numpy as np
 from jaxpruner.structure.analysis.axes import Axis, pick, sizes_of
 from jaxpruner.structure.analysis.fills import NAN, EquationFills, Fill, Scalar, is_finite, product
 from jaxpruner.structure.analysis.signs import Signs
-from jaxpruner.uses import contractions
-from jaxpruner.uses.contractions import DotAxes
-from jaxpruner.uses.views import all_but
+from jaxpruner.trace import contractions
+from jaxpruner.trace.contractions import DotAxes
+from jaxpruner.trace.views import all_but
 
 # Reduction -> the scalar that changes no result.
 _NEUTRAL: dict[str, Scalar] = {

@@ -3,7 +3,7 @@
 from jaxpruner.structure.analysis.axes import Axes, new_axes
 from jaxpruner.structure.analysis.records import EquationTies, Row
 from jaxpruner.structure.rules import moving_fills
-from jaxpruner.uses import moving_rules, rules
+from jaxpruner.trace import rules
 
 
 def _elementwise(ties: EquationTies) -> list[Axes]:
@@ -46,6 +46,6 @@ COMPUTING = rules.ARITHMETIC | frozenset(
 )
 ROWS: dict[str, Row] = {
     **dict.fromkeys(COMPUTING, Row(_elementwise, moving_fills.elementwise)),
-    **dict.fromkeys(moving_rules.SAME - COMPUTING, Row(_same, moving_fills.same)),
+    **dict.fromkeys(rules.SAME - COMPUTING, Row(_same, moving_fills.same)),
     'bitcast_convert_type': Row(_bits, moving_fills.nothing),
 }

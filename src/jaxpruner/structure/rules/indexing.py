@@ -11,7 +11,7 @@ from jaxpruner.structure.analysis.records import EquationTies, Row
 from jaxpruner.structure.analysis.ties import Ties
 from jaxpruner.structure.rules import moving_fills, resizing
 from jaxpruner.structure.rules.scatter_axes import ScatterAxes
-from jaxpruner.uses.indexing_rules import SCATTERS, GatherAxes
+from jaxpruner.trace.rules import SCATTERS, GatherAxes
 
 _REASON = 'an index says where along it'
 _PARTS = 'numbers that make one index lie along it'

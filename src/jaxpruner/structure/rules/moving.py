@@ -17,7 +17,7 @@ from jaxpruner.structure.analysis.axes import (
 )
 from jaxpruner.structure.analysis.records import EquationTies, Row
 from jaxpruner.structure.rules import moving_fills, resizing
-from jaxpruner.uses import moving_rules, reshaping
+from jaxpruner.trace import reshaping, rules
 
 _PARTS_OF_KEYS = 'parts of keys lie along it'
 
@@ -118,7 +118,7 @@ def _unstack(ties: EquationTies) -> list[Axes]:
 
 def _slice(ties: EquationTies) -> list[Axes]:
     (axes,) = ties.operands
-    slices = moving_rules.slices(ties.params)
+    slices = rules.slices(ties.params)
     result = []
     for axis, positions in zip(axes, slices, strict=True):
         sliced = _slice_axis(axis, positions, ties)

@@ -16,7 +16,7 @@ from jaxpruner.structure.analysis.fills import (
     join,
 )
 from jaxpruner.structure.rules.scatter_axes import ScatterAxes
-from jaxpruner.uses.indexing_rules import GatherAxes
+from jaxpruner.trace.rules import GatherAxes
 
 
 def nothing(fills: EquationFills) -> list[Fill]:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from jaxpruner.structure.analysis.axes import Axis
 from jaxpruner.structure.analysis.records import EquationAxes
 from jaxpruner.structure.cutting.cut import Cut
-from jaxpruner.uses.bodies import bind
-from jaxpruner.uses.moving_rules import slices
+from jaxpruner.trace.program import bind
+from jaxpruner.trace.rules import slices
 
 Values = list[Any]
 

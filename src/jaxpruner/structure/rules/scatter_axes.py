@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxpruner.uses.moving_rules import shape_of
-from jaxpruner.uses.views import all_but
+from jaxpruner.trace.program import shape_of
+from jaxpruner.trace.views import all_but
 
 
 class ScatterAxes(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 from jaxpruner import text_tables
 from jaxpruner.structure.analysis import fills
 from jaxpruner.structure.analysis.records import TracePosition
-from jaxpruner.uses.bodies import ProgramPath
+from jaxpruner.trace.program import ProgramPath
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -9,8 +9,7 @@ from jax.extend.core import Literal
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure.analysis import fills
-from jaxpruner.uses import liveness
-from jaxpruner.uses.bodies import Call, Cond, Program, Scan, While
+from jaxpruner.trace.program import Call, Cond, Program, Scan, While, live, needed_in_body
 
 
 class Fixed(NamedTuple):
@@ -56,9 +55,9 @@ class Origins:
 def live_equations(side: Side) -> list[LiveEquation]:
     """The equations of a program that its needed results depend on."""
     jaxpr = side.program.jaxpr
-    live = liveness.live(jaxpr, tuple(side.needed))
+    results = live(jaxpr, tuple(side.needed)).results
     equations = []
-    for number, needed in enumerate(live.results):
+    for number, needed in enumerate(results):
         if any(needed):
             equations.append(LiveEquation(number, jaxpr.eqns[number], needed))
     return equations
@@ -70,10 +69,10 @@ def programs_inside(equation: Any, needed: Any) -> list[Side]:
         case Call():
             return [Side(equation.program, needed)]
         case Scan():
-            needed_of_body = liveness.needed_of_scan_body(equation, needed)
+            needed_of_body = needed_in_body(equation, needed)
             return [Side(equation.body, needed_of_body)]
         case While():
-            needed_of_body = liveness.needed_of_while_body(equation, needed)
+            needed_of_body = needed_in_body(equation, needed)
             condition = Side(equation.condition, (True,))
             return [condition, Side(equation.body, needed_of_body)]
         case Cond():

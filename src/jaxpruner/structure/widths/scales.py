@@ -21,7 +21,7 @@ from jaxpruner.structure.analysis import fills
 from jaxpruner.structure.analysis.live_evaluator import LiveEvaluator
 from jaxpruner.structure.analysis.records import Trace, TracePosition
 from jaxpruner.structure.widths.old_numbers import OldNumber
-from jaxpruner.uses.bodies import Cond, ProgramPath, Scan, While
+from jaxpruner.trace.program import Cond, ProgramPath, Scan, While
 
 
 class Unknown(NamedTuple):
@@ -160,10 +160,10 @@ class ScaleFlow(LiveEvaluator[Scale]):
         stays_itself = number == 0 or not np.isfinite(number)
         return ANY if stays_itself else ONE
 
-    def unneeded(self, equation: Any) -> Scales:
+    def unneeded(self, equation: Any, operands: Any) -> Scales:
         return [ANY] * len(equation.outvars)
 
-    def visit_needed(self, equation: Any, operands: Scales, position: TracePosition) -> Scales:
+    def visit_equation(self, equation: Any, operands: Scales, position: TracePosition) -> Scales:
         adds = equation.primitive.name in _ADDING
         for i, variable in enumerate(equation.invars):
             number = self._numbers.get((position.path, i))
@@ -174,7 +174,7 @@ class ScaleFlow(LiveEvaluator[Scale]):
                 unknown = Unknown('constant', (position.path, i))
                 self.constants[unknown] = Constant(equation, position, i)
                 operands[i] = Scale.of(unknown)
-        return super().visit_needed(equation, operands, position)
+        return super().visit_equation(equation, operands, position)
 
     def visit_plain(self, equation: Any, operands: Scales, position: TracePosition) -> Scales:
         if equation.primitive.name == 'optimization_barrier':

@@ -26,7 +26,7 @@ from jaxpruner.structure.widths.program_sides import (
     live_equations,
     programs_inside,
 )
-from jaxpruner.uses.bodies import Program, ProgramPath, Scan, ShardMap, bind, inside
+from jaxpruner.trace.program import Program, ProgramPath, Scan, ShardMap, bind, inside
 
 GroupsAt = Callable[[ProgramPath, OldValues], tuple[str, ...]]
 

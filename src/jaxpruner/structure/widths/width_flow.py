@@ -20,7 +20,7 @@ from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.rules import elementwise, primitives
 from jaxpruner.structure.widths.old_numbers import OldNumber, OldValues, number_at
 from jaxpruner.structure.widths.width_sources import Width, Widths, sources_of
-from jaxpruner.uses.bodies import Cond, Program, ProgramPath, Scan, While, bind
+from jaxpruner.trace.program import Cond, Program, ProgramPath, Scan, While, bind
 
 
 class Facts(NamedTuple):
@@ -92,17 +92,17 @@ class WidthFlow(LiveEvaluator[Facts]):
             if is_table and self.cut.shrinks(axes):
                 self._tables[id(variable)] = axes
 
-    def unneeded(self, equation: Any) -> Values:
+    def unneeded(self, equation: Any, operands: Any) -> Values:
         return _nothing_of(equation)
 
-    def visit_needed(self, equation: Any, operands: Values, position: TracePosition) -> Values:
+    def visit_equation(self, equation: Any, operands: Values, position: TracePosition) -> Values:
         axes = self.trace.equations[position.path]
         widths = self._widths_of(axes.values) | _last_sums(operands)
         self.widths[position.path] = widths
         for path in _made_at(operands):
             self.widths[path] |= widths
         self._list_tables(equation, position)
-        return super().visit_needed(equation, operands, position)
+        return super().visit_equation(equation, operands, position)
 
     def _list_tables(self, equation: Any, position: TracePosition) -> None:
         """Lists the tables among the operands, each at its first use."""

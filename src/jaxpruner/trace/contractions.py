@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from jaxpruner.uses.views import NoRuleError, all_but
+from jaxpruner.trace.views import NoRuleError, all_but
 
 # Products of groups of rows with a matrix each, as in a mixture of experts. Older JAX only has the first one.
 RAGGED = frozenset(('ragged_dot', 'ragged_dot_general'))

@@ -1,11 +1,30 @@
-"""Views: how the axes of a value lie along the axes of the parameter that it was made of.
+"""Views: how the axes of a value lie along the axes of the parameter that it was made of, and how they move.
 
 The view of a value is exact if the value has the parameter's own elements, at most moved (transposed, reshaped, sliced)
 or cast. The view of a computed value keeps what is still known of the axes.
+
+`1:6` is an axis of the value with 6 elements along axis 1 of the parameter. Take a stack of 3 kernels with 4 inputs and
+2 x 3 outputs, stored as (kernels, outputs, inputs). Its view changes like this:
+
+>>> from jaxpruner.trace.reshaping import reshape
+>>> view = whole(leaf=0, shape=(3, 6, 4))
+>>> print(view)
+(0:3, 1:6, 2:4)
+>>> view = reshape(view, (3, 2, 3, 4))
+>>> print(view)  # one axis of the parameter lies along two axes of the value
+(0:3, 1:2, 1:3, 2:4)
+>>> view = transpose(view, (0, 3, 2, 1))
+>>> print(view)
+(0:3, 2:4, 1:3, 1:2)
+>>> view = enter_loop(view, loop=(2,))
+>>> print(view)  # what each trip of a scan gets; equation 2 of the program is the scan
+(2:4, 1:3, 1:2), a trip for each of 0:3
+
+A product of data with this value sums over the value's first axis. So it contracts axis 2 of the parameter, axis 1 is
+free, and axis 0 is a stack.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -14,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.uses.bodies import ProgramPath
+from jaxpruner.trace.program import ProgramPath
 
 
 class NoRuleError(Exception):
@@ -28,8 +47,7 @@ class Factor(NamedTuple):
     size: int
 
     def __str__(self) -> str:
-        axes = '+'.join(map(str, self.axes))
-        return f'{axes or "copies"}:{self.size}'
+        return f'{"+".join(map(str, self.axes)) or "copies"}:{self.size}'
 
 
 # The outermost factor first.
@@ -76,15 +94,23 @@ class ViewAxis(NamedTuple):
         """The parameter's axes that this axis lies along."""
         return axes_of(self.factors)
 
+    def between(self, before: int, after: int) -> 'ViewAxis':
+        """The axis with more elements in front of it and behind it, as in a concatenation or padding."""
+        return self._replace(length=before + self.length + after, start=before + self.start)
+
+    def cut(self, taken: range) -> 'ViewAxis | None':
+        """The axis of these elements; `None` if none of them is the parameter's."""
+        first = max(0, -((taken.start - self.start) // taken.step))
+        after = -((taken.start - self.stop) // taken.step)
+        inside = taken[first:after]
+        if after <= first or not inside:
+            return None
+        own = range(inside[0] - self.start, inside[-1] - self.start + 1, taken.step)
+        return ViewAxis(_cut(self.factors, own), len(taken), first)
+
     def __str__(self) -> str:
         factors = ' '.join(map(str, self.factors)) or '1'
         return factors if self.is_whole else f'{factors} at {self.start} of {self.length}'
-
-
-def all_but(numbers: Iterable[int], entries: Sequence[Any]) -> list[int]:
-    """Returns the numbers of all entries but these."""
-    others = set(range(len(entries))).difference(numbers)
-    return sorted(others)
 
 
 def axis_of(*factors: Factor) -> ViewAxis:
@@ -109,10 +135,33 @@ def size_of(factors: Iterable[Factor]) -> int:
 
 def axes_of(factors: Iterable[Factor]) -> tuple[int, ...]:
     """The parameter's axes that some factors lie along, in ascending order."""
-    axes: set[int] = set()
-    for factor in factors:
-        axes.update(factor.axes)
-    return tuple(sorted(axes))
+    return tuple(sorted({axis for factor in factors for axis in factor.axes}))
+
+
+def all_but(numbers: Iterable[int], entries: Sequence[Any]) -> list[int]:
+    """Returns the numbers of all entries but these."""
+    return sorted(set(range(len(entries))).difference(numbers))
+
+
+def _cut(factors: Factors, taken: range) -> Factors:
+    """The factors of the taken elements, the last of which lies before `taken.stop`."""
+    count = len(taken)
+    if count == size_of(factors):
+        return factors
+    first, *rest = factors
+    others = tuple(rest)
+    if not others:
+        return (Factor(first.axes, count),)
+    inner, step = size_of(others), taken.step
+    outer_start, inner_start = divmod(taken.start, inner)
+    outer_last, inner_last = divmod(taken.stop - 1, inner)
+    if outer_start == outer_last:
+        return _cut(others, range(inner_start, inner_last + 1, step))
+    if step == 1 and inner_start == 0 and inner_last == inner - 1:
+        return (Factor(first.axes, count // inner), *others)
+    if step % inner == 0:  # each step takes the same element of the inner factors
+        return _cut((first,), range(outer_start, outer_last + 1, step // inner))
+    return mixed(factors, count).factors
 
 
 class StackAxis(NamedTuple):
@@ -135,11 +184,6 @@ class StackAxis(NamedTuple):
     def length(self) -> int:
         """The number of trips."""
         return self.axis.length
-
-    @property
-    def share(self) -> float:
-        """The share of the trips that get an element of the parameter."""
-        return self.axis.size / self.axis.length
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -166,13 +210,11 @@ class Move:
         operands = []
         moved_dtype = self.equation.invars[self.operand].aval.dtype
         for number, variable in enumerate(self.equation.invars):
-            if number == self.operand:
-                operands.append(value)
-                continue
             aval = variable.aval
             dtype = value.dtype if aval.dtype == moved_dtype else aval.dtype
             constant = jnp.asarray(self.others.get(number, 0), dtype)
-            operands.append(jnp.broadcast_to(constant, aval.shape))
+            is_moved = number == self.operand
+            operands.append(value if is_moved else jnp.broadcast_to(constant, aval.shape))
         results = self.equation.primitive.bind(*operands, **self.equation.params)
         return results[self.result] if self.equation.primitive.multiple_results else results
 
@@ -180,7 +222,7 @@ class Move:
 # Steps between `ENTER_LOOP` and `LEAVE_LOOP` are vmapped over the first axis.
 ENTER_LOOP: Literal['enter'] = 'enter'
 LEAVE_LOOP: Literal['leave'] = 'leave'
-# A step is a `Move`, `ENTER_LOOP`, `LEAVE_LOOP`, or a function of an array (made in `constant_rules`).
+# A step is a `Move`, `ENTER_LOOP`, `LEAVE_LOOP`, or a function of an array.
 Step = Move | Literal['enter', 'leave'] | Callable[[jax.Array], jax.Array]
 
 
@@ -202,7 +244,7 @@ class View:
     exact: bool = True
     steps: tuple[Step, ...] = ()
 
-    @functools.cached_property
+    @property
     def region(self) -> tuple[Range, ...]:
         """For each axis of the value, the range that is this parameter's."""
         return tuple(axis.range for axis in self.axes)
@@ -217,14 +259,18 @@ class View:
         all_steps = (*self.steps, *steps) if self.exact else ()
         return dataclasses.replace(self, axes=tuple(axes), steps=all_steps)
 
+    def with_axis(self, number: int, axis: ViewAxis, *steps: Step) -> 'View':
+        """The view after a move that changes one axis."""
+        return self.moved((*self.axes[:number], axis, *self.axes[number + 1 :]), *steps)
+
     def computed(self, axes: Iterable[ViewAxis] | None = None) -> 'View':
         """The view of a value computed from this one, along the same axes or others."""
         axes = self.axes if axes is None else tuple(axes)
         return dataclasses.replace(self, axes=axes, exact=False, steps=())
 
-    def stacked(self, entry: StackAxis) -> 'View':
+    def stacked(self, loop: ProgramPath, axis: ViewAxis) -> 'View':
         """The view in a loop that takes one element of an axis in each trip."""
-        return dataclasses.replace(self, stack=(*self.stack, entry))
+        return dataclasses.replace(self, stack=(*self.stack, StackAxis(loop, axis)))
 
     def read(self, leaf: jax.Array) -> jax.Array:
         """Makes the value from the parameter. This is a linear function.
@@ -246,7 +292,10 @@ class View:
             elif step == LEAVE_LOOP:
                 depth -= 1
             else:
-                value = _mapped(step, depth)(value)
+                function: Any = step
+                for _ in range(depth):
+                    function = jax.vmap(function)
+                value = function(value)
         return value
 
     def __str__(self) -> str:
@@ -261,23 +310,88 @@ Views = tuple[View, ...]
 
 def whole(leaf: int, shape: Sequence[int]) -> View:
     """The view of the parameter itself."""
-    axes = []
-    for number, length in enumerate(shape):
-        axes.append(axis_of(Factor((number,), length)))
+    axes = (axis_of(Factor((number,), length)) for number, length in enumerate(shape))
     return View(leaf, tuple(axes))
 
 
-def map_views(function: Callable[[View], View | None], views: Iterable[View]) -> Views:
+def map_views(function: Callable[[View], View | None], operand: Iterable[View]) -> Views:
     """Applies a function to views, and drops those for which it returns `None`."""
-    results = []
-    for view in views:
-        result = function(view)
-        if result is not None:
-            results.append(result)
-    return tuple(results)
+    results = map(function, operand)
+    return tuple(result for result in results if result is not None)
 
 
-def _mapped(function: Callable[..., Any], depth: int) -> Callable[..., Any]:
-    for _ in range(depth):
-        function = jax.vmap(function)
-    return function
+def transpose(view: View, permutation: Iterable[int], *steps: Step) -> View:
+    """The view with its axes in another order, or with some of them."""
+    return view.moved([view.axes[i] for i in permutation], *steps)
+
+
+def broadcast(
+    view: View, new_shape: Sequence[int], dimensions: Iterable[int], *steps: Step
+) -> View:
+    """The view of a value that is copied along new axes and along those of length 1.
+
+    `dimensions` has for each axis of the value the axis of the result.
+    """
+    axes = list(map(copies, new_shape))
+    for axis, target in zip(view.axes, dimensions, strict=True):
+        length = new_shape[target]
+        is_copied = axis.length != length
+        axes[target] = axis_of(*axis.factors, Factor((), length)) if is_copied else axis
+    return view.moved(axes, *steps)
+
+
+def align(view: View, shape: Sequence[int]) -> View:
+    """The view in an elementwise operation of this shape, with copies for scalars and axes of length 1."""
+    return broadcast(view, shape, range(len(shape) - len(view.axes), len(shape)))
+
+
+def cut(view: View, taken: Sequence[range], *steps: Step) -> View | None:
+    """The view of a slice, with these elements of each axis; `None` if nothing of the parameter is in it."""
+    axes = []
+    for axis, indices in zip(view.axes, taken, strict=True):
+        part = axis.cut(indices)
+        if part is None:
+            return None
+        axes.append(part)
+    return view.moved(axes, *steps)
+
+
+def join(operand: Iterable[View]) -> Views:
+    """The views of a value computed from values with these views: one for each parameter and region."""
+    joined: dict[Any, View] = {}
+    for view in operand:
+        key = (view.leaf, view.region, view.stack)
+        axes: Iterable[ViewAxis] = view.axes
+        if key in joined:
+            axes = map(_join_axis, joined[key].axes, view.axes)
+        joined[key] = view.computed(axes)
+    return tuple(joined.values())
+
+
+def _join_axis(first: ViewAxis, second: ViewAxis) -> ViewAxis:
+    if first == second or not second.along:
+        return first
+    if not first.along:
+        return second
+    return first._replace(factors=mixed(first.factors + second.factors, first.size).factors)
+
+
+def enter_loop(view: View, loop: ProgramPath) -> View:
+    """The view of a value's element in each trip of a scan. Its first axis becomes a stack."""
+    first, *others = view.axes
+    return view.moved(others, ENTER_LOOP).stacked(loop, first)
+
+
+def leave_loop(view: View, loop: ProgramPath, length: int) -> View:
+    """The view of the array that all trips of a scan put together."""
+    if view.stack and view.stack[-1].loop == loop:
+        outside = view.moved((view.stack[-1].axis, *view.axes), LEAVE_LOOP)
+        return dataclasses.replace(outside, stack=view.stack[:-1])
+    view = to_next_trip(view, loop)
+    return view.computed((copies(length), *view.axes))
+
+
+def to_next_trip(view: View, loop: ProgramPath) -> View:
+    """The view in the next trip of a loop, which has another element of each stack."""
+    stack = tuple(entry for entry in view.stack if entry.loop != loop)
+    return view if stack == view.stack else dataclasses.replace(view.computed(), stack=stack)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxpruner.uses.views import Factor, Factors, NoRuleError, Range, Step, View, ViewAxis, mixed
+from jaxpruner.trace.views import Factor, Factors, NoRuleError, Range, Step, View, ViewAxis, mixed
 
 
 def reshape(view: View, new_shape: Sequence[int], *steps: Step) -> View:
@@ -98,74 +98,34 @@ def _ranges(start: int, stop: int, sizes: Sequence[int]) -> list[Range]:
     return region
 
 
-class _Dealt(NamedTuple):
-    """Factors that are dealt out to axes.
-
-    Attributes:
-      left: the factors that are left.
-      axes: the factors of each axis.
-      missing: the size that the last of these axes lacks; 1 if it is complete.
-    """
-
-    left: Factors
-    axes: list[Factors]
-    missing: int
-
-
 def _deal(factors: Factors, sizes: Sequence[int]) -> list[Factors]:
-    """Deals the factors out to axes of these sizes, in order.
+    """Deals the factors out to axes of these sizes, in order, as long as one divides the other; then axes are mixed.
 
-    Dealing begins at the front, and stops at the first axis that no factor fits. Take a parameter of shape (4, 6, 5)
-    that becomes (3, 8, 5). 3 does not divide the factor of 4, and 4 does not divide the axis of 3. The other axes are
-    dealt from the back, which finds that the last axis is the parameter's axis of 5. The axes in between are mixed:
-    here the axes of 3 and 8 hold elements along the parameter's axes 0 and 1.
-
-    >>> factors = Factor((0,), 4), Factor((1,), 6), Factor((2,), 5)
-    >>> for axis in _deal(factors, [3, 8, 5]):
-    ...     print(*axis)
-    0+1:3
-    0+1:8
-    2:5
+    >>> factors = Factor((0,), 4), Factor((1,), 6)
+    >>> [' '.join(map(str, axis)) for axis in _deal(factors, [2, 12])], [*map(str, _deal(factors, [3, 8])[1])]
+    (['0:2', '0:2 1:6'], ['0+1:8'])
     """
-    left, dealt, missing = _deal_from_front(factors, sizes)
-    if missing == 1:
-        if left and dealt:  # axes of length 1
-            dealt[-1] += left
-        return dealt
-    first = len(dealt) - 1  # the axis at which dealing from the front has stopped
-    sizes_from_back = [*reversed(sizes[first + 1 :]), missing]
-    from_behind = _deal_from_front(left[::-1], sizes_from_back)
-    last = len(sizes) - len(from_behind.axes)  # the axis at which dealing from the back has stopped
-    behind = [axis[::-1] for axis in reversed(from_behind.axes)]
-    if last == first:
-        dealt[first] += behind.pop(0)
-        return [*dealt, *behind]
-    dealt[first] += mixed(from_behind.left, missing).factors
-    for size in sizes[first + 1 : last]:
-        dealt.append(mixed(from_behind.left, size).factors)
-    before = mixed(from_behind.left, from_behind.missing)
-    behind[0] = before.factors + behind[0]
-    return [*dealt, *behind]
-
-
-def _deal_from_front(factors: Factors, sizes: Sequence[int]) -> _Dealt:
-    """Deals factors out as long as a factor divides the size that an axis lacks, or the size divides the factor."""
     left = list(factors)
-    dealt = []
+    dealt: list[Factors] = []
     for size in sizes:
         taken: list[Factor] = []
-        if size == 1 and left and left[0].size == 1:
-            taken.append(left.pop(0))
-        while size > 1:
-            factor = left[0]
-            if size % factor.size == 0:
-                taken.append(left.pop(0))
-                size //= factor.size
-            elif factor.size % size == 0:
-                taken.append(Factor(factor.axes, size))
-                left[0] = Factor(factor.axes, factor.size // size)
-                size = 1
-            else:
-                return _Dealt(tuple(left), [*dealt, tuple(taken)], size)
+        missing = size
+        while left and (missing > 1 or size == left[0].size == 1):
+            factor = left.pop(0)
+            if missing % factor.size == 0:
+                taken.append(factor)
+                missing //= factor.size
+                if size == 1:
+                    break
+                continue
+            if factor.size % missing:
+                left = [factor, *left]
+                rest = [mixed(left, other).factors for other in sizes[len(dealt) + 1 :]]
+                return [*dealt, (*taken, *mixed(left, missing).factors), *rest]
+            taken.append(Factor(factor.axes, missing))
+            left.insert(0, Factor(factor.axes, factor.size // missing))
+            missing = 1
         dealt.append(tuple(taken))
-    return _Dealt(tuple(left), dealt, 1)
+    if left and dealt:  # axes of length 1
+        dealt[-1] += tuple(left)
+    return dealt

@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.uses import contractions
-from jaxpruner.uses.bodies import ProgramPath
-from jaxpruner.uses.views import View
+from jaxpruner.trace import contractions
+from jaxpruner.trace.program import ProgramPath
+from jaxpruner.trace.views import View
 
 
 class UnsupportedPrimitive(NotImplementedError):
@@ -17,7 +17,7 @@ class UnsupportedPrimitive(NotImplementedError):
     >>> raise UnsupportedPrimitive('kernel: no rule for svd')
     Traceback (most recent call last):
         ...
-    jaxpruner.uses.graph.UnsupportedPrimitive: kernel: no rule for svd
+    jaxpruner.trace.graph.UnsupportedPrimitive: kernel: no rule for svd
     """
 
 
@@ -43,9 +43,6 @@ def leaves_a_program(path: ProgramPath) -> bool:
     (True, False)
     """
     return min(path) < 0
-
-
-_HEADINGS = 'leaf operation contract free batch stack exact FLOPs trips'.split()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,24 +125,18 @@ class Use:
         """
         if not self.contract:
             return None
-        site = self.site
-        innermost = contractions.innermost(site.equation, site.operand)
-        axis = site.view.axes[innermost]
-        contracted = []
-        for factor in axis.factors:
-            if factor.axes and factor.axes[0] in self.contract:
-                contracted.append(factor)
+        innermost = contractions.innermost(self.site.equation, self.site.operand)
+        factors = self.site.view.axes[innermost].factors
+        contracted = [factor for factor in factors if set(factor.axes[:1]) & set(self.contract)]
         longer = [factor for factor in contracted if factor.size > 1]
         if not contracted:
             return None
-        last = (longer or contracted)[-1]
-        return last.axes[0] if len(last.axes) == 1 else None
+        axes = (longer or contracted)[-1].axes
+        return axes[0] if len(axes) == 1 else None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything except the site, for JSON."""
-        values = dict(vars(self))
-        del values['site']
-        return values
+        return {key: value for key, value in vars(self).items() if key != 'site'}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -223,17 +214,11 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything except the program, with strings as keys, for JSON."""
-        uses = {}
-        for path, uses_of_leaf in self.items():
-            name = tree_lib.path_string(path)
-            uses[name] = [use.to_dict() for use in uses_of_leaf]
-        opaque = {}
-        for path, reason in self.opaque.items():
-            opaque[tree_lib.path_string(path)] = reason
+        name = tree_lib.path_string
         return {
-            'uses': uses,
-            'opaque': opaque,
-            'unused': list(map(tree_lib.path_string, self.unused)),
+            'uses': {name(path): [use.to_dict() for use in uses] for path, uses in self.items()},
+            'opaque': {name(path): reason for path, reason in self.opaque.items()},
+            'unused': list(map(name, self.unused)),
             'flops': self.flops,
             'uncounted': dict(self.uncounted),
         }
@@ -246,11 +231,16 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
         return f'UseGraph({text})'
 
     def __str__(self) -> str:
-        rows: list[Sequence[str]] = [_HEADINGS]
+        rows = ['leaf operation contract free batch stack exact FLOPs trips'.split()]
         for path, uses in self.items():
             for use in uses:
-                rows.append([tree_lib.path_string(path), *_texts(use)])
-        lines = _aligned(rows)
+                axes = (use.contract, use.free, use.batch, use.stack)
+                texts = [','.join(map(str, numbers)) or '-' for numbers in axes]
+                exact, trips = 'yes' if use.exact else 'no', use.trips
+                texts += [exact, f'{use.flops:,}', '?' if trips is None else str(trips)]
+                rows.append([tree_lib.path_string(path), use.op, *texts])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ['  '.join(map(str.ljust, row, widths)).rstrip() for row in rows]
         for path, reason in self.opaque.items():
             lines.append(f'{tree_lib.path_string(path)}  opaque: {reason}')
         for path in self.unused:
@@ -259,23 +249,3 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
         for name, where in self.uncounted.items():
             lines.append(f'not counted: {name} ({where})')
         return '\n'.join(lines)
-
-
-def _texts(use: Use) -> list[str]:
-    """The cells of a row of the table, after the name of the leaf."""
-    texts = [use.op]
-    for axes in (use.contract, use.free, use.batch, use.stack):
-        texts.append(','.join(map(str, axes)) or '-')
-    trips = '?' if use.trips is None else str(use.trips)
-    return [*texts, 'yes' if use.exact else 'no', f'{use.flops:,}', trips]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [0] * len(rows[0])
-    for row in rows:
-        widths = list(map(max, widths, map(len, row)))
-    lines = []
-    for row in rows:
-        cells = map(str.ljust, row, widths)
-        lines.append('  '.join(cells).rstrip())
-    return lines

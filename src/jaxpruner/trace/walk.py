@@ -1,0 +1,473 @@
+"""`param_uses`: traces a model once, and walks through its program to find where parameters meet data.
+
+A value of the program is data if it depends on an input. Otherwise it is made only of parameters and has views of them,
+or it is constant. An operation on a value with views and on data is a use. The rules of `rules` are asked only if no
+operand is data. Those of `rules.SAME` are always asked, since they treat each operand by itself. A primitive that
+places parameters among data also goes into `_PLACES`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+
+from jaxpruner import tree as tree_lib
+from jaxpruner.trace import contractions, rules, views
+from jaxpruner.trace.graph import (
+    AFTER_LOOP,
+    NEXT_TRIP,
+    Site,
+    UnsupportedPrimitive,
+    Use,
+    UseGraph,
+    branch_result,
+)
+from jaxpruner.trace.interpreter import Interpreter, Position
+from jaxpruner.trace.program import Cond, Program, Scan, ShardMap, While, inside, shape_of
+from jaxpruner.trace.values import DATA, Constant, Value, has_views
+from jaxpruner.trace.views import NoRuleError, View
+
+Values = list[Value]
+
+# Operations that place parameters among data, besides the elementwise ones.
+_PLACES = frozenset('concatenate dynamic_update_slice pad stack'.split())
+# These read memory that any earlier equation may have written.
+_READS_MEMORY = frozenset(('addupdate', 'get', 'swap'))
+_LOOKS_UP = frozenset(('dynamic_slice', 'gather'))
+# Carried values are joined with those from the body until nothing changes, which takes two or three walks.
+_MOST_WALKS = 20
+
+
+def param_uses(
+    apply_fn: Callable[..., Any], params: tree_lib.PyTree, *inputs: Any, strict: bool = False
+) -> UseGraph:
+    """Finds how a model of any framework uses each of its parameters.
+
+    The model is traced, not computed. So shapes (`jax.ShapeDtypeStruct`) are enough for parameters and inputs.
+
+    Args:
+      apply_fn: `(params, *inputs) -> results`, any function that JAX can trace.
+      params: any pytree of arrays, or of their shapes.
+      *inputs: the other arguments, pytrees of arrays or of their shapes.
+      strict: raise an error if a leaf cannot be followed.
+
+    Returns:
+      The uses of each leaf by its path. Leaves that cannot be followed are in `opaque`, and leaves that the results do
+      not depend on are in `unused`.
+
+    Raises:
+      ValueError: there are no inputs, so data cannot be told from parameters.
+      TypeError: a leaf of `params` is no array.
+      UnsupportedPrimitive: `strict`, and a leaf is opaque.
+
+    >>> import jax.numpy as jnp
+    >>> params = {'kernel': jnp.ones((3, 4)), 'bias': jnp.ones(4)}
+    >>> print(param_uses(lambda p, x: x @ p['kernel'] + p['bias'], params, jnp.ones((2, 3))))
+    leaf    operation    contract  free  batch  stack  exact  FLOPs  trips
+    bias    elementwise  -         0     -      -      yes    8      1
+    kernel  dot          0         1     -      -      yes    48     1
+    56 FLOPs in all
+    """
+    paths, leaves, _ = tree_lib.flatten_with_paths(params)
+    shapes = list(map(leaf_shape, leaves, paths))
+    if not jax.tree.leaves(inputs):
+        raise ValueError(
+            'param_uses needs the inputs of the model, as arrays or shapes: param_uses(apply_fn, params, x); an array '
+            'that apply_fn holds itself counts as a constant, so that no parameter would meet data'
+        )
+    program = jax.make_jaxpr(apply_fn)(params, *inputs)
+    walk = Walk(shapes)
+    arguments = [Value(views=(views.whole(leaf, shape),)) for leaf, shape in enumerate(shapes)]
+    arguments += [DATA] * (len(program.jaxpr.invars) - len(shapes))
+    position = Position.of_whole(program)
+    results = walk.visit_program(Program.of(program), arguments, position)
+    for number, result in enumerate(results):
+        walk.add_uses('output', None, number, result, position)
+    by_leaf: dict[int, list[Use]] = {}
+    for use in walk.uses.values():
+        by_leaf.setdefault(use.site.view.leaf, []).append(use)
+    uses = {}
+    for leaf in sorted(by_leaf.keys() - walk.opaque.keys()):
+        in_order = sorted(by_leaf[leaf], key=lambda use: (use.site.path, use.site.operand))
+        uses[paths[leaf]] = tuple(in_order)
+    seen = walk.opaque.keys() | by_leaf.keys()
+    graph = UseGraph(
+        uses,
+        opaque={paths[leaf]: reason for leaf, reason in sorted(walk.opaque.items())},
+        unused=tuple(paths[leaf] for leaf in range(len(paths)) if leaf not in seen),
+        flops=sum(walk.flops.values()),
+        program=program,
+        uncounted=walk.uncounted,
+    )
+    if strict and graph.opaque:
+        reasons = [f'{tree_lib.path_string(path)}: {why}' for path, why in graph.opaque.items()]
+        raise UnsupportedPrimitive(
+            f'{"; ".join(reasons)}; with strict=False these leaves are in graph.opaque'
+        )
+    return graph
+
+
+def leaf_shape(leaf: Any, path: tree_lib.Path) -> tuple[int, ...]:
+    """The shape of a parameter. Raises TypeError if it is no array."""
+    if hasattr(leaf, 'shape') and hasattr(leaf, 'dtype'):
+        return tuple(leaf.shape)
+    if isinstance(leaf, int | float | complex):
+        return ()
+    raise TypeError(
+        f'{tree_lib.path_string(path)} is no array but {leaf!r}; give the arrays alone and put the rest into apply_fn '
+        '(equinox.partition(model, equinox.is_array), flax.nnx.split(model))'
+    )
+
+
+class Walk(Interpreter[Value]):
+    """Walks through a program whose parameters have these shapes.
+
+    Attributes:
+      uses: by path of the equation, operand, leaf and region.
+      opaque: leaf -> reason.
+      flops: by path of the equation.
+      uncounted: primitive -> source line.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]]):
+        self.shapes = shapes
+        self.uses: dict[Any, Use] = {}
+        self.opaque: dict[int, str] = {}
+        self.flops: dict[Any, int] = {}
+        self.uncounted: dict[str, str] = {}
+
+    def constant(self, value: Any, aval: Any) -> Value:
+        return Value(constant=Constant(value))
+
+    def unneeded(self, equation: Any, operands: Values) -> Values:
+        return [Value()] * len(equation.outvars)
+
+    # Equations with no program inside.
+
+    def visit_plain(self, equation: Any, operands: Values, position: Position) -> Values:
+        name = equation.primitive.name
+        is_data = name in _READS_MEMORY or any(value.data for value in operands)
+        has_parameters = has_views(operands)
+        if name in contractions.OPERATIONS:
+            self._add_flops(contractions.flops(equation), position)
+        if name not in rules.CHEAP and (is_data or has_parameters):
+            self.uncounted.setdefault(name, _line(equation, position))
+        if not has_parameters:
+            constants: Sequence[Constant | None] = [None] * len(equation.outvars)
+            if not is_data:
+                constants = Constant.results_of(equation, [value.constant for value in operands])
+            return [Value(is_data, constant=constant) for constant in constants]
+        try:
+            if name in rules.SAME:
+                pairs = zip(operands, rules.same(equation, operands), strict=True)
+                return [value._replace(views=moved) for value, moved in pairs]
+            if is_data:
+                self._meet(equation, operands, position)
+                return [DATA] * len(equation.outvars)
+            return [Value(views=made) for made in rules.views_of_results(equation, operands)]
+        except NoRuleError as reason:
+            self._add_opaque(operands, str(reason), equation, position)
+            return [Value(is_data)] * len(equation.outvars)
+
+    def _meet(self, equation: Any, operands: Values, position: Position) -> None:
+        """Records the uses in an equation in which parameters meet data."""
+        name = equation.primitive.name
+        if name in contractions.OPERATIONS:
+            numbers = [number for number, value in enumerate(operands) if value.views]
+            if len(numbers) > 1:
+                raise NoRuleError(f'no rule for {name} of several parameters')
+            (number,) = numbers
+            roles = contractions.roles(equation, number)
+            flops = contractions.flops(equation)
+            op = contractions.OPERATIONS[name]
+            self.add_uses(op, equation, number, operands[number], position, flops, roles)
+        elif name in _LOOKS_UP and not has_views(operands[1:]):
+            self.add_uses('gather', equation, 0, operands[0], position)
+        elif name in rules.ELEMENTWISE | _PLACES | rules.SCATTERS:
+            # Others are placed at these indices.
+            is_scatter = name in rules.SCATTERS
+            indices = operands[1:2] if is_scatter else operands[2:]
+            if (is_scatter or name == 'dynamic_update_slice') and has_views(indices):
+                raise NoRuleError(f'no rule for {name} at indices made of parameters')
+            flops = 0
+            if name in rules.ARITHMETIC:
+                flops = math.prod(shape_of(equation.outvars[0]))
+                self._add_flops(flops, position)
+            for number, value in enumerate(operands):
+                self.add_uses('elementwise', equation, number, value, position, flops)
+        else:
+            raise NoRuleError(f'no rule for {name} of a parameter and data')
+
+    # Equations with programs inside.
+
+    def visit_shard_map(self, shard_map: ShardMap, operands: Values, position: Position) -> Values:
+        """Each device has a part of each axis."""
+
+        def rescaled(values: Values, variables: Sequence[Any]) -> Values:
+            results = []
+            for value, variable in zip(values, variables, strict=True):
+                try:
+                    inside = tuple(_resized(view, shape_of(variable)) for view in value.views)
+                except NoRuleError as reason:
+                    self._add_opaque([value], str(reason), shard_map.equation, position)
+                    inside = ()
+                results.append(Value(value.data, inside))
+            return results
+
+        inner = position.inside(shard_map.equation, 0, position.needed)
+        inputs = rescaled(operands, shard_map.program.jaxpr.invars)
+        results = self.visit_program(shard_map.program, inputs, inner)
+        return rescaled(results, shard_map.equation.outvars)
+
+    def visit_scan(self, scan: Scan, operands: Values, position: Position) -> Values:
+        loop = position.path
+        _, first, sliced = scan.split(operands)
+        if not scan.length:
+            return first + [DATA] * (len(scan.equation.outvars) - scan.carried)
+        elements = []
+        for value in sliced:
+            inside = tuple(views.enter_loop(view, loop) for view in value.views)
+            in_trips = None if value.constant is None else value.constant.in_trips(loop)
+            elements.append(Value(value.data, inside, in_trips))
+        counters = _counters(scan, first, loop)
+
+        def walk_body(carried: Values) -> Values:
+            inside = [counters.get(number, value) for number, value in enumerate(carried)]
+            results = self.visit_scan_body(scan, operands, inside, elements, position)
+            for number in counters:
+                results[number] = carried[number]
+            return results
+
+        carried, results = self._settle(
+            scan, first, walk_body, position.in_scan(scan).needed, position
+        )
+        for number in counters:
+            carried[number] = Value()
+        _, stacked = scan.split_results(results)
+        for value in stacked:
+            outside = tuple(views.leave_loop(view, loop, scan.length) for view in value.views)
+            carried.append(Value(value.data, outside))
+        return carried
+
+    def visit_while(self, loop: While, operands: Values, position: Position) -> Values:
+        """Like a scan without slices whose number of trips is unknown."""
+        _, _, first = loop.split(operands)
+
+        def walk_body(carried: Values) -> Values:
+            return self.visit_loop_body(loop, operands, carried, position)
+
+        carried, _ = self._settle(loop, first, walk_body, position.in_body(loop).needed, position)
+        (again,) = self.visit_condition(loop, operands, carried, position)
+        reason = 'it decides how often a loop runs'
+        self._add_opaque([again], reason, loop.equation, position)
+        if not again.data:
+            return carried
+        # Data decide the number of trips, so all values that the body changes are data.
+        before = loop.body.jaxpr.invars[loop.body_constants :]
+        after = []
+        for value, old, new in zip(carried, before, loop.body.jaxpr.outvars, strict=True):
+            after.append(value if new is old else DATA)
+        self._record_lost(loop.equation, carried, after, position.at(AFTER_LOOP))
+        return after
+
+    def visit_cond(self, cond: Cond, operands: Values, position: Position) -> Values:
+        """Walks through all branches, and joins their results."""
+        index = operands[0]
+        self._add_opaque([index], 'it decides which branch runs', cond.equation, position)
+        branches = list(self.visit_branches(cond, operands, position))
+        results, *others = branches
+        for other in others:
+            results = list(map(_join, results, other))
+        if index.data:
+            results = [DATA] * len(results)
+        for number, branch in enumerate(branches):
+            leaving = position.at(branch_result(number))
+            self._record_lost(cond.equation, branch, results, leaving)
+        return results
+
+    def _settle(
+        self,
+        loop: Scan | While,
+        first: Values,
+        walk_body: Callable[[Values], Values],
+        needed: Sequence[bool],
+        position: Position,
+    ) -> tuple[Values, Values]:
+        """Walks through a loop's body until the carried values stay the same. Only findings of the last walk are kept.
+
+        Returns the carried values, and the results of the body.
+        """
+        carried = list(first)
+        for _ in range(_MOST_WALKS):
+            findings = self.uses, self.opaque, self.flops, self.uncounted
+            self.uses, self.opaque, self.flops, self.uncounted = map(dict.copy, findings)
+            results = walk_body(carried)
+            after = []
+            for value in results[: len(first)]:
+                # The next trip has other elements of stacks.
+                inside = tuple(views.to_next_trip(view, position.path) for view in value.views)
+                after.append(value._replace(views=inside))
+            joined = []
+            for number, value in enumerate(carried):
+                joined.append(_join(value, after[number]) if needed[number] else value)
+            if joined == carried:
+                self._record_lost(loop.equation, first, carried, position, loop.first_carried)
+                self._record_lost(loop.equation, after, carried, position.at(NEXT_TRIP))
+                return carried, results
+            self.uses, self.opaque, self.flops, self.uncounted = findings
+            carried = joined
+        reason = f'what {loop.equation.primitive.name} carries does not settle'
+        self._add_opaque(carried, reason, loop.equation, position)
+        carried = [DATA if value.views else value for value in carried]
+        return carried, walk_body(carried)
+
+    # Findings.
+
+    def _record_lost(
+        self, equation: Any, values: Values, joined: Values, position: Position, first: int = 0
+    ) -> None:
+        """Records a use of each parameter that is joined with data, such as a learned first state.
+
+        Args:
+          equation: the loop or the branch.
+          values: consecutive operands, or the results of the program inside.
+          joined: the values that they are joined to.
+          position: of the operands; for the results of a program inside, see `Site.path`.
+          first: the number of the first operand.
+        """
+        for number, (value, other) in enumerate(zip(values, joined, strict=False), first):
+            if other.data:
+                self.add_uses('elementwise', equation, number, value, position)
+
+    def _add_opaque(self, values: Values, reason: str, equation: Any, position: Position) -> None:
+        """Notes that the parameters in these values cannot be followed further."""
+        for value in values:
+            for view in value.views:
+                self.opaque.setdefault(view.leaf, f'{reason} ({_line(equation, position)})')
+
+    def _add_flops(self, flops: int, position: Position) -> None:
+        """Notes the floating point operations of one run of an equation."""
+        trips, _, devices = _runs(position)
+        self.flops[position.path] = flops * trips * devices
+
+    def add_uses(
+        self,
+        op: str,
+        equation: Any,
+        operand: int,
+        value: Value,
+        position: Position,
+        flops: int = 0,
+        roles: contractions.Roles | None = None,
+    ) -> None:
+        """Notes a use for each view of an operand.
+
+        Args:
+          op: the operation, as in `Use`.
+          equation: of the operand; `None` for a result of the program.
+          operand: its number.
+          value: the operand.
+          position: of the equation.
+          flops: of one run of the equation.
+          roles: of the operand's axes; `None` if all are free.
+        """
+        for view in value.views:
+            if roles is None:
+                roles = contractions.Roles((), tuple(range(len(view.axes))), ())
+            trips, are_known, devices = _runs(position)
+            share = math.prod(entry.axis.size / entry.axis.length for entry in view.stack)
+            own_trips = round(trips * share)
+            if flops:  # parts of a concatenation count their shares
+                sizes = math.prod(axis.size for axis in view.axes)
+                share *= sizes / max(math.prod(view.shape), 1)
+            contract, free, batch = (self._leaf_axes(view, axes) for axes in roles)
+            self.uses[position.path, operand, view.leaf, view.region] = Use(
+                op=op,
+                contract=contract,
+                free=free,
+                batch=batch,
+                stack=views.axes_of(f for entry in view.stack for f in entry.axis.factors),
+                flops=round(flops * trips * devices * share),
+                trips=own_trips if are_known else None,
+                exact=view.exact,
+                where=_line(equation, position),
+                site=Site(position.path, equation, operand, view),
+            )
+
+    def _leaf_axes(self, view: View, axes: Sequence[int]) -> tuple[int, ...]:
+        """The parameter's axes that lie along axes of an operand."""
+        shape = self.shapes[view.leaf]
+        factors = []
+        for i in axes:
+            for factor in view.axes[i].factors:
+                # An axis that was indexed does not lie there any more.
+                if factor.size > 1 or math.prod(shape[axis] for axis in factor.axes) == 1:
+                    factors.append(factor)
+        return views.axes_of(factors)
+
+
+def _line(equation: Any, position: Position) -> str:
+    return 'the result' if equation is None else position.line(equation) or 'an unknown line'
+
+
+def _runs(position: Position) -> tuple[int, bool, int]:
+    """How often an equation runs, whether that is known, and on how many devices. What data decide counts once."""
+    trips, are_known, devices = 1, True, 1
+    for caller in position.callers:
+        match inside(caller):
+            case Scan() as scan:
+                trips *= scan.length
+            case ShardMap() as shard_map:
+                devices *= shard_map.devices
+            case While() | Cond():
+                are_known = False
+    return trips, are_known, devices
+
+
+def _resized(view: View, new_shape: Sequence[int]) -> View:
+    """The view of a device's part of an array, or of the array that is made of such parts."""
+    axes = []
+    for axis, length in zip(view.axes, new_shape, strict=True):
+        if view.shape != tuple(new_shape) and not axis.is_whole:
+            raise NoRuleError('no rule for shard_map of a concatenation')
+        axes.append(axis if axis.length == length else views.mixed(axis.factors, length))
+    return view.computed(axes)
+
+
+def _join(before: Value, after: Value) -> Value:
+    """What is known of a value that is one of two."""
+    if before.data or after.data:
+        return DATA
+    if before == after:
+        return before
+    if before.views == after.views:
+        return Value(views=before.views)
+    return Value(views=views.join(before.views + after.views))
+
+
+def _counters(scan: Scan, carried: Values, loop: tuple[int, ...]) -> dict[int, Value]:
+    """Carried values that only count, such as the trips of a `fori_loop`, by their numbers among the carried values."""
+    jaxpr = scan.body.jaxpr
+    made_by = {id(result): equation for equation in jaxpr.eqns for result in equation.outvars}
+    _, before, _ = scan.split(jaxpr.invars)
+    counters = {}
+    for number, (variable, value) in enumerate(zip(before, carried, strict=True)):
+        equation = made_by.get(id(jaxpr.outvars[number]))
+        if equation is None or equation.primitive.name != 'add' or value.constant is None:
+            continue
+        increments = [operand for operand in equation.invars if operand is not variable]
+        if len(increments) != 1 or not isinstance(increments[0], Literal):
+            continue
+        aval = variable.aval
+        is_integer = not aval.shape and jnp.issubdtype(aval.dtype, jnp.integer)
+        start = value.array if is_integer else None
+        if start is not None:
+            counts = start + np.arange(scan.length) * increments[0].val
+            if scan.reverse:
+                counts = counts[::-1]
+            counters[number] = Value(constant=Constant(counts.astype(aval.dtype), loop))
+    return counters
