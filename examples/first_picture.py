@@ -19,7 +19,7 @@ import tyro
 import jaxpruner
 from jaxpruner.cli.main import main as run_command
 from jaxpruner.files import atomic_files
-from jaxpruner.report import figures, make_table, mask_images, metric_panels, read_cells, to_csv
+from jaxpruner.report import figures, make_table, masks, plots, read_cells, to_csv
 from jaxpruner.report.experiments import DENSE, group_cells
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,8 +82,7 @@ def masks_of_types() -> dict[str, np.ndarray]:
 
 def draw_masks(figure: Any) -> None:
     """Draws the masks, two by two, with a line that says what is dark."""
-    masks = masks_of_types()
-    for name, image in mask_images.draw(figure, masks, columns=2).items():
+    for name, image in masks.draw_masks(figure, masks_of_types(), columns=2).items():
         image.axes.set_title(name, fontsize=11, color=figures.INK)
     title = f'Which weights go together, {SPARSITY:.0%} pruned (kept: dark)'
     figure.suptitle(title, fontsize=12, color=figures.INK)
@@ -94,7 +93,7 @@ def draw_accuracy(figure: Any, folder: Path) -> str:
     cells = read_cells(folder)
     (experiment,) = group_cells(cells)
     axes = figure.subplots()
-    metric_panels.draw(axes, experiment, figures.styles_of(experiment.algorithms))
+    plots.draw_metric(axes, experiment, figures.styles_of(experiment.algorithms))
     axes.set_title('', loc='left')
     axes.set_ylabel('accuracy (%)')
     axes.set_xlabel('pruned weights (%)')

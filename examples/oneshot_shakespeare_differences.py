@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.report.differences import student_quantile
+from jaxpruner.report.experiments import student_quantile
 from oneshot_shakespeare_pruning import ALGORITHMS, Variant, read_cells, read_losses, variants
 
 # What the papers found: the first of two is at least as good.

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,25 +11,14 @@ import jax.numpy as jnp
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import text_tables, utils
 from jaxpruner import tree as tree_lib
-from jaxpruner.text_tables import Column
+from jaxpruner.text_tables import Column, with_prefix
 
-if TYPE_CHECKING:
-    import rich.table
-
-_MISSING = '-'
-_PREFIXES = ('', 'k', 'M', 'G', 'T', 'P')
-_DECIMAL_STEP = 1000
 _COLUMNS = (
     Column('leaf', overflow='fold'),
     Column('shape', overflow='fold'),
     Column('dtype', overflow='fold'),
-    Column('sparsity', align='right'),
-    Column('kept', align='right'),
-    Column('dense', align='right'),
-    Column('packed', align='right'),
+    *(Column(heading, align='right') for heading in ('sparsity', 'kept', 'dense', 'packed')),
 )
-_SPARSITY = 3  # its column
-_FLOPS_COLUMN = Column('FLOPs', align='right')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +46,7 @@ class TableRow:
 
 @dataclasses.dataclass(frozen=True)
 class SparsityTable:
-    """The table that `tabulate` makes: `str` gives plain text of 80 columns, rich renders it in colour.
+    """The table that `tabulate` makes: `str` gives plain text of 80 columns.
 
     As text, three or more layers of equal shapes whose names differ in one number stand in one row,
     `'layers/{0-23}/kernel'`: with the range of their sparsities, and with sums of all else. `rows` has each leaf.
@@ -67,17 +56,33 @@ class SparsityTable:
     """
 
     rows: tuple[TableRow, ...]
-    has_flops: bool = False
 
     @property
     def total(self) -> TableRow:
         """A row whose entries are the sums of their columns; its sparsity is that of all weights together."""
-        return _sum(self.rows, 'total', None, '', self.has_flops)
+        return _sum(self.rows, 'total')
 
     def to_text(self, width: int = text_tables.WIDTH) -> str:
         """Lays the table out as plain text with lines of at most `width` characters."""
-        total = self._texts(self.total)
-        return text_tables.to_text(self._columns(), self._text_rows(), total=total, width=width)
+        has_flops = self.total.flops is not None
+
+        def numbers(row: TableRow) -> list[str]:
+            sizes = [with_prefix(size, 'B') for size in (row.dense_bytes, row.packed_bytes)]
+            flops = '-' if row.flops is None else with_prefix(row.flops)
+            return [f'{row.kept:,}', *sizes, *([flops] if has_flops else [])]
+
+        names = [row.name for row in self.rows]
+        alike = [(row.shape, row.dtype, row.flops is None) for row in self.rows]
+        body = []
+        for name, indices in text_tables.group_layers(names, alike):
+            rows = [self.rows[i] for i in indices]
+            shape = '×'.join(map(str, rows[0].shape or ())) or 'scalar'
+            sparsity = text_tables.span([row.sparsity for row in rows], '{:.2%}'.format)
+            body.append([name, shape, rows[0].dtype, sparsity, *numbers(_sum(rows, name))])
+        total = self.total
+        last = ['total', f'{total.weights:,}', '', f'{total.sparsity:.2%}', *numbers(total)]
+        columns = [*_COLUMNS, *([Column('FLOPs', align='right')] if has_flops else [])]
+        return text_tables.to_text(columns, body, last, width)
 
     def __iter__(self) -> Iterator[TableRow]:
         return iter(self.rows)
@@ -88,64 +93,13 @@ class SparsityTable:
     def __str__(self) -> str:
         return self.to_text()
 
-    def __rich__(self) -> 'rich.table.Table':
-        import rich.table
-        import rich.text
 
-        table = rich.table.Table()
-        for column in self._columns():
-            table.add_column(column.heading, justify=column.align, overflow='fold')
-        for texts in self._text_rows():
-            table.add_row(*map(rich.text.Text, texts))
-        table.add_section()
-        table.add_row(*map(rich.text.Text, self._texts(self.total)), style='bold')
-        return table
-
-    def _columns(self) -> tuple[Column, ...]:
-        return (*_COLUMNS, _FLOPS_COLUMN) if self.has_flops else _COLUMNS
-
-    def _text_rows(self) -> list[list[str]]:
-        """Writes a row for each leaf, or for equal layers."""
-        text_rows = []
-        names = [row.name for row in self.rows]
-        alike = [(row.shape, row.dtype, row.flops is None) for row in self.rows]
-        for name, indices in text_tables.group_layers(names, alike):
-            rows = [self.rows[i] for i in indices]
-            first = rows[0]
-            texts = self._texts(_sum(rows, name, first.shape, first.dtype, first.flops is not None))
-            texts[_SPARSITY] = text_tables.span([row.sparsity for row in rows], '{:.2%}'.format)
-            text_rows.append(texts)
-        return text_rows
-
-    def _texts(self, row: TableRow) -> list[str]:
-        shape = f'{row.weights:,}'  # in the row of totals
-        if row.shape is not None:
-            shape = '×'.join(map(str, row.shape)) or 'scalar'
-        texts = [row.name, shape, row.dtype, f'{row.sparsity:.2%}', f'{row.kept:,}']
-        texts += [_with_prefix(row.dense_bytes, 'B'), _with_prefix(row.packed_bytes, 'B')]
-        if self.has_flops:
-            texts.append(_MISSING if row.flops is None else _with_prefix(row.flops, ''))
-        return texts
-
-
-def _sum(
-    rows: Sequence[TableRow],
-    name: str,
-    shape: tuple[int, ...] | None,
-    dtype: str,
-    has_flops: bool,
-) -> TableRow:
+def _sum(rows: Sequence[TableRow], name: str) -> TableRow:
     """Adds some rows up."""
-    return TableRow(
-        name=name,
-        shape=shape,
-        dtype=dtype,
-        weights=sum(row.weights for row in rows),
-        kept=sum(row.kept for row in rows),
-        dense_bytes=sum(row.dense_bytes for row in rows),
-        packed_bytes=sum(row.packed_bytes for row in rows),
-        flops=sum(row.flops or 0 for row in rows) if has_flops else None,
-    )
+    columns = ('weights', 'kept', 'dense_bytes', 'packed_bytes')
+    sums = [sum(getattr(row, column) for row in rows) for column in columns]
+    flops = [row.flops for row in rows if row.flops is not None]
+    return TableRow(name, None, '', *sums, flops=sum(flops) if flops else None)
 
 
 def tabulate(params: tree_lib.PyTree, masks: Any = None, graph: Any = None) -> SparsityTable:
@@ -160,7 +114,7 @@ def tabulate(params: tree_lib.PyTree, masks: Any = None, graph: Any = None) -> S
         of each dense leaf, `-` where there are none.
 
     Returns:
-      A table that prints as plain text of 80 columns, and that rich renders. Its `rows` and its `total` hold the
+      A table that prints as plain text of 80 columns. Its `rows` and its `total` hold the
       numbers. What is printed has one row for three or more equal layers, `'layers/{0-23}/kernel'`, with sums.
 
     Raises:
@@ -180,90 +134,52 @@ def tabulate(params: tree_lib.PyTree, masks: Any = None, graph: Any = None) -> S
     """
     numbers = jax.tree.map(utils.array_of_numbers, params)
     paths, leaves, treedef = tree_lib.flatten_with_paths(numbers)
-    kept_weights = _kept_weights(paths, leaves, _masks_of(masks, treedef))
-    flops = _flops_of(paths, graph)
+    names = list(map(tree_lib.path_string, paths))
+    mask_trees = [state.masks for state in sparse_state_lib.sparse_states(masks)] or [masks]
+    masks_of_leaves: list[Any] = [None] * len(leaves)
+    for tree in [] if masks is None else mask_trees:  # of several pruners
+        for i, mask in enumerate(tree_lib.leaves_like(treedef, tree)):
+            masks_of_leaves[i] = mask if masks_of_leaves[i] is None else masks_of_leaves[i]
+    counts = []
+    for name, leaf, mask in zip(names, leaves, masks_of_leaves, strict=True):
+        counted = leaf if masks is None else mask
+        if counted is None:
+            counts.append(math.prod(leaf.shape))
+            continue
+        if tree_lib.is_traced(counted) or isinstance(counted, jax.ShapeDtypeStruct):
+            raise TypeError(
+                f'{name}: a table needs numbers that are known, got {type(counted).__name__}; call tabulate outside '
+                'jit, and give masks where parameters are shapes alone (summarize_sparsity counts in jit)'
+            )
+        if masks is None:
+            counts.append(utils.count_nonzero(leaf))
+            continue
+        jax.eval_shape(
+            sparse_state_lib.unpack_masks, {name: mask}, {name: leaf}
+        )  # checks the shape
+        mask = mask if mask.dtype == jnp.uint8 else (mask != 0).astype(jnp.uint8)
+        counts.append(sparse_state_lib.kept_weights(mask))
+    flops: list[Any] = [None] * len(leaves)
+    if graph is not None:
+        flops_of_rules: Mapping[Any, float] = getattr(graph, 'leaf_flops', graph)
+        values = list(flops_of_rules.values())
+        rules = tree_lib.first_matches(flops_of_rules, paths, 'graph')
+        flops = [None if rule is None else values[rule] for rule in rules]
     rows = []
-    for i, leaf in enumerate(leaves):
-        weights = math.prod(leaf.shape)
+    for name, leaf, count, operations in zip(
+        names, leaves, map(int, jax.device_get(counts)), flops, strict=True
+    ):
+        weights, itemsize = math.prod(leaf.shape), leaf.dtype.itemsize
+        packed = utils.packed_bytes(weights, count, itemsize)
         row = TableRow(
-            name=tree_lib.path_string(paths[i]),
-            shape=tuple(leaf.shape),
-            dtype=str(leaf.dtype),
-            weights=weights,
-            kept=kept_weights[i],
-            dense_bytes=weights * leaf.dtype.itemsize,
-            packed_bytes=utils.packed_bytes(weights, kept_weights[i], leaf.dtype.itemsize),
-            flops=flops[i],
+            name,
+            tuple(leaf.shape),
+            str(leaf.dtype),
+            weights,
+            count,
+            weights * itemsize,
+            packed,
+            operations,
         )
         rows.append(row)
-    return SparsityTable(tuple(rows), has_flops=graph is not None)
-
-
-def _masks_of(masks: Any, treedef: Any) -> list[Any] | None:
-    """The mask of each leaf, `None` where dense; `None` if there are no masks at all."""
-    if masks is None:
-        return None
-    trees = [state.masks for state in sparse_state_lib.sparse_states(masks)] or [masks]
-    masks_of_leaves: list[Any] = [None] * treedef.num_leaves
-    for tree in trees:
-        for i, mask in enumerate(tree_lib.leaves_like(treedef, tree)):
-            if masks_of_leaves[i] is None:
-                masks_of_leaves[i] = mask
-    return masks_of_leaves
-
-
-def _kept_weights(
-    paths: list[tree_lib.Path], leaves: list[Any], masks: list[Any] | None
-) -> list[int]:
-    """How many weights are kept of each leaf; all counts are fetched from the device at once."""
-    counts = []
-    for i, leaf in enumerate(leaves):
-        if masks is None:
-            _check_is_array(paths[i], leaf)
-            counts.append(utils.count_nonzero(leaf))
-        elif masks[i] is None:
-            counts.append(math.prod(leaf.shape))
-        else:
-            counts.append(_count_kept(paths[i], leaf, masks[i]))
-    return [int(count) for count in jax.device_get(counts)]
-
-
-def _count_kept(path: tree_lib.Path, leaf: Any, mask: Any) -> Any:
-    _check_is_array(path, mask)
-    # Compares the shapes alone; an error names the leaf.
-    name = tree_lib.path_string(path)
-    jax.eval_shape(sparse_state_lib.unpack_masks, {name: mask}, {name: leaf})
-    is_mask_dtype = mask.dtype == jnp.uint8
-    return sparse_state_lib.kept_weights(mask if is_mask_dtype else (mask != 0).astype(jnp.uint8))
-
-
-def _check_is_array(path: tree_lib.Path, leaf: Any) -> None:
-    if tree_lib.is_traced(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
-        raise TypeError(
-            f'{tree_lib.path_string(path)}: a table needs numbers that are known, got {type(leaf).__name__}; call '
-            'tabulate outside jit, and give masks where parameters are shapes alone (summarize_sparsity counts in jit)'
-        )
-
-
-def _flops_of(paths: list[tree_lib.Path], graph: Any) -> list[Any]:
-    """The floating point operations of each leaf, `None` where they are not known."""
-    if graph is None:
-        return [None] * len(paths)
-    flops: Mapping[Any, float] = getattr(graph, 'leaf_flops', graph)
-    rules = tree_lib.first_matches(flops, paths, 'graph')
-    values = list(flops.values())
-    return [None if rule is None else values[rule] for rule in rules]
-
-
-def _with_prefix(number: float, unit: str) -> str:
-    """A number with three digits and a decimal prefix.
-
-    >>> _with_prefix(9437184, 'B'), _with_prefix(999.9, 'B'), _with_prefix(0, '')
-    ('9.44 MB', '1 kB', '0')
-    """
-    prefixes = iter(_PREFIXES)
-    prefix = next(prefixes)
-    while number >= _DECIMAL_STEP - 0.5:
-        number /= _DECIMAL_STEP
-        prefix = next(prefixes)
-    return f'{number:.3g} {prefix}{unit}'.strip()
+    return SparsityTable(tuple(rows))

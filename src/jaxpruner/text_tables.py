@@ -1,4 +1,4 @@
-"""Plain text tables that fit a width, for what is printed without rich."""
+"""Plain text tables that fit a width, for plans and reports; they need nothing but Python."""
 
 import dataclasses
 import itertools
@@ -9,15 +9,13 @@ from typing import Any, Literal
 
 # What tables fit by default: the width that terminals, log files and documents share.
 WIDTH = 80
-# A column that gives way keeps at least this many characters.
-_LEAST_WIDTH = 8
-# A column that wraps between words gives way before others, down to this many characters.
-_WRAPPED_WIDTH = 16
 _GAP = '  '
-_ELLIPSIS = '…'
-_SEPARATORS = '/.×'
+_LEAST_WIDTH = 8  # of a column that gives way
+_LEAST_SENTENCE = 16  # down to which sentences give way before names do
 _LEAST_LAYERS = 3  # that are put into one row
 _MOST_RANGES = 8  # that a table names
+# Lines break at spaces, and behind `/`, `×` and the `.` of names, but not that of numbers.
+_BREAK = re.compile(r'(\s+)|(?<=[/×])|(?<=\D\.)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +24,8 @@ class Column:
 
     heading: str
     align: Literal['left', 'right'] = 'left'
-    # What happens where the table is too wide: the column keeps its texts whole, folds them behind a `/`, `.` or `×`
-    # (names and shapes of leaves), or wraps them between words.
+    # What happens where the table is too wide: the column keeps its texts whole, or breaks names and shapes of leaves
+    # ('fold') or sentences ('wrap'), which give way first.
     overflow: Literal['keep', 'fold', 'wrap'] = 'keep'
 
 
@@ -52,23 +50,65 @@ def to_text(
     ----------------
     total         16
     """
-    body = [*rows] if total is None else [*rows, total]
     headings = [column.heading for column in columns]
-    widths = _fitting_widths(columns, [headings, *body], width)
-    texts_of_columns = list(zip(*body, strict=True)) or [()] * len(columns)
-    cells = []  # for each column the lines of each of its texts
-    for i, column in enumerate(columns):
-        column_cells = _cells(column, texts_of_columns[i], widths[i])
-        cells.append(column_cells)
-        widths[i] = max(map(len, itertools.chain([column.heading], *column_cells)))
+    body = [
+        [printable(text) for text in row] for row in ([*rows] if total is None else [*rows, total])
+    ]
+    widths = [max(map(len, texts)) for texts in zip(headings, *body, strict=True)]
+    while sum(widths) + len(_GAP) * (len(widths) - 1) > width:
+        narrowable = {}
+        for i, column in enumerate(columns):
+            if column.overflow != 'keep' and widths[i] > max(_LEAST_WIDTH, len(column.heading)):
+                is_long_sentence = column.overflow == 'wrap' and widths[i] > _LEAST_SENTENCE
+                narrowable[i] = (is_long_sentence, widths[i])
+        if not narrowable:
+            break
+        widths[max(narrowable, key=narrowable.__getitem__)] -= 1
+
+    def broken(i: int, text: str) -> list[str]:
+        wrapper = textwrap.TextWrapper(widths[i], break_on_hyphens=False)
+        wrapper.wordsep_simple_re = _BREAK  # pyright: ignore[reportAttributeAccessIssue]
+        return [text] if columns[i].overflow == 'keep' else wrapper.wrap(text) or ['']
+
+    cells = [[broken(i, text) for i, text in enumerate(row)] for row in body]
+    for i, heading in enumerate(headings):
+        widths[i] = max(map(len, [heading, *itertools.chain(*(row[i] for row in cells))]))
     rule = '-' * (sum(widths) + len(_GAP) * (len(widths) - 1))
-    lines = [_line(columns, headings, widths), rule]
-    for number, row_cells in enumerate(zip(*cells, strict=True)):
+
+    def line(texts: Sequence[str]) -> str:
+        pads = [str.rjust if column.align == 'right' else str.ljust for column in columns]
+        padded = [pad(text, size) for pad, text, size in zip(pads, texts, widths, strict=True)]
+        return _GAP.join(padded).rstrip()
+
+    lines = [line(headings), rule]
+    for number, row in enumerate(cells):
         if number == len(rows):
             lines.append(rule)
-        for texts in itertools.zip_longest(*row_cells, fillvalue=''):
-            lines.append(_line(columns, texts, widths))
+        lines += map(line, itertools.zip_longest(*row, fillvalue=''))
     return '\n'.join(lines)
+
+
+def printable(text: str) -> str:
+    """Escapes letters that would move the cursor or change colours.
+
+    >>> printable('kernel' + chr(27)) == 'kernel' + chr(92) + 'x1b'
+    True
+    """
+    return ''.join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def with_prefix(number: float, unit: str = '') -> str:
+    """Writes a number with three digits and a decimal prefix.
+
+    >>> with_prefix(9437184, 'B'), with_prefix(999.9, 'B'), with_prefix(0)
+    ('9.44 MB', '1 kB', '0')
+    """
+    prefixes = iter(('', 'k', 'M', 'G', 'T', 'P', 'E'))
+    prefix = next(prefixes)
+    while number >= 999.5:
+        number /= 1000
+        prefix = next(prefixes)
+    return f'{number:.3g} {prefix}{unit}'.strip()
 
 
 def group_layers(names: Sequence[str], alike: Sequence[Hashable]) -> list[tuple[str, list[int]]]:
@@ -140,62 +180,4 @@ def shorten(text: str, width: int) -> str:
         return text
     end = (width - 1) // 2
     start = width - 1 - end
-    return text[:start] + _ELLIPSIS + text[len(text) - end :]
-
-
-def _fitting_widths(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
-) -> list[int]:
-    """Fits the width of each column: those that wrap are narrowed first, then the widest, until the table fits."""
-
-    def order(i: int) -> tuple[bool, int]:
-        return columns[i].overflow == 'wrap' and widths[i] > _WRAPPED_WIDTH, widths[i]
-
-    widths = []
-    least_widths = []
-    for i, column in enumerate(columns):
-        widest = max(len(row[i]) for row in rows)
-        widths.append(widest)
-        is_fixed = column.overflow == 'keep'
-        least_widths.append(widest if is_fixed else max(_LEAST_WIDTH, len(column.heading)))
-    room = width - len(_GAP) * (len(columns) - 1)
-    while sum(widths) > room:
-        narrowable = [i for i, least in enumerate(least_widths) if widths[i] > least]
-        if not narrowable:
-            break
-        widths[max(narrowable, key=order)] -= 1
-    return widths
-
-
-def _cells(column: Column, texts: Sequence[str], width: int) -> list[list[str]]:
-    """Breaks each text of a column into lines."""
-    if column.overflow == 'keep':
-        return [[text] for text in texts]
-    broken = _wrapped if column.overflow == 'wrap' else _folded
-    return [broken(text, width) for text in texts]
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Breaks a text between words; a word that is too long is folded, as a name is."""
-    lines = []
-    for line in textwrap.wrap(text, width, break_long_words=False):
-        lines += _folded(line, width)
-    return lines or ['']
-
-
-def _folded(name: str, width: int) -> list[str]:
-    """Breaks a name or a shape into lines, behind a separator where there is one."""
-    lines = []
-    while len(name) > width:
-        end = max(name.rfind(separator, 0, width) for separator in _SEPARATORS) + 1 or width
-        lines.append(name[:end])
-        name = name[end:]
-    return [*lines, name]
-
-
-def _line(columns: Sequence[Column], texts: Sequence[str], widths: Sequence[int]) -> str:
-    padded = []
-    for i, column in enumerate(columns):
-        pad = str.rjust if column.align == 'right' else str.ljust
-        padded.append(pad(texts[i], widths[i]))
-    return _GAP.join(padded).rstrip()
+    return text[:start] + '…' + text[len(text) - end :]

@@ -1,7 +1,9 @@
-"""`inspect` and `prune` as they are called."""
+"""`inspect`, `prune`, `pack` and `unpack` as they are called."""
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,248 +13,266 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from helpers import hostile_packed
+from jaxpruner import sparse
 from jaxpruner.checkpoints import open_checkpoint, write_safetensors
-from jaxpruner.cli.interrupts import heard_interrupts
 from jaxpruner.cli.main import main
 
 RNG = np.random.default_rng(0)
 
 
-@pytest.fixture
-def dense(tmp_path):
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('COLUMNS', '80')
     tensors = {
-        'mlp.up': RNG.standard_normal((16, 8)).astype(ml_dtypes.bfloat16),
-        'mlp.norm[0]': np.ones(8, np.float32),
-        'head': RNG.standard_normal((8, 8)).astype(np.float16),
+        'mlp.up': RNG.standard_normal((64, 256)).astype(ml_dtypes.bfloat16),
+        'norm[0]': np.ones(8, np.float32),
+        'mlp.down': RNG.standard_normal((256, 64)).astype(np.float32),
     }
-    path = tmp_path / 'dense.safetensors'
-    write_safetensors(path, tensors, {'format': 'pt'})
-    return path
+    write_safetensors('dense', tensors, {'format': 'pt'})
+    return tmp_path
 
 
-def test_prune_then_inspect(dense, tmp_path, capsys):
-    out = tmp_path / 'out.safetensors'
-    arguments = [
-        '--types',
-        '*up=2:4',
-        '--sparsity',
-        '0.75',
-        '--masks-out',
-        str(tmp_path / 'masks.safetensors'),
-    ]
-    assert main(['prune', str(dense), *arguments, '--out', str(out)]) == 0
-    said = '2 of 3 tensors pruned, 112 of their 192 weights removed (58.33%; 56.00% of all 200)'
-    printed, errors = capsys.readouterr()
-    assert (printed.splitlines()[0], errors) == (f'{out}: {said}', '')
-    rows = [' '.join(line.split()) for line in printed.splitlines()[3:]]
+def run(line, capsys, status=0):
+    capsys.readouterr()
+    assert main(line.split()) == status
+    return capsys.readouterr()
+
+
+def words(text):
+    return [' '.join(line.split()) for line in text.splitlines()]
+
+
+def test_prune_then_inspect(capsys):
+    line = 'prune dense --types *up=2:4 --sparsity 0.97 --masks-out masks --out pruned'
+    printed, errors = run(line, capsys)
+    said = (
+        'pruned: 2 of 3 tensors pruned, 24,084 of their 32,768 weights removed (73.50%; 73.48% of'
+    )
+    assert errors == ''
+    first, _, _, *rows = words(printed)
+    assert first == f'{said} all 32,776)'
     assert rows == [
-        '1 128 pruned: 2:4 along axis -1 mlp.up',
-        '1 64 pruned: unstructured head',
-        '1 8 left: one dimension or none mlp.norm[0]',
+        '1 16,384 pruned: 2:4 along axis -1 mlp.up',
+        '1 16,384 pruned: unstructured mlp.down',
+        '1 8 left: one dimension or none norm[0]',
     ]
-    assert open_checkpoint(tmp_path / 'masks.safetensors').read('head').sum() == 16
+    assert open_checkpoint('masks').read('mlp.up').sum() == 8192
 
-    assert main(['inspect', str(out)]) == 0
-    shown = capsys.readouterr().out
-    for words in (
-        'mlp.norm[0]',
-        '16×8',
-        'bfloat16',
-        '2:4 along axis 1',
-        '75.00%',
-        '56.00%',
-        '3 leaves',
-    ):
-        assert words in shown
-
-    assert main(['inspect', str(out), '--json']) == 0
-    content = json.loads(capsys.readouterr().out)
+    shown = run('inspect pruned', capsys).out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert 'mlp.up 64×256 bfloat16 50.00% 32.8 kB 18.4 kB N:M' in words(shown)
+    assert 'mlp.up 2:4 along axis 1' in words(shown)
+    assert any(line.startswith('3 leaves 32,776 73.48% 98.3 kB') for line in words(shown))
+    content = json.loads(run('inspect pruned --json', capsys).out)
     assert content['metadata'] == {'format': 'pt'}
-    assert content['total'] == {
-        'leaves': 3,
-        'weights': 200,
-        'sparsity': 0.56,
-        'bytes': 416,
-        'packed_bytes': 216,
-    }
-    assert content['leaves'][0] == {
-        'name': 'mlp.up',
-        'shape': [16, 8],
-        'dtype': 'bfloat16',
-        'sparsity': 0.5,
-        'n_of_m': {'n': 2, 'm': 4, 'axis': 1},
-        'block': None,
-        'dead_channels': [0, 0],
-        'dead_indices': [[], []],
-        'bytes': 256,
-        'packed_bytes': 144,
-        'formats': {'dense': 256, 'n_by_m': 144, 'blocks': None, 'csr': None, 'bitmask': 144},
-        'smallest': 'dense',
-    }
+    assert content['total']['weights'] == 32776
+    (up,) = [leaf for leaf in content['leaves'] if leaf['name'] == 'mlp.up']
+    assert (up['sparsity'], up['bytes'], up['smallest']) == (0.5, 32768, 'n_by_m')
+    assert up['n_of_m'] == {'n': 2, 'm': 4, 'axis': 1}
+    assert up['formats']['n_by_m'] == up['formats']['bitmask'] == 18432
 
 
-def test_a_type_alone_is_for_all_and_needs_no_sparsity(dense, tmp_path):
-    assert (
-        main(
-            [
-                'prune',
-                str(dense),
-                '--types',
-                '1:4',
-                '--skip',
-                'head',
-                '--out',
-                str(tmp_path / 'out'),
-            ]
-        )
-        == 0
-    )
-    out = open_checkpoint(tmp_path / 'out')
-    assert np.count_nonzero(out.read('mlp.up').astype(float)) == 32
-    assert np.count_nonzero(out.read('head')) == 64
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'pruned', 'remedy'),
-    [
-        (['--types', '2:4'], ['mlp.weight'], "--types '*=2:4' prunes them, too"),
-        (['--sparsity', '0.5'], ['mlp.weight'], "--types '*=unstructured' prunes them, too"),
-        (['--types', '*=2:4'], ['lm_head.weight', 'mlp.weight', 'model.embed_tokens.weight'], ''),
-        (['--types', 'mlp*=2:4', '*=dense'], ['mlp.weight'], ''),
-    ],
-)
-def test_embeddings_and_heads_stay_dense_unless_a_glob_names_them(
-    arguments, pruned, remedy, tmp_path, capsys
-):
-    names = ('lm_head.weight', 'mlp.weight', 'model.embed_tokens.weight')
-    tensors = {name: RNG.standard_normal((8, 8), np.float32) for name in names}
-    write_safetensors(tmp_path / 'dense', tensors)
-    arguments = [str(tmp_path / 'dense'), *arguments, '--out', str(tmp_path / 'out')]
-    assert main(['prune', *arguments]) == 0
-    out = open_checkpoint(tmp_path / 'out')
-    assert [name for name in names if (out.read(name) == 0).mean() == 0.5] == pruned
-    words = ' '.join(capsys.readouterr().out.split())
-    assert ('model.embed_tokens.weight, lm_head.weight' in words) == bool(remedy)
-    assert remedy in words
-
-
-def test_random_scores_and_erk(dense, tmp_path):
+def test_options_of_prune(capsys):
     outs = []
-    for seed in ('1', '2', '1'):
-        arguments = [
-            '--scores',
-            'random',
-            '--seed',
-            seed,
-            '--distribution',
-            'erk',
-            '--sparsity',
-            '0.5',
-            '--overwrite',
-        ]
-        assert main(['prune', str(dense), *arguments, '--out', str(tmp_path / 'out')]) == 0
-        outs.append((tmp_path / 'out').read_bytes())
-    assert outs[0] == outs[2] != outs[1]
+    for seed in (1, 2, 1):
+        line = f'prune dense --scores random --seed {seed} --distribution erk --sparsity 0.5'
+        run(f'{line} --overwrite --out out', capsys)
+        outs.append(open_checkpoint('out').read('mlp.down'))
+    np.testing.assert_array_equal(outs[0], outs[2])
+    assert not np.array_equal(outs[0], outs[1])
+    for number, skip in enumerate(('--skip *up *norm*', '--skip *up --skip *norm*')):
+        run(f'prune dense {skip} --sparsity 0.5 --out skipped{number}', capsys)
+        pruned = open_checkpoint(f'skipped{number}')
+        assert {name: (pruned.read(name) == 0).any() for name in pruned.leaves} == {
+            'mlp.up': False,
+            'norm[0]': False,
+            'mlp.down': True,
+        }
+    run('prune dense --types 2:4 --out typed', capsys)  # for all, and needs no sparsity
+    assert (open_checkpoint('typed').read('mlp.down') == 0).mean() == 0.5
 
 
-@pytest.mark.parametrize(
-    ('arguments', 'words'),
-    [
-        (
-            ['--sparsity', '80'],
-            '--sparsity must lie in [0, 1] (the share of weights removed), got 80.0; 80.0 per cent',
-        ),
-        (
-            ['--sparsity', '0.5', '--types', '=2:4'],
-            "--types: '=2:4' has no name before =; write NAME=TYPE",
-        ),
-        (['--sparsity', '0.5', '--types', 'head=4:2'], 'n must not exceed m'),
-        (
-            ['--sparsity', '0.5', '--only', 'hed'],
-            "--only: 'hed' matches no parameter; the nearest are 'head'",
-        ),
-        (['--types', 'head=2:4'], '--sparsity: mlp.up needs one, since its type is unstructured'),
-        (['--sparsity', '0.5', '--seed', '-1'], '--seed must not be negative, got -1'),
-        (['--sparsity', '0.5', '--masks-out', 'OUT'], '--masks-out and --out are the same file'),
-    ],
-)
-def test_errors_name_the_remedy_and_leave_nothing(dense, tmp_path, capsys, arguments, words):
-    out = str(tmp_path / 'out')
-    assert (
-        main(['prune', str(dense), *(out if a == 'OUT' else a for a in arguments), '--out', out])
-        == 2
-    )
-    said = capsys.readouterr().err
-    assert said.startswith('jaxpruner: ')
-    assert words in said
-    assert [file.name for file in tmp_path.iterdir()] == ['dense.safetensors']
+def test_what_a_file_cannot_say_is_told(capsys):
+    weights = np.arange(64.0).reshape(8, 8)
+    tensors = dict.fromkeys(('dense/kernel', 'lm_head.weight', 'embed_tokens.weight'), weights)
+    write_safetensors('model', tensors)
+    shown = ' '.join(run('prune model --types 2:4 --out a', capsys).out.split())
+    assert 'nm_2,4,-2 lies along their inputs' in shown
+    assert "for their names: lm_head.weight, embed_tokens.weight; --types '*=2:4'" in shown
+    shown = run('prune model --types nm_2,4,-2 --only lm_head* --out b', capsys).out
+    assert 'lies along' not in shown
+    assert (open_checkpoint('b').read('lm_head.weight') == 0).mean() == 0.5
 
 
-def test_a_truncated_file_is_refused_by_name(dense, capsys):
-    dense.write_bytes(dense.read_bytes()[:-1])
-    assert main(['inspect', str(dense)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f'jaxpruner: {dense} is no safetensors file, or only a part of one')
-    assert said.count('\n') == 1
+def test_equal_layers_are_one_row_and_names_keep_their_words(capsys):
+    name = 'model.layers.{}.self_attention.query_projection.weight'
+    tensors = {name.format(i): np.ones((8, 8)) for i in range(12)}
+    for i, weight in enumerate(tensors.values()):
+        weight[:, : 2 if i else 4] = 0
+    write_safetensors('model', {**tensors, 'bad\x1b[31m': np.ones(4)})
+    shown = run('inspect model', capsys).out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert '\x1b' not in shown
+    assert '{1-11}' in shown
+    assert '13 leaves' in shown
+    assert '6:8 along axis 1' in ' '.join(shown.split())
 
 
-def test_an_existing_file_is_kept(dense, capsys):
-    assert main(['prune', str(dense), '--sparsity', '0.5', '--out', str(dense)]) == 2
-    assert (
-        capsys.readouterr().err
-        == f'jaxpruner: {dense} exists; choose another name, or say --overwrite\n'
-    )
+REFUSED = {
+    'inspect nowhere': 'nowhere: there is no such file or folder',
+    'prune dense --sparsity 80 --out x': 'sparsity must lie in [0, 1]',
+    'prune dense --types mlp.up=4:2 --out x': 'n must not exceed m',
+    'prune dense --types 2-4 --out x': "unknown sparsity type '2-4'",
+    'prune dense --sparsity 0.5 --only hed --out x': "only: 'hed' matches no parameter",
+    'prune dense --types mlp.up=2:4 --out x': 'mlp.down needs one, since its type is unstructured',
+    'prune dense --sparsity 0.5 --seed -1 --out x': 'seed must not be negative, got -1',
+    'prune dense --sparsity 0.5 --masks-out x --out x': 'are the same file',
+    'prune dense --sparsity 0.5 --out dense': 'dense exists; choose another name',
+    'pack nowhere --out x': 'nowhere: there is no such file',
+    'pack dense --out dense': 'dense exists',
+    'pack dense --out no/x': 'there is no folder no',
+    'pack dense --masks none --out x': 'none: there is no such file',
+    'pack dense --masks masks --out x': 'weights that the mask',
+    'pack packed --out x': 'packed is packed already',
+    'unpack dense --out x': 'dense is no packed file',
+    'unpack packed --out dense': 'dense exists',
+}
 
 
-# A shell's background job ignores SIGINT, and its children would, too.
-RUN = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from jaxpruner.cli.main import main
-sys.exit(main(sys.argv[1:]))
+@pytest.fixture(scope='module')
+def files(tmp_path_factory):
+    """What refused commands are given, made once."""
+    folder = tmp_path_factory.mktemp('files')
+    weights = RNG.standard_normal((8, 8)).astype(np.float32)
+    tensors = {'mlp.up': weights, 'mlp.down': weights}
+    write_safetensors(folder / 'dense', tensors)
+    write_safetensors(folder / 'masks', {name: np.eye(8, dtype=np.uint8) for name in tensors})
+    sparse.save(folder / 'packed', {'w': np.eye(8)})
+    return folder
+
+
+@pytest.mark.parametrize('line', REFUSED)
+def test_refused_and_nothing_is_left(line, files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    said = run(line, capsys, status=2)
+    assert (said.out, said.err.count('\n')) == ('', 1)
+    assert REFUSED[line] in said.err
+    assert sorted(file.name for file in files.iterdir()) == ['dense', 'masks', 'packed']
+
+
+def test_pack_then_unpack(place, capsys):
+    run('prune dense --types *up=2:4 --sparsity 0.97 --masks-out masks --out pruned', capsys)
+    shown = run('pack pruned --out packed', capsys)
+    assert shown.err == ''
+    assert re.match(r'packed: 3 leaves, 98.3 kB dense, .* packed \(.*%\)', shown.out)
+    assert [row.split()[:2] for row in words(shown.out)[3:]] == [
+        ['dense', '1'],
+        ['N:M', '1'],
+        ['CSR', '1'],
+    ]
+    assert (place / 'packed').stat().st_size < 0.3 * (place / 'pruned').stat().st_size
+    run('unpack packed --out unpacked', capsys)
+    assert (place / 'unpacked').read_bytes() == (place / 'pruned').read_bytes()
+    shown = [words(run(f'inspect {name}', capsys).out) for name in ('packed', 'pruned')]
+    assert sorted(shown[0]) == sorted(shown[1])  # as what it was made of
+    run('prune packed --sparsity 0.99 --out thinner', capsys)
+    assert np.count_nonzero(open_checkpoint('thinner').read('mlp.down')) == 164
+
+
+def test_masks_of_prune_are_packed(capsys):
+    run('prune dense --sparsity 0.97 --masks-out masks --out pruned', capsys)
+    pruned = open_checkpoint('pruned')
+    tensors = {name: pruned.read(name) for name in pruned.leaves}
+    tensors['mlp.down'][:, ::2] = 0  # regrown at zero
+    write_safetensors('regrown', tensors)
+    run('pack regrown --masks masks --out packed', capsys)
+    stored = sparse.open_packed('packed').stored_mask('mlp.down')
+    np.testing.assert_array_equal(stored, open_checkpoint('masks').read('mlp.down'))
+
+
+@pytest.mark.parametrize('name', [*hostile_packed.FILES][::8])  # all of them where they are read
+def test_hostile_packed_files(name, place, capsys):
+    hostile_packed.FILES[name][0](place / 'hostile')
+    before = sorted(file.name for file in place.iterdir())
+    printed, said = run('unpack hostile --out out', capsys, status=2)
+    assert (printed, said.count('\n')) == ('', 1)
+    assert 'hostile' in said
+    assert len(said) < 1000
+    assert sorted(file.name for file in place.iterdir()) == before
+
+
+MODULE = """
+import jax
+import jax.numpy as jnp
+
+import jaxpruner
+
+
+def graph(hidden=12):
+    def apply(params, x):
+        layer = params['layers'][0]
+        return jax.nn.relu(x @ layer['up'] + layer['bias']) @ params['down']
+
+    shapes = {'layers': [{'up': (3, hidden), 'bias': (hidden,)}], 'down': (hidden, 2)}
+    zeros = jax.tree.map(jnp.zeros, shapes, is_leaf=lambda node: isinstance(node, tuple))
+    return jaxpruner.channel_groups(apply, zeros, jnp.zeros((5, 3)))
+
+
+other = {'no': 'graph'}
 """
 
 
+def test_channels_that_can_go_are_named(place, monkeypatch, capsys):
+    (place / 'own_graph.py').write_text(MODULE)
+    monkeypatch.setattr(sys, 'path', list(sys.path))
+    shapes = {'layers.0.up': (3, 12), 'layers.0.bias': (12,), 'down': (12, 2)}
+    tensors = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    write_safetensors('full', tensors)
+    # Unit 1 has no row, units 4 to 6 have neither a column nor a bias, unit 9 has a bias alone.
+    tensors['down'][1] = 0
+    tensors['layers.0.up'][:, [4, 5, 6, 9]] = 0
+    tensors['layers.0.bias'][4:7] = 0
+    write_safetensors('model', tensors)
+    printed = words(run('inspect model --graph own_graph:graph', capsys).out)
+    assert 'layers.0.up 4 of 12 dead along axis 1: 4-6, 9' in printed
+    assert printed[-1] == 'layers/0/up[1] 12 4 1, 4-6'
+    content = json.loads(run('inspect model --graph own_graph:graph --json', capsys).out)
+    assert content['zero_channels'] == {'layers/0/up[1]': [1, 4, 5, 6]}
+    printed = words(run('inspect full --graph own_graph:graph', capsys).out)
+    assert printed[-1] == 'no channels of the 1 groups of the model are zero'
+    refused = {
+        'inspect model --graph nowhere:graph': "No module named 'nowhere'",
+        'inspect model --graph own_graph:grahp': "has no attribute 'grahp'",
+        'inspect model --graph own_graph:other': 'own_graph:other is no ChannelGraph, but dict',
+        'inspect dense --graph own_graph:graph': 'the checkpoint lacks',
+    }
+    for line, message in refused.items():
+        assert message in run(line, capsys, status=2).err
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('seconds', [0, 0.1, 0.3])
-def test_ctrl_c_leaves_nothing_behind(tmp_path, seconds):
-    dense = tmp_path / 'dense.safetensors'
+def test_ctrl_c_leaves_nothing_behind(place):
     write_safetensors(
-        dense, {str(i): RNG.standard_normal((512, 8192), np.float32) for i in range(8)}
+        'dense', {str(i): RNG.standard_normal((512, 8192), np.float32) for i in range(8)}
     )
-    command = [sys.executable, '-c', RUN, 'prune', dense, '--sparsity', '0.5', '--scores', 'random']
+    # A shell's background job ignores SIGINT, and its children would, too.
+    code = 'import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n'
+    code += 'from jaxpruner.cli.main import main; sys.exit(main(sys.argv[1:]))'
+    line = 'prune dense --sparsity 0.5 --scores random --out out'
     # Stopped while it looks for TPUs, JAX leaves a timer behind that warns after a minute.
     environment = {**os.environ, 'JAX_PLATFORMS': 'cpu'}
-    command += ['--out', tmp_path / 'out']
+    command = [sys.executable, '-c', code, *line.split()]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         end = time.monotonic() + 120
-        while (
-            not list(tmp_path.glob('.out.*.jaxpruner-tmp'))
-            and process.poll() is None
-            and time.monotonic() < end
-        ):
+        while not list(place.glob('.out.*.jaxpruner-tmp')) and time.monotonic() < end:
+            assert process.poll() is None
             time.sleep(0.01)
-        time.sleep(seconds)
-        process.send_signal(signal.SIGINT)
-        assert process.communicate()[1] == 'jaxpruner: stopped\n'
+        while process.poll() is None:  # Python drops one that comes inside a garbage collection
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+        assert process.stderr.read() == 'jaxpruner: stopped\n'
     assert process.returncode == 130
-    assert [file.name for file in tmp_path.iterdir()] == ['dense.safetensors']
-
-
-def test_an_interrupt_that_python_drops_is_repeated():
-    class Interrupted:
-        def __del__(self):
-            raise KeyboardInterrupt
-
-    def work():
-        Interrupted()
-        for _ in range(1000):
-            time.sleep(0.01)
-
-    # What a shell starts with & begins without it.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt), heard_interrupts():
-            work()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    assert [file.name for file in place.iterdir()] == ['dense']

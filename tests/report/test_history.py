@@ -1,23 +1,21 @@
-"""What a training loop records of its masks: counts, whatever way masks are stored and wherever they lie."""
+"""What a training loop records of its masks, whatever way they are stored and wherever they lie, and its plots."""
 
 import functools
-import inspect
-import itertools
 
 import jax
 import jax.numpy as jnp
+import matplotlib.figure
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxpruner
 from helpers import eight_devices
-from jaxpruner.report import MaskHistory, history
+from jaxpruner.report import MaskHistory, plot_layers, plot_schedule
 
 SHAPES = {'first': {'kernel': (24, 16), 'bias': (16,)}, 'second': {'kernel': (3, 3, 8, 5)}}
-STEPS = 7
+STEPS = 5
 
 
 def draw(seed, shapes=SHAPES):
@@ -29,15 +27,14 @@ def draw(seed, shapes=SHAPES):
     )
 
 
-def make(name='rigl', wrap=lambda tx: tx, **settings):
+def make(name='magnitude', wrap=lambda tx: tx, **settings):
     config = {'algorithm': name, 'sparsity': 0.75, 'update_freq': 2, 'drop_fraction': 0.4}
-    config |= {'update_start_step': 0, 'update_end_step': 6} | settings
+    config |= {'update_start_step': 0, 'update_end_step': 4} | settings
     return wrap(jaxpruner.create_updater_from_config(config).wrap_optax(optax.adam(0.1)))
 
 
-def train(tx, params=None, number=STEPS):
-    """Yields the state after each step, and the masks before any step that donates them."""
-    params = draw(0) if params is None else params
+def train(tx, params, number=STEPS):
+    """Yields the state after each step, and how many bits its masks have, before a step donates them."""
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(params, state, grads):
@@ -47,186 +44,74 @@ def train(tx, params=None, number=STEPS):
     state = tx.init(params)
     for seed in range(1, number + 1):
         params, state = step(params, state, draw(seed, jax.tree.map(jnp.shape, params)))
-        masks = [
-            mask
-            for found in jaxpruner.sparse_states(state)
-            for mask in jax.tree.leaves(found.masks)
-        ]
-        yield state, [np.array(mask) for mask in masks]
-
-
-def expected(masks):
-    """By the definition: what is kept, dropped and regrown, [3, n, m]."""
-    bits = [[np.unpackbits(m) if m.max() > 1 else m.ravel() for m in row] for row in masks]
-    rows = []
-    for old, new in itertools.pairwise([bits[0], *bits]):
-        rows.append(
-            [
-                [int(b.sum()) for b in new],
-                [int((a > b).sum()) for a, b in zip(old, new, strict=True)],
-                [int((b > a).sum()) for a, b in zip(old, new, strict=True)],
-            ]
-        )
-    return np.moveaxis(np.array(rows), 1, 0)
+        masks = jax.tree.leaves([found.masks for found in jaxpruner.sparse_states(state)])
+        yield state, [int(np.bitwise_count(np.array(mask)).sum()) for mask in masks]
 
 
 SETTINGS = {
-    'rigl': {},
-    'rigl packed': {'use_packed_masks': True},
-    'set': {'name': 'set'},
-    'magnitude packed': {'name': 'magnitude', 'use_packed_masks': True},
-    'global': {'name': 'global_magnitude'},
-    'in a chain': {'wrap': lambda tx: optax.chain(optax.clip(1.0), tx)},
-    'several steps': {'wrap': lambda tx: optax.MultiSteps(tx, 2)},
+    'magnitude packed': {'use_packed_masks': True},
+    'global in a chain': {
+        'name': 'global_magnitude',
+        'wrap': lambda tx: optax.chain(optax.clip(1.0), tx),
+    },
+    'rigl in several steps': {'name': 'rigl', 'wrap': lambda tx: optax.MultiSteps(tx, 2)},
 }
 
 
 @pytest.mark.parametrize('settings', SETTINGS.values(), ids=SETTINGS)
 def test_counts_are_those_of_the_masks(settings):
-    recorded, masks = MaskHistory(), []
-    for state, now in train(make(**settings)):
+    recorded, expected = MaskHistory(), []
+    for state, kept in train(make(**settings), draw(0)):
         recorded.record(state)
-        masks.append(now)
+        expected.append(kept)
     counts = recorded.counts
     assert len(recorded) == STEPS
     assert counts.leaves == ('first/kernel', 'second/kernel')
     assert counts.weights.tolist() == [384, 360]
-    np.testing.assert_array_equal([counts.kept, counts.dropped, counts.regrown], expected(masks))
-    assert counts.dropped.sum() > 0
+    assert counts.kept.tolist() == expected
     np.testing.assert_allclose(counts.targets, 0.75)
     np.testing.assert_allclose(counts.sparsity, 1 - counts.kept / counts.weights)
-    micro_steps = 2 if settings is SETTINGS['several steps'] else 1
+    micro_steps = 2 if settings is SETTINGS['rigl in several steps'] else 1
     assert counts.steps.tolist() == [(step + 1) // micro_steps for step in range(STEPS)]
 
 
-def test_records_are_fetched_in_between(monkeypatch):
-    monkeypatch.setattr(history, '_MOST_ON_DEVICE', 2)
-    often, once = MaskHistory(), MaskHistory()
-    for state, _ in train(make()):
-        often.record(state)
-    monkeypatch.undo()
-    for state, _ in train(make()):
-        once.record(state)
-    assert isinstance(often._records[0][0], np.ndarray)
-    assert not isinstance(once._records[0][0], np.ndarray)
-    jax.tree.map(np.testing.assert_array_equal, often.counts[2:], once.counts[2:])
-    assert len(often.counts.steps) == STEPS  # may be asked for more than once
-
-
-def test_recording_waits_for_nothing(monkeypatch):
-    """Nothing is fetched from a device while the loop runs."""
+def test_recording_waits_for_nothing_and_states_of_several_models_are_summed():
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(draw, range(3)))
+    state = jax.vmap(make('static_sparse', use_packed_masks=True).init)(stacked)
     recorded = MaskHistory()
-    states = [state for state, _ in train(make(), number=1)]
-    recorded.record(states[0])  # sizes are read once
+    recorded.record(state)  # sizes are read once
     with jax.transfer_guard_device_to_host('disallow_explicit'):
-        recorded.record(states[0])
-    assert recorded.counts.dropped.sum() == 0
-
-
-def test_states_of_several_models_are_summed():
-    tx = make(use_packed_masks=True)
-    models = [draw(seed) for seed in range(3)]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
-    state = jax.vmap(tx.init)(stacked)
-    recorded = MaskHistory()
-    recorded.record(state)
+        recorded.record(state, step=jnp.int32(7))
     counts = recorded.counts
     assert counts.weights.tolist() == [3 * 384, 3 * 360]
-    assert counts.kept.tolist() == [[3 * 96, 3 * 90]]
-    assert counts.steps.tolist() == [0]
+    assert counts.kept.tolist() == [[3 * 96, 3 * 90]] * 2
+    assert counts.steps.tolist() == [0, 7]
 
 
 def test_pruners_that_share_a_model_stand_side_by_side():
     labels = {'first': 'a', 'second': 'b'}
-    tx = optax.multi_transform({'a': make('static_sparse'), 'b': make('magnitude')}, labels)
+    both = {'a': make('static_sparse'), 'b': make('magnitude')}
     recorded = MaskHistory()
-    for state, _ in train(tx):
-        recorded.record(state)
+    recorded.record(optax.multi_transform(both, labels).init(draw(0)))
     assert recorded.counts.leaves == ('first/kernel', 'second/kernel')
-    assert recorded.counts.kept[[0, -1]].tolist() == [
-        [96, 246],
-        [96, 90],
-    ]  # 0.75 (1 - (5 / 6)³) of 360 are 114
-
-
-def test_a_leaf_of_two_pruners_stands_there_twice():
     inner = make('static_sparse').init(draw(0))
-    outer = make('magnitude').init(draw(0))._replace(inner_state=inner)
     recorded = MaskHistory()
-    recorded.record(outer)
-    assert recorded.counts.leaves == (
-        'first/kernel',
-        'second/kernel',
-        'first/kernel (pruner 2)',
-        'second/kernel (pruner 2)',
+    recorded.record(make().init(draw(0))._replace(inner_state=inner))
+    assert recorded.counts.leaves[2:] == (
+        'first/kernel (another pruner)',
+        'second/kernel (another pruner)',
     )
     assert recorded.counts.kept.tolist() == [[384, 360, 96, 90]]
 
 
-def test_states_of_flax_nnx():
-    model = nnx.Linear(16, 24, rngs=nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, make('magnitude', use_packed_masks=True), wrt=nnx.Param)
-    recorded = MaskHistory()
-
-    @nnx.jit
-    def step(model, optimizer):
-        grads = nnx.grad(lambda model: jnp.sum(model(jnp.ones((1, 16))) ** 2))(model)
-        if takes_model:
-            optimizer.update(model, grads)
-        else:
-            optimizer.update(grads)
-
-    takes_model = 'model' in inspect.signature(optimizer.update).parameters
-    for _ in range(STEPS):
-        step(model, optimizer)
-        recorded.record(optimizer.opt_state)
-    counts = recorded.counts
-    assert counts.leaves == ('kernel',)
-    assert counts.steps.tolist() == list(range(1, STEPS + 1))
-    assert counts.kept[-1].tolist() == [96] == [16 * 24 // 4]
-    assert int((model.kernel[...] != 0).sum()) == 96
-
-
-def test_a_step_of_ones_own():
-    recorded = MaskHistory()
-    for number, (state, _) in enumerate(train(make())):
-        recorded.record(state, step=100 * number)
-    assert recorded.counts.steps.tolist() == [100 * number for number in range(STEPS)]
-
-
-def test_masks_without_counter_targets_and_sizes():
-    recorded = MaskHistory()
-    for _ in range(2):
-        recorded.record(
-            jaxpruner.SparseState({'w': np.array([1, 0, 0], np.uint8), 's': np.uint8(1)})
-        )
-    counts = recorded.counts
-    assert counts.steps.tolist() == [0, 1]
-    assert counts.kept.tolist() == [[1, 1], [1, 1]]
-    assert np.isnan(counts.targets).all()
-
-
-def test_leaves_are_selected():
-    recorded = MaskHistory()
-    recorded.record(next(train(make()))[0])
-    counts = recorded.counts.select('second/*')
-    assert counts.leaves == ('second/kernel',)
-    assert counts.weights.tolist() == [360]
-    assert counts.kept.tolist() == [[90]]
-    assert counts.targets.shape == (1, 1)
-    with pytest.raises(ValueError, match=r"leaves: 'third/.' matches no parameter.*'first/kernel'"):
-        recorded.counts.select(['first/*', 'third/*'])
-
-
 def record_in_jit():
-    tx = make()
-    jax.jit(lambda params: MaskHistory().record(tx.init(params)))(draw(0))
+    jax.jit(lambda params: MaskHistory().record(make().init(params)))(draw(0))
 
 
-def record_another_model(**change):
+def record_another_model():
     recorded = MaskHistory()
     recorded.record(make().init(draw(0)))
-    recorded.record(make().init(draw(0, SHAPES | change)))
+    recorded.record(make().init(draw(0, SHAPES | {'third': {'kernel': (4, 4)}})))
 
 
 REFUSED = {
@@ -241,16 +126,7 @@ REFUSED = {
         ValueError,
         'no leaf of the optimizer state is masked',
     ),
-    'another shape': (
-        lambda: record_another_model(second={'kernel': (4, 4)}),
-        ValueError,
-        r'second/kernel of shape \((3, 3, 8, 5|4, 4)\)',
-    ),
-    'another leaf': (
-        lambda: record_another_model(third={'kernel': (4, 4)}),
-        ValueError,
-        r'third/kernel of shape \(4, 4\)',
-    ),
+    'another leaf': (record_another_model, ValueError, 'third/kernel is in one of them alone'),
     'nothing recorded': (lambda: MaskHistory().counts, ValueError, r'record\(opt_state\)'),
 }
 
@@ -261,47 +137,113 @@ def test_what_cannot_be_recorded_is_refused(record, error, message):
         record()
 
 
+# By step: the masks of two leaves of four and eight weights.
+MASKS = [
+    ([1, 1, 1, 1], [1] * 8),
+    ([1, 1, 1, 0], [1, 1, 1, 1, 0, 0, 0, 0]),
+    ([1, 1, 0, 1], [1, 1, 0, 0, 0, 0, 0, 0]),
+]
+TARGETS = {'a/kernel': np.float32(0.25), 'b/kernel': np.float32(0.75)}
+PLOTS = {'schedule': plot_schedule, 'layers': plot_layers}
+
+
+def record(rows=MASKS, targets=TARGETS):
+    history = MaskHistory()
+    for step, masks in enumerate(rows):
+        by_name = dict(zip(targets, (np.array(mask, np.uint8) for mask in masks), strict=True))
+        history.record(jaxpruner.SparseState(by_name, target_sparsities=targets), step=10 * step)
+    return history
+
+
+def lines(figure):
+    return {line.get_label(): line for line in figure.axes[0].lines}
+
+
+def test_the_schedule_shows_all_layers_and_each():
+    drawn = lines(plot_schedule(record()))
+    total = drawn['all layers together']
+    assert total.get_xdata().tolist() == [0, 10, 20]
+    np.testing.assert_allclose(total.get_ydata(), 100 * (1 - np.array([12, 7, 5]) / 12))
+    np.testing.assert_allclose(drawn['target'].get_ydata(), 100 * 7 / 12)
+    np.testing.assert_allclose(drawn['single layers'].get_ydata(), [0, 25, 25])
+    drawn = lines(plot_schedule(record(), leaves='b/*'))
+    np.testing.assert_allclose(drawn['b/kernel'].get_ydata(), [0, 50, 75])
+    assert 'single layers' not in drawn
+
+
+def test_the_schedule_stands_where_masks_follow_it():
+    """Where masks are updated in every step, the curve goes through all that was recorded."""
+    schedule = jaxpruner.PolynomialSchedule(1, 0, 6)
+    tx = jaxpruner.MagnitudePruning(scheduler=schedule, sparsity=0.5).wrap_optax(optax.sgd(0.1))
+    history = MaskHistory()
+    for state, _ in train(tx, draw(0, {'w': (100, 10)}), 8):
+        history.record(state)
+    drawn = lines(plot_schedule(history, scheduler=schedule))
+    asked = dict(zip(*drawn['schedule'].get_data(), strict=True))
+    for step, sparsity in zip(*drawn['w'].get_data(), strict=True):
+        assert asked[step] == pytest.approx(sparsity, abs=0.1)
+
+
+def test_layers_with_targets_and_counts():
+    (axes,) = plot_layers(record()).axes
+    np.testing.assert_allclose([bar.get_width() for bar in axes.patches], [25, 75])
+    assert [label.get_text() for label in axes.get_yticklabels()] == ['a/kernel', 'b/kernel']
+    assert [text.get_text() for text in axes.texts] == ['3 of 4 kept', '2 of 8 kept']
+    targets = [path.vertices[0][0] for path in axes.collections[0].get_paths()]
+    np.testing.assert_allclose(targets, [25, 75])
+    assert axes.get_title('left') == 'step 20: 58.3% pruned'
+
+
+@pytest.mark.parametrize('plot', PLOTS.values(), ids=PLOTS)
+def test_a_plot_is_written_whole_and_all_texts_fit(plot, tmp_path):
+    path = tmp_path / 'new folder' / 'plot.png'
+    names = {f'decoder/block_{number}/attention/kernel': np.float32(0.5) for number in range(5)}
+    figure = plot(record([[[1, 1]] * 5, [[1, 0]] * 5], names), path)
+    assert isinstance(figure, matplotlib.figure.Figure)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    texts = [*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label, *figure.legends]
+    boxes = [box for box in (text.get_window_extent() for text in texts) if box.width]
+    for number, box in enumerate(boxes):
+        assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1
+        for other in boxes[:number]:
+            assert not box.overlaps(other)
+    with pytest.raises(ValueError, match=r'plot\.txt.*\.png'):
+        plot(record(), tmp_path / 'plot.txt')
+    with pytest.raises(ValueError, match='nothing was recorded'):
+        plot(MaskHistory())
+    with pytest.raises(ValueError, match="leaves: 'c' matches no parameter"):
+        plot(record(), leaves='c')
+
+
 def test_on_eight_devices(request):
     eight_devices.run_checks(__file__, request.config)
 
 
 def sharded(spec, **settings):
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ('rows', 'columns'), **settings)
-    shapes = {'w': (64, 48), 'odd': (24, 10)}
-    return jax.tree.map(
-        lambda leaf: jax.device_put(leaf, NamedSharding(mesh, spec)), draw(0, shapes)
-    )
+    params = draw(0, {'w': (64, 48), 'odd': (24, 10)})
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, spec)), params)
 
 
 @pytest.mark.parametrize('is_packed', [False, True])
-@pytest.mark.parametrize('spec', [PartitionSpec('rows', 'columns'), PartitionSpec(None, 'columns')])
-def check_sharded_masks(spec, is_packed):
-    counts = []
-    for params in (sharded(spec), jax.tree.map(np.array, sharded(spec))):
-        recorded = MaskHistory()
-        for state, _ in train(make('magnitude', use_packed_masks=is_packed), params):
-            recorded.record(state)
-        counts.append(recorded.counts)
-        last = recorded._masks[1]  # by name, w stands second
-    sharding = sharded(spec)['w'].sharding
-    assert counts[0].dropped.sum() > 0
-    for first, second in zip(counts[0][2:], counts[1][2:], strict=True):
-        np.testing.assert_array_equal(first, second)
-    assert last.size == 64 * 48 // 8
-    recorded = MaskHistory()
-    recorded.record(make('magnitude', use_packed_masks=is_packed).init(sharded(spec)))
-    held = recorded._masks[1]
-    assert held.addressable_shards[0].data.size <= held.size // sharding.num_devices * (
-        1 if spec[0] else 4
-    )
+def check_sharded_masks(is_packed):
+    recorded, expected = MaskHistory(), []
+    tx = make(use_packed_masks=is_packed)
+    for state, kept in train(tx, sharded(PartitionSpec('rows', 'columns'))):
+        recorded.record(state)
+        expected.append(kept)
+    assert recorded.counts.kept.tolist() == expected
 
 
 @pytest.mark.skipif(not hasattr(jax.sharding, 'AxisType'), reason='this JAX has no explicit axes')
 def check_masks_on_an_explicit_mesh():
     explicit = (jax.sharding.AxisType.Explicit,) * 2
-    params = sharded(PartitionSpec('rows', 'columns'), axis_types=explicit)
     recorded = MaskHistory()
-    state = make('magnitude', update_start_step=0, update_end_step=0).init(params)
+    state = make(update_end_step=0).init(
+        sharded(PartitionSpec('rows', 'columns'), axis_types=explicit)
+    )
     recorded.record(state)
     recorded.record(state)
     assert recorded.counts.kept.tolist() == [[240, 3072]] * 2

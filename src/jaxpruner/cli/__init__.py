@@ -1,1 +1,1 @@
-"""The command `jaxpruner`: one file for each of its commands, put together in `main`."""
+"""The command `jaxpruner`: a function for each of its commands, whose arguments tyro makes options of."""

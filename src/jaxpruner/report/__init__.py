@@ -1,27 +1,23 @@
 """Results of runs as tables and plots: folders that `jaxpruner compare` left, and what a loop of one's own recorded."""
 
-from jaxpruner.report.animation import animate_masks as animate_masks
-from jaxpruner.report.differences import Difference as Difference
-from jaxpruner.report.differences import OrderCheck as OrderCheck
-from jaxpruner.report.differences import check_original_order as check_original_order
-from jaxpruner.report.differences import paired_difference as paired_difference
+from jaxpruner.report.experiments import Difference as Difference
 from jaxpruner.report.experiments import Experiment as Experiment
 from jaxpruner.report.experiments import group_cells as group_cells
+from jaxpruner.report.experiments import paired_difference as paired_difference
 from jaxpruner.report.history import MaskCounts as MaskCounts
 from jaxpruner.report.history import MaskHistory as MaskHistory
-from jaxpruner.report.mask_images import plot_masks as plot_masks
-from jaxpruner.report.n_by_m import n_by_m_axes as n_by_m_axes
-from jaxpruner.report.original import ORIGINAL as ORIGINAL
+from jaxpruner.report.history import plot_layers as plot_layers
+from jaxpruner.report.history import plot_schedule as plot_schedule
+from jaxpruner.report.masks import animate_masks as animate_masks
+from jaxpruner.report.masks import n_by_m_axes as n_by_m_axes
+from jaxpruner.report.masks import plot_masks as plot_masks
 from jaxpruner.report.plots import plot_layer_sparsity as plot_layer_sparsity
 from jaxpruner.report.plots import plot_metric_against_sparsity as plot_metric_against_sparsity
 from jaxpruner.report.results import Cell as Cell
 from jaxpruner.report.results import read_cells as read_cells
 from jaxpruner.report.results import write_cell as write_cell
-from jaxpruner.report.run_plots import plot_layers as plot_layers
-from jaxpruner.report.run_plots import plot_schedule as plot_schedule
-from jaxpruner.report.run_plots import plot_turnover as plot_turnover
 from jaxpruner.report.tables import ResultTable as ResultTable
 from jaxpruner.report.tables import make_table as make_table
 from jaxpruner.report.tables import to_csv as to_csv
 from jaxpruner.report.tables import to_markdown as to_markdown
-from jaxpruner.report.tables import to_rich as to_rich
+from jaxpruner.report.tables import to_text as to_text

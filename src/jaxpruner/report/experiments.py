@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -60,22 +60,21 @@ class Experiment:
     @property
     def sparsities(self) -> list[float]:
         """The sparsities asked for, ascending; the dense baseline adds none."""
-        sparse_cells = [cell for cell in self.cells if cell.algorithm != DENSE]
-        return sorted({cell.sparsity for cell in sparse_cells})
+        return sorted({cell.sparsity for cell in self.cells if cell.algorithm != DENSE})
 
     def select(self, algorithm: str, sparsity: float) -> list[Cell]:
         """Selects the cells of an algorithm at a sparsity, by seed; dense ones belong to every sparsity."""
-        cells = []
-        for cell in self.cells:
-            has_sparsity = algorithm == DENSE or cell.sparsity == sparsity
-            if cell.algorithm == algorithm and has_sparsity:
-                cells.append(cell)
-        return cells
+        cells = [cell for cell in self.cells if cell.algorithm == algorithm]
+        return [cell for cell in cells if algorithm == DENSE or cell.sparsity == sparsity]
 
     def summarize(self, algorithm: str, sparsity: float) -> Summary | None:
         """Computes mean and deviation of the metric; `None` where there is no such cell."""
         values = [cell.value for cell in self.select(algorithm, sparsity)]
-        return _summarize(values) if values else None
+        if not values:
+            return None
+        with np.errstate(invalid='ignore'):  # the deviation of infinite losses is NaN
+            deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+            return Summary(float(np.mean(values)), deviation, len(values))
 
 
 def group_cells(cells: Iterable[Cell]) -> list[Experiment]:
@@ -100,7 +99,7 @@ def group_cells(cells: Iterable[Cell]) -> list[Experiment]:
     for cell in cells:
         group = groups[cell.workload, cell.data, cell.metric, cell.better, cell.recipe]
         earlier = group.setdefault(cell.name, cell)
-        if not _is_same(earlier.value, cell.value):
+        if repr(float(earlier.value)) != repr(float(cell.value)):  # NaN is the same result as NaN
             raise ValueError(
                 f'{cell.workload} ({cell.data}) has {cell.name} twice under one recipe, with {cell.metric} '
                 f'{earlier.value} and {cell.value}; show the folders one at a time'
@@ -110,12 +109,16 @@ def group_cells(cells: Iterable[Cell]) -> list[Experiment]:
     recipes = collections.Counter((workload, data, metric) for workload, data, metric, *_ in groups)
     experiments = []
     for (workload, data, metric, better, recipe), group in groups.items():
-        has_one_recipe = recipes[workload, data, metric] == 1
-        details = data if has_one_recipe else f'{data}, recipe {recipe[:6]}'
-        label = f'{workload} ({details})'
-        members = tuple(sorted(group.values(), key=_cell_order))
-        experiments.append(Experiment(label, workload, data, metric, better, recipe, members))
-    return sorted(experiments, key=_experiment_order)
+        remark = f', recipe {recipe[:6]}' if recipes[workload, data, metric] > 1 else ''
+        members = sorted(
+            group.values(), key=lambda cell: (cell.algorithm, cell.sparsity, cell.seed)
+        )
+        label = f'{workload} ({data}{remark})'
+        experiments.append(
+            Experiment(label, workload, data, metric, better, recipe, tuple(members))
+        )
+    order = {name: number for number, name in enumerate(WORKLOAD_ORDER)}
+    return sorted(experiments, key=lambda one: (order.get(one.workload, len(order)), one.label))
 
 
 def algorithms_of(cells: Iterable[Cell]) -> list[str]:
@@ -125,26 +128,78 @@ def algorithms_of(cells: Iterable[Cell]) -> list[str]:
     return original + sorted(names.difference(original))
 
 
-def _summarize(values: Sequence[float]) -> Summary:
-    with np.errstate(invalid='ignore'):  # the deviation of infinite losses is NaN
-        mean = float(np.mean(values))
-        deviation = None
-        if len(values) > 1:
-            deviation = float(np.std(values, ddof=1))
-    return Summary(mean, deviation, len(values))
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """By how much one algorithm is better than another, in the metric's unit; negative if it is worse.
+
+    The interval is Student's, of 95 %, for the mean of the paired differences. It is infinite for one seed.
+
+    >>> Difference(mean=0.02, low=0.01, high=0.03, seeds=5).is_certain
+    True
+    """
+
+    mean: float
+    low: float
+    high: float
+    seeds: int  # that both have
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the whole interval says that the first is better."""
+        return self.low > 0
 
 
-def _is_same(first: float, second: float) -> bool:
-    are_nan = math.isnan(first) and math.isnan(second)  # NaN is the same result as NaN
-    return first == second or are_nan
+def paired_difference(
+    experiment: Experiment, first: str, second: str, sparsity: float
+) -> Difference:
+    """Compares two algorithms over the seeds that both have.
+
+    Args:
+      experiment: the cells of one workload, from `group_cells`.
+      first: an algorithm.
+      second: another.
+      sparsity: of both, in [0, 1]; dense cells belong to every sparsity.
+
+    Returns:
+      By how much the first is better.
+
+    Raises:
+      ValueError: no seed is shared.
+
+    >>> cells = []
+    >>> for name, losses in {'rigl': [1.0, 1.25], 'set': [2.0, 2.0]}.items():
+    ...     for seed, loss in enumerate(losses):
+    ...         cell = Cell('vit', 'digits', name, 0.8, seed, 'loss', 'low', loss, {}, 0.8, {}, 1000, 12.3, '5d41402a')
+    ...         cells.append(cell)
+    >>> (experiment,) = group_cells(cells)
+    >>> paired_difference(experiment, 'rigl', 'set', 0.8).mean
+    0.875
+    """
+    ours = {cell.seed: cell.value for cell in experiment.select(first, sparsity)}
+    theirs = {cell.seed: cell.value for cell in experiment.select(second, sparsity)}
+    seeds = sorted(ours.keys() & theirs.keys())
+    if not seeds:
+        raise ValueError(
+            f'{experiment.label} has no seed with both {first} and {second} at sparsity {sparsity}: '
+            f'{first} has {sorted(ours) or "none"}, {second} {sorted(theirs) or "none"}'
+        )
+    sign = 1 if experiment.better == 'high' else -1
+    differences = sign * np.array([ours[seed] - theirs[seed] for seed in seeds])
+    mean = float(differences.mean())
+    if len(seeds) == 1:
+        return Difference(mean, -math.inf, math.inf, 1)
+    with np.errstate(invalid='ignore'):  # the deviation of an infinite loss is NaN
+        standard_error = float(differences.std(ddof=1)) / math.sqrt(len(seeds))
+    half = student_quantile(len(seeds) - 1) * standard_error
+    return Difference(mean, mean - half, mean + half, len(seeds))
 
 
-def _cell_order(cell: Cell) -> tuple[str, float, int]:
-    return cell.algorithm, cell.sparsity, cell.seed
+def student_quantile(degrees: int) -> float:
+    """Computes the 97.5 % quantile of Student's t.
 
+    >>> round(student_quantile(2), 4)
+    4.3027
+    """
+    import scipy.special  # comes with JAX
 
-def _experiment_order(experiment: Experiment) -> tuple[int, str]:
-    position = len(WORKLOAD_ORDER)
-    if experiment.workload in WORKLOAD_ORDER:
-        position = WORKLOAD_ORDER.index(experiment.workload)
-    return position, experiment.label
+    return float(scipy.special.stdtrit(degrees, 0.975))

@@ -3,7 +3,6 @@
 No display is needed, and nothing of matplotlib's global state is touched.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,14 +17,13 @@ if TYPE_CHECKING:
 
 INK = '#222222'
 IMAGE_ENDINGS = ('.png', '.pdf', '.svg')
-_GRID = '#dddddd'
 # Paul Tol's 'muted' colours, which colour-blind readers can tell apart; marks tell them apart in grey.
-_COLORS = '#332288 #cc6677 #117733 #999933 #88ccee #882255 #44aa99 #aa4499 #ddaa33'.split()
+COLORS = '#332288 #cc6677 #117733 #999933 #88ccee #882255 #44aa99 #aa4499 #ddaa33'.split()
 _MARKS = 'osD^vPX*h'
 _LINES = ('-', '--', ':')  # where there are more algorithms than colours
 
 
-def check_ending(path: Path, endings: tuple[str, ...]) -> Path:
+def check_ending(path: Path | str, endings: tuple[str, ...] = IMAGE_ENDINGS) -> Path:
     """Returns the path of an image; raises ValueError if its ending names no format that can be written."""
     if Path(path).suffix not in endings:
         raise ValueError(f'cannot write {path}: its name must end in {" or ".join(endings)}')
@@ -44,50 +42,51 @@ def new_figure(width: float, height: float) -> 'Figure':
 def make_panels(figure: Any, count: int, columns: int, **settings: Any) -> list[Any]:
     """Returns `count` panels of a figure, in rows of `columns`. Places that are left over stay empty."""
     rows = math.ceil(count / columns)
-    grid = figure.subplots(rows, columns, squeeze=False, **settings)
-    panels = list(grid.flat)
+    panels = list(figure.subplots(rows, columns, squeeze=False, **settings).flat)
     for axes in panels[count:]:
         axes.axis('off')
     return panels[:count]
 
 
-def save(figure: Any, path: Path) -> None:
-    """Writes a figure; the file appears when it is complete."""
-
-    def write(temporary: Path) -> None:
-        figure.savefig(temporary, dpi=150)
-
-    atomic_files.replace_file(path, write, keeps_ending=True)
+def save(figure: Any, path: Path | str | None) -> Any:
+    """Writes a figure, if there is a path; the file appears when it is complete. Returns the figure."""
+    if path is not None:
+        write = lambda temporary: figure.savefig(temporary, dpi=150)  # noqa: E731
+        atomic_files.replace_file(Path(path), write, keeps_ending=True)
+    return figure
 
 
 def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Returns a colour and mark for each algorithm, the same in every plot for those of the original's table."""
-    styles = {DENSE: {'color': INK, 'marker': ''}}
-    original = [name for name in ALGORITHM_ORDER if name != DENSE]
-    free = []
-    for number, name in enumerate(original):
-        styles[name] = _style(number)
-        if name not in names:
-            free.append(number)
-    # Others first take the styles of original algorithms that are not in this plot.
-    numbers = itertools.chain(free, itertools.count(len(original)))
-    for name in names:
-        if name not in ALGORITHM_ORDER:
-            styles[name] = _style(next(numbers))
+    styles: dict[str, dict[str, Any]] = {DENSE: {'color': INK, 'marker': ''}}
+    for name in dict.fromkeys([*ALGORITHM_ORDER, *names]):
+        turn, position = divmod(len(styles) - 1, len(COLORS))
+        style = {
+            'color': COLORS[position],
+            'marker': _MARKS[position],
+            'linestyle': _LINES[turn % 3],
+        }
+        styles.setdefault(name, style)
     return styles
 
 
 def clean(axes: 'Axes', grid: Literal['x', 'y']) -> None:
     """Removes the upper and right border, and adds a light grid."""
-    axes.grid(axis=grid, color=_GRID, lw=0.6)
+    axes.grid(axis=grid, color='#dddddd', lw=0.6)
     axes.set_axisbelow(True)
     axes.spines[['top', 'right']].set_visible(False)
 
 
-def _style(number: int) -> dict[str, Any]:
-    turn, position = divmod(number, len(_COLORS))
-    return {
-        'color': _COLORS[position],
-        'marker': _MARKS[position],
-        'linestyle': _LINES[turn % len(_LINES)],
-    }
+def draw_layers(
+    axes: 'Axes', names: Sequence[str], sparsities: Any, targets: Any, color: str = COLORS[0]
+) -> None:
+    """Draws the sparsity of each layer as a bar, the first on top, with a mark at its target."""
+    rows = range(len(names))
+    axes.barh(rows, [100 * sparsity for sparsity in sparsities], height=0.72, color=color)
+    ends = ([row - 0.46 for row in rows], [row + 0.46 for row in rows])
+    axes.vlines([100 * target for target in targets], *ends, color=INK, lw=1.5, label='target')
+    axes.set_yticks(rows, names, fontsize=8)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(0, 102)
+    axes.set_xticks([0, 50, 100])
+    clean(axes, 'x')

@@ -1,21 +1,34 @@
-"""What becomes of masks while a model trains: counts that a training loop records between its steps."""
+"""What becomes of masks while a model trains: counts that a training loop records, and plots of them."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import sparse_state as sparse_state_lib
+from jaxpruner import tree as tree_lib
+from jaxpruner.report import figures
+from jaxpruner.report.figures import COLORS, INK
+
 if TYPE_CHECKING:
-    import jax
+    from matplotlib.figure import Figure
 
-    from jaxpruner.report.stored_masks import MaskedLeaf, Record
 
-_MOST_ON_DEVICE = 512  # records, after which all but the newest are fetched
+def choose_leaves(leaves: Sequence[str], names: Any) -> list[int]:
+    """Finds the numbers of the leaves, such as 'dense/kernel', that names or globs mean; refuses a name of none."""
+    names = list(map(tree_lib.rule_name, tree_lib.as_names(names)))
+    paths = [tuple(leaf.split('/')) for leaf in leaves]
+    tree_lib.check_names(names, paths, 'leaves')
+    return [number for number, path in enumerate(paths) if tree_lib.matches_any(names, path)]
 
 
 class MaskCounts(NamedTuple):
-    """How many weights masks kept, dropped and regrew: [n] records of [m] masked leaves.
+    """How many weights masks kept: [n] records of [m] masked leaves.
 
-    >>> MaskCounts(np.array([1]), ('w',), np.array([4]), np.array([[0.5]]), *3 * [np.array([[2]])]).sparsity
+    >>> MaskCounts(np.array([1]), ('w',), np.array([4]), np.array([[0.5]]), np.array([[2]])).sparsity
     array([[0.5]])
     """
 
@@ -24,38 +37,32 @@ class MaskCounts(NamedTuple):
     weights: np.ndarray  # int64[m]
     targets: np.ndarray  # float64[n, m]: sparsities that the pruner is to reach
     kept: np.ndarray  # int64[n, m]
-    dropped: np.ndarray  # int64[n, m]: kept in the record before, and not in this one
-    regrown: np.ndarray  # int64[n, m]: kept in this record, and not in the one before
 
     @property
     def sparsity(self) -> np.ndarray:
         """The share of each leaf that is pruned, float64[n, m]."""
         return 1 - self.kept / np.maximum(self.weights, 1)
 
+    @property
+    def total_sparsity(self) -> np.ndarray:
+        """The share of all leaves together that is pruned, float64[n]."""
+        return 1 - self.kept.sum(1) / max(self.weights.sum(), 1)
+
     def select(self, leaves: Any) -> 'MaskCounts':
         """Returns the counts of the leaves that a name or glob (or several) means; ValueError if one means none."""
-        from jaxpruner.report import stored_masks
-
-        chosen = stored_masks.chosen_names(self.leaves, leaves)
-        return MaskCounts(
-            steps=self.steps,
-            leaves=tuple(self.leaves[number] for number in chosen),
-            weights=self.weights[chosen],
-            targets=self.targets[:, chosen],
-            kept=self.kept[:, chosen],
-            dropped=self.dropped[:, chosen],
-            regrown=self.regrown[:, chosen],
-        )
+        chosen = choose_leaves(self.leaves, leaves)
+        names = tuple(self.leaves[number] for number in chosen)
+        columns = self.targets[:, chosen], self.kept[:, chosen]
+        return MaskCounts(self.steps, names, self.weights[chosen], *columns)
 
 
 class MaskHistory:
     """Records what becomes of masks, for the plots of `jaxpruner.report`: two lines in any training loop.
 
     `record` stands between two steps, outside of `jit`. It counts on the device and waits for nothing, so that a loop
-    does not stall. Masks may be packed, and sharded over devices and processes: counts alone leave the devices. A copy
-    of the masks, of one bit per weight, stays on the device to be compared with the next ones.
+    does not stall. Masks may be packed, and sharded over devices and processes: counts alone leave the devices.
 
-    >>> import jax.numpy as jnp, optax, jaxpruner
+    >>> import optax, jaxpruner
     >>> pruner = jaxpruner.MagnitudePruning(scheduler=jaxpruner.PolynomialSchedule(1, 0, 2), sparsity=0.75)
     >>> tx, params = pruner.wrap_optax(optax.sgd(0.1)), {'w': jnp.arange(1.0, 17).reshape(4, 4)}
     >>> opt_state = tx.init(params)
@@ -64,17 +71,13 @@ class MaskHistory:
     ...     updates, opt_state = tx.update(params, opt_state, params)
     ...     params = optax.apply_updates(params, updates)
     ...     history.record(opt_state)  # line 2
-    >>> counts = history.counts
-    >>> counts.steps, counts.sparsity[:, 0], counts.dropped[:, 0]
-    (array([1, 2, 3]), array([0.625, 0.75 , 0.75 ]), array([0, 2, 0]))
+    >>> history.counts.steps, history.counts.sparsity[:, 0]
+    (array([1, 2, 3]), array([0.625, 0.75 , 0.75 ]))
     """
 
     def __init__(self) -> None:
-        self._leaves: dict[str, int] = {}  # names and weights
-        self._shapes: list[tuple[int, ...]] = []
-        self._masks: list[jax.Array] | None = None  # of the last record
-        self._records: list[Record] = []  # those from _fetched on are still on the device
-        self._fetched = 0
+        self._weights: dict[str, int] = {}  # by leaf
+        self._records: list[Any] = []  # what `_count` returned, on the device or fetched
 
     def __len__(self) -> int:
         """Counts the records."""
@@ -93,17 +96,38 @@ class MaskHistory:
           TypeError: it was called inside of a compiled program.
           ValueError: there is no `SparseState`, nothing in it is masked, or its leaves are not those recorded before.
         """
-        from jaxpruner.report import stored_masks
-
-        leaves = stored_masks.masked_leaves(opt_state)
-        self._check_leaves(leaves)
-        if step is None:
-            step = stored_masks.steps_counted(opt_state)
-        step = len(self) if step is None else step
-        self._masks, record = stored_masks.count(leaves, self._masks, step)
-        self._records.append(record)
-        if len(self._records) - self._fetched > _MOST_ON_DEVICE:
-            self._fetch(len(self._records) - 1)
+        states = sparse_state_lib.sparse_states(opt_state)
+        if not states:
+            raise ValueError(sparse_state_lib.NO_STATE)
+        sizes: dict[str, Any] = {}
+        masks, targets = [], []
+        for state in states:
+            paths, leaves, treedef = tree_lib.flatten_with_paths(state.masks)
+            leaf_targets = tree_lib.leaves_like(treedef, sparse_state_lib.leaf_targets(state))
+            packed = tree_lib.leaves_like(treedef, state.sizes)
+            for path, mask, size, target in zip(paths, leaves, packed, leaf_targets, strict=True):
+                name = tree_lib.path_string(path)
+                name = f'{name} (another pruner)' if name in sizes else name
+                sizes[name] = np.size(mask) if size is None else size
+                masks.append(jnp.asarray(mask))
+                targets.append(np.nan if target is None else target)
+        if not masks:
+            raise ValueError('no leaf of the optimizer state is masked: there is nothing to record')
+        if tree_lib.has_traced(masks):
+            raise TypeError(
+                'MaskHistory.record was called inside of a compiled program (jit, scan, vmap): call it between steps '
+                'with the optimizer state that a step returned'
+            )
+        if not self._weights:
+            self._weights = {name: int(np.sum(jax.device_get(sizes[name]))) for name in sizes}
+        elif sizes.keys() != self._weights.keys():
+            name = min(sizes.keys() ^ self._weights.keys())
+            raise ValueError(
+                f'the masks are not those recorded before: {name} is in one of them alone; make a MaskHistory for '
+                'each model'
+            )
+        counter = len(self) if states[0].count is None else states[0].count
+        self._records.append(_count(counter if step is None else step, targets, masks))
 
     @property
     def counts(self) -> MaskCounts:
@@ -112,41 +136,123 @@ class MaskHistory:
             raise ValueError(
                 'nothing was recorded: call record(opt_state) after steps of the training loop'
             )
-        self._fetch(len(self._records))
-        steps, targets, counts = map(np.array, zip(*self._records, strict=True))
-        kept, dropped, regrown = np.moveaxis(counts.astype(np.int64), 1, 0)
-        weights = list(self._leaves.values())
+        self._records = jax.device_get(self._records)
+        steps, targets, kept = map(np.array, zip(*self._records, strict=True))
         return MaskCounts(
-            steps=steps[:, 0].astype(np.int64),
-            leaves=tuple(self._leaves),
-            weights=np.array(weights, np.int64),
+            steps=steps.astype(np.int64),
+            leaves=tuple(self._weights),
+            weights=np.array(list(self._weights.values()), np.int64),
             targets=targets.astype(float),
-            kept=kept,
-            dropped=dropped,
-            regrown=regrown,
+            kept=kept.astype(np.int64),
         )
 
-    def _fetch(self, end: int) -> None:
-        from jaxpruner.report import stored_masks
 
-        new = slice(self._fetched, end)
-        self._records[new] = stored_masks.fetch(self._records[new])
-        self._fetched = end
+@jax.jit
+def _count(
+    step: Any, targets: list[Any], masks: list[jax.Array]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns arrays that lie in no memory which the next step may donate."""
+    means = [jnp.mean(target, dtype=jnp.float32) for target in targets]
+    kept = [sparse_state_lib.kept_weights(mask) for mask in masks]
+    return jnp.stack([jnp.max(step)])[0], jnp.stack(means), jnp.stack(kept)
 
-    def _check_leaves(self, leaves: list['MaskedLeaf']) -> None:
-        from jaxpruner.report import stored_masks
 
-        named = {leaf.name: leaf for leaf in leaves}
-        shapes = [leaf.mask.shape for leaf in leaves]
-        if self._masks is None:
-            self._shapes = shapes
-            for name, leaf in named.items():
-                self._leaves[name] = stored_masks.number_of_weights(leaf)
-        elif list(named) != list(self._leaves) or shapes != self._shapes:
-            before = set(zip(self._leaves, self._shapes, strict=True))
-            now = set(zip(named, shapes, strict=True))
-            name, shape = min(before ^ now or before)
-            raise ValueError(
-                f'the masks are not those recorded before, of {len(before)} leaves: {name} of shape {shape} is in '
-                'one of them alone; make a MaskHistory for each model'
-            )
+def plot_schedule(
+    history: MaskHistory,
+    path: Path | str | None = None,
+    *,
+    scheduler: Any = None,
+    leaves: Any = '*',
+) -> 'Figure':
+    """Draws how sparse the masks were over the steps: all leaves together, and each leaf as a pale line.
+
+    Args:
+      history: what the training loop recorded.
+      path: the image to write, .png, .pdf or .svg; `None` writes none.
+      scheduler: the pruner's schedule, drawn beside what became of it.
+      leaves: names or globs of the leaves to draw.
+
+    Returns:
+      The figure, to be changed, shown or saved.
+
+    Raises:
+      ValueError: nothing was recorded, a name means no leaf, or the path has another ending.
+      ImportError: matplotlib is not installed.
+
+    >>> import optax, jaxpruner
+    >>> tx = jaxpruner.StaticRandomSparse(sparsity=0.75).wrap_optax(optax.sgd(0.1))
+    >>> history = MaskHistory()
+    >>> history.record(tx.init({'w': jnp.ones((4, 4))}))
+    >>> plot_schedule(history).axes[0].get_ylabel()
+    'pruned weights (%)'
+    """
+    counts = _counts_to_draw(history, path, leaves)
+    figure = figures.new_figure(6.4, 3.6)
+    axes = figure.subplots()
+    label = counts.leaves[0]
+    if len(counts.leaves) > 1:
+        label = 'all layers together'
+        pale = {'where': 'post', 'color': '#b9c0ca', 'lw': 0.9, 'zorder': 1}
+        axes.step(counts.steps, 100 * counts.sparsity, **pale)[0].set_label('single layers')
+    percents = 100 * counts.total_sparsity
+    axes.step(counts.steps, percents, where='post', color=COLORS[0], lw=2, label=label)
+    target = counts.targets[-1] @ counts.weights / max(counts.weights.sum(), 1)
+    axes.axhline(100 * target, color=INK, ls='--', lw=1, label='target', zorder=0)
+    if scheduler is not None:
+        steps = np.unique(np.linspace(counts.steps[0], counts.steps[-1], 400).astype(int))
+        # The counter stands at 1 after step 0.
+        asked = [scheduler.get_sparsity_at_step(target, step - 1) for step in steps.tolist()]
+        percents = 100 * np.array(asked, float)
+        axes.plot(steps, percents, color=COLORS[1], ls=':', lw=2, label='schedule')
+    axes.set_xlabel('step')
+    axes.set_ylabel('pruned weights (%)')
+    axes.set_ylim(-2, 102)
+    figures.clean(axes, 'y')
+    figure.legend(loc='outside upper left', ncols=4, frameon=False)
+    return figures.save(figure, path)
+
+
+def plot_layers(
+    history: MaskHistory, path: Path | str | None = None, *, leaves: Any = '*'
+) -> 'Figure':
+    """Draws the sparsity of each leaf at the last record as bars, with its target and the number of weights kept.
+
+    Args:
+      history: what the training loop recorded.
+      path: the image to write, .png, .pdf or .svg; `None` writes none.
+      leaves: names or globs of the leaves to draw.
+
+    Returns:
+      The figure, to be changed, shown or saved.
+
+    Raises:
+      ValueError: nothing was recorded, a name means no leaf, or the path has another ending.
+      ImportError: matplotlib is not installed.
+
+    >>> import optax, jaxpruner
+    >>> tx = jaxpruner.StaticRandomSparse(sparsity=0.75).wrap_optax(optax.sgd(0.1))
+    >>> history = MaskHistory()
+    >>> history.record(tx.init({'w': jnp.ones((4, 4))}))
+    >>> [label.get_text() for label in plot_layers(history).axes[0].get_yticklabels()]
+    ['w']
+    """
+    counts = _counts_to_draw(history, path, leaves)
+    longest = max(map(len, counts.leaves))
+    figure = figures.new_figure(0.072 * longest + 6, 0.26 * len(counts.leaves) + 1.2)
+    axes = figure.subplots()
+    figures.draw_layers(axes, counts.leaves, counts.sparsity[-1], counts.targets[-1])
+    for row, (kept, weights) in enumerate(zip(counts.kept[-1], counts.weights, strict=True)):
+        place = {'xycoords': ('axes fraction', 'data'), 'va': 'center', 'fontsize': 8}
+        axes.annotate(f'{kept:,} of {weights:,} kept', (1.01, row), **place)
+    axes.set_xlabel('pruned weights (%)')
+    title = f'step {counts.steps[-1]:,}: {100 * counts.total_sparsity[-1]:.1f}% pruned'
+    axes.set_title(title, loc='left', fontsize=11, color=INK)
+    figure.legend(loc='outside upper right', frameon=False)
+    return figures.save(figure, path)
+
+
+def _counts_to_draw(history: MaskHistory, path: Path | str | None, leaves: Any) -> MaskCounts:
+    """Returns what is to be drawn; the path is checked before anything is computed."""
+    if path is not None:
+        figures.check_ending(path)
+    return history.counts.select(leaves)

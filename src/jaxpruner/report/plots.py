@@ -3,11 +3,11 @@
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxpruner.report import figures, metric_panels
+from jaxpruner.report import figures
 from jaxpruner.report.experiments import DENSE, Experiment, algorithms_of, group_cells
 from jaxpruner.report.figures import INK
 from jaxpruner.report.results import Cell
@@ -16,16 +16,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _BAR_HEIGHT = 0.17  # inches a layer
-_LETTER_WIDTH = 0.075  # inches a letter of a panel's title
-_MOST_PANELS = 9  # in a row
-_LEGEND_LINE = 0.22  # inches
+_LETTER_WIDTH = 0.075  # inches
 
 
 def plot_metric_against_sparsity(cells: Iterable[Cell], path: Path) -> None:
     """Draws the metric over the sparsity: a line for each algorithm, a panel for each workload.
 
-    Bands and bars are one standard deviation over seeds. The dense baseline is a horizontal line. Means that are not
-    finite, because a run diverged, are left out. Means that are far worse than all others are named at the edge.
+    Bars are one standard deviation over seeds. The dense baseline is a horizontal line. Means that are not finite,
+    because a run diverged, are left out.
 
     Args:
       cells: of any workloads.
@@ -42,41 +40,62 @@ def plot_metric_against_sparsity(cells: Iterable[Cell], path: Path) -> None:
     ...     [path.name for path in Path(folder).iterdir()]
     ['sparsity.png']
     """
-    path = figures.check_ending(path, figures.IMAGE_ENDINGS)
+    path = figures.check_ending(path)
     experiments = [experiment for experiment in group_cells(cells) if experiment.sparsities]
     if not experiments:
         raise ValueError('no cell of a sparse algorithm to draw, only of the dense baseline')
-    drawn_cells = []
-    for experiment in experiments:
-        drawn_cells += experiment.cells
-    names = algorithms_of(drawn_cells)
+    names = algorithms_of(cell for experiment in experiments for cell in experiment.cells)
     columns = min(len(experiments), 2)
-    rows = math.ceil(len(experiments) / columns)
-    legend_height = _LEGEND_LINE * (len(names) + 1)
-    height = max(3.8 * rows, legend_height)
+    height = max(3.8 * math.ceil(len(experiments) / columns), 0.22 * (len(names) + 1))
     figure = figures.new_figure(5 * columns + 1.8, height)
-    panels = figures.make_panels(figure, len(experiments), columns)
-    styles = figures.styles_of(names)
     handles: dict[str, Any] = {}
-    for axes, experiment in zip(panels, experiments, strict=True):
-        metric_panels.draw(axes, experiment, styles)
-        own_handles, labels = axes.get_legend_handles_labels()
-        for handle, label in zip(own_handles, labels, strict=True):
-            handles.setdefault(label, handle)
-    labels = [name for name in names if name in handles]
+    for axes, experiment in zip(
+        figures.make_panels(figure, len(experiments), columns), experiments, strict=True
+    ):
+        draw_metric(axes, experiment, figures.styles_of(names))
+        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    shown = [name for name in names if name in handles]
     figure.legend(
-        [handles[label] for label in labels],
-        labels,
-        loc='outside right upper',
-        frameon=False,
+        [handles[name] for name in shown], shown, loc='outside right upper', frameon=False
     )
     figures.save(figure, path)
+
+
+def draw_metric(axes: 'Axes', experiment: Experiment, styles: dict[str, dict[str, Any]]) -> None:
+    """Draws the algorithms of a workload over the sparsity; `styles` gives each a colour, mark and line."""
+    # Halving what is kept is always one step, and sparsity 1 one step more.
+    xs = [-math.log2(1 - sparsity) for sparsity in experiment.sparsities if sparsity < 1]
+    xs += [max(xs, default=0) + 1] * (len(experiment.sparsities) - len(xs))
+    is_single = len(xs) == 1
+    for number, name in enumerate(experiment.algorithms):
+        found = [experiment.summarize(name, sparsity) for sparsity in experiment.sparsities]
+        summaries = [(x, one) for x, one in zip(xs, found, strict=True) if one is not None]
+        factor = experiment.factor
+        points = [(x, factor * one.mean, factor * (one.deviation or 0)) for x, one in summaries]
+        points = [point for point in points if math.isfinite(point[1])]
+        if not points:
+            continue
+        ends, means, deviations = np.array(points).T
+        if name == DENSE:
+            axes.axhline(means[0], color=INK, ls='--', lw=1.2, label=DENSE, zorder=1)
+            band = means[0] - deviations[0], means[0] + deviations[0]
+            axes.axhspan(*band, color=INK, alpha=0.08, lw=0, zorder=0)
+        else:  # without lines to follow, algorithms stand side by side
+            style: dict[str, Any] = styles[name] | ({'linestyle': ''} if is_single else {})
+            shift = number if is_single else 0
+            axes.errorbar(ends + shift, means, deviations, label=name, capsize=3, ms=5, **style)
+    percents = [f'{100 * sparsity:.4g}' for sparsity in experiment.sparsities]
+    axes.set_xticks([] if is_single else xs, [] if is_single else percents)
+    axes.set_xlabel(f'sparsity {percents[0]}%' if is_single else 'sparsity (%)')
+    axes.set_ylabel(f'{experiment.axis}, {experiment.better} is good')
+    axes.set_title(experiment.label, loc='left', fontsize=11, color=INK)
+    figures.clean(axes, 'y')
 
 
 def plot_layer_sparsity(cells: Iterable[Cell], path: Path) -> None:
     """Draws the sparsity of each layer as bars: a panel for each algorithm, a row of panels for each sparsity.
 
-    Bars are means over seeds. The dashed line is the sparsity asked for.
+    Bars are means over seeds. The marks are the sparsity asked for.
 
     Args:
       cells: of any workloads; dense ones are left out.
@@ -94,73 +113,32 @@ def plot_layer_sparsity(cells: Iterable[Cell], path: Path) -> None:
     ...     [path.name for path in Path(folder).iterdir()]
     ['layers.png']
     """
-    path = figures.check_ending(path, figures.IMAGE_ENDINGS)
+    path = figures.check_ending(path)
     sparse_cells = [cell for cell in cells if cell.layers and cell.algorithm != DENSE]
     if not sparse_cells:
         raise ValueError('no cell of a sparse algorithm that names its layers')
     names = algorithms_of(sparse_cells)
-    columns = min(len(names), _MOST_PANELS)
-    rows = math.ceil(len(names) / columns)
-    blocks = []
-    for experiment in group_cells(sparse_cells):
-        layers = _layer_names(experiment)
-        panel_height = _BAR_HEIGHT * len(layers) + 0.5
-        height = rows * panel_height + 0.5
-        for sparsity in experiment.sparsities:
-            blocks.append(_LayerBlock(experiment, sparsity, layers, height))
-    heights = [block.height for block in blocks]
-    longest_name = max(map(len, names))
-    panel_width = max(1.35, _LETTER_WIDTH * longest_name)
-    width = 2.4 + panel_width * columns
-    figure = figures.new_figure(width, sum(heights) + 0.3)
-    grid = figure.subfigures(len(blocks), 1, squeeze=False, height_ratios=heights)
-    subfigures = grid[:, 0]
-    styles = figures.styles_of(names)
-    for subfigure, block in zip(subfigures, blocks, strict=True):
-        percent = 100 * block.sparsity
-        label = f'{block.experiment.label}, {percent:.4g}% asked for (dashed)'
-        subfigure.suptitle(label, x=0.01, ha='left', fontsize=11, color=INK)
-        subfigure.supxlabel('sparsity of the layer (%), mean over seeds', fontsize=9, color=INK)
-        panels = figures.make_panels(subfigure, len(names), columns, sharey=True)
+    blocks = [(one, sparsity) for one in group_cells(sparse_cells) for sparsity in one.sparsities]
+    layers_of = [
+        list(dict.fromkeys(layer for cell in one.cells for layer in cell.layers))
+        for one, _ in blocks
+    ]
+    heights = [_BAR_HEIGHT * len(layers) + 0.9 for layers in layers_of]
+    panel_width = max(1.35, _LETTER_WIDTH * max(map(len, names)))
+    figure = figures.new_figure(2.4 + panel_width * len(names), sum(heights) + 0.3)
+    rows = figure.subfigures(len(blocks), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for row, (one, sparsity), layers in zip(rows, blocks, layers_of, strict=True):
+        label = f'{one.label}, {100 * sparsity:.4g}% asked for'
+        row.suptitle(label, x=0.01, ha='left', fontsize=11, color=INK)
+        row.supxlabel('sparsity of the layer (%), mean over seeds', fontsize=9, color=INK)
+        panels = figures.make_panels(row, len(names), len(names), sharey=True)
         for axes, name in zip(panels, names, strict=True):
-            _draw_layers(axes, block, name, styles[name]['color'])
-            axes.set_title(name, fontsize=9, color=INK)
+            selected = one.select(name, sparsity)
+            means = []
+            for layer in layers:
+                found = [cell.layers[layer] for cell in selected if layer in cell.layers]
+                means.append(float(np.mean(found)) if found else 0.0)
+            color = figures.styles_of(names)[name]['color']
+            figures.draw_layers(axes, layers, means, [sparsity] * len(layers), color)
+            axes.set_title(name if selected else f'{name}: not run', fontsize=9, color=INK)
     figures.save(figure, path)
-
-
-class _LayerBlock(NamedTuple):
-    """The panels of one workload at one sparsity."""
-
-    experiment: Experiment
-    sparsity: float
-    layers: list[str]
-    height: float  # inches
-
-
-def _layer_names(experiment: Experiment) -> list[str]:
-    names: dict[str, None] = {}
-    for cell in experiment.cells:
-        names |= dict.fromkeys(cell.layers)
-    return list(names)
-
-
-def _draw_layers(axes: 'Axes', block: _LayerBlock, algorithm: str, color: str) -> None:
-    cells = block.experiment.select(algorithm, block.sparsity)
-    for row, name in enumerate(block.layers):
-        sparsities = []
-        for cell in cells:
-            if name in cell.layers:
-                sparsities.append(cell.layers[name])
-        if sparsities:
-            percent = 100 * float(np.mean(sparsities))
-            axes.barh(row, percent, height=0.75, color=color)
-    count = len(block.layers)
-    if not cells:
-        middle = (count - 1) / 2
-        axes.text(50, middle, 'not run', ha='center', va='center', color='grey', fontsize=8)
-    axes.axvline(100 * block.sparsity, color=INK, ls='--', lw=0.8)
-    axes.set_yticks(range(count), block.layers, fontsize=8)
-    axes.set_ylim(count - 0.4, -0.6)  # the first layer on top
-    axes.set_xlim(0, 102)
-    axes.set_xticks([0, 50, 100], ['0', '50', '100'], fontsize=8)
-    figures.clean(axes, 'x')

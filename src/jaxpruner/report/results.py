@@ -5,18 +5,19 @@ cannot be read, or has changed since it was written, is named in a warning and d
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
-from collections.abc import Callable
+import typing
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from jaxpruner.caller_warnings import warn
 from jaxpruner.files import atomic_files, input_files
-from jaxpruner.report import seals
 
 VERSION = 2  # 1 had no checksums
+_CHECKSUM, _END = b' "checksum": "', b'"\n}\n'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,15 +52,24 @@ class Cell:
     steps: int  # updates of the optimizer
     seconds: float  # wall-clock time
     recipe: str  # SHA-256 of the recipe file
-    version: int = VERSION
 
     def __post_init__(self):
-        for name, rule in _FIELDS.items():
-            value = getattr(self, name)
-            if not rule.accepts(value):
-                raise ValueError(
-                    f'{name} must be {rule.description}, got {value!r} of type {type(value).__name__}'
-                )
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            kind = typing.get_origin(field.type) or field.type
+            kind = {float: (int, float), Literal: str}.get(kind, kind)
+            if not isinstance(value, kind) or isinstance(value, bool) or value == '':
+                raise ValueError(f'{field.name} must be {field.type}, got {value!r}')
+        shares = {'sparsity': self.sparsity, 'reached': self.reached, **self.layers}
+        for name, share in shares.items():
+            if not (isinstance(share, int | float) and 0 <= share <= 1):
+                raise ValueError(f'{name} must be a number in [0, 1], got {share!r}')
+        if self.better not in ('high', 'low'):
+            raise ValueError(f"better must be 'high' or 'low', got {self.better!r}")
+        if not re.fullmatch('[A-Za-z0-9_.-]+', self.algorithm):
+            raise ValueError(
+                f'algorithm must be letters without accents, digits, _, - or ., got {self.algorithm!r}'
+            )
 
     @property
     def name(self) -> str:
@@ -85,13 +95,13 @@ def write_cell(folder: Path, cell: Cell) -> None:
     ['rigl_0.8_0.json']
     """
     folder = Path(folder)
-    checksums = {}
-    for name in _files_of(cell.name):
-        if (folder / name).is_file():
-            checksums[name] = seals.checksum(folder / name)
-    content = {'version': cell.version, **dataclasses.asdict(cell), 'files': checksums}
-    sealed = seals.seal(json.dumps(content, indent=1))
-    atomic_files.replace_file(_path_of(folder, cell.name), lambda path: path.write_bytes(sealed))
+    files = [name for name in _files_of(cell.name) if (folder / name).is_file()]
+    checksums = {name: _digest((folder / name).read_bytes()) for name in files}
+    content = {'version': VERSION, **dataclasses.asdict(cell), 'files': checksums}
+    head = json.dumps(content, indent=1).removesuffix('\n}').encode() + b',\n'
+    sealed = head + _CHECKSUM + _digest(head).encode() + _END
+    path = folder / 'cells' / f'{cell.name}.json'
+    atomic_files.replace_file(path, lambda temporary: temporary.write_bytes(sealed))
 
 
 def read_cells(folder: Path, set_aside: bool = False) -> list[Cell]:
@@ -103,7 +113,7 @@ def read_cells(folder: Path, set_aside: bool = False) -> list[Cell]:
         masks have changed then counts as not yet run, too.
 
     Returns:
-      The cells that could be read, by file name. Those that version 0.1.0 wrote have no checksum; a warning says so.
+      The cells that could be read, by file name.
 
     Raises:
       FileNotFoundError: the folder, or any `cells/*.json` in it, is missing.
@@ -123,37 +133,52 @@ def read_cells(folder: Path, set_aside: bool = False) -> list[Cell]:
     paths = sorted(folder.glob('cells/*.json'))
     if not paths:
         raise FileNotFoundError(f'no results in {folder}: looked for {folder / "cells" / "*.json"}')
-    stored_cells = []
+    cells = []
     for path in paths:
-        stored = _read_or_warn(path, set_aside)
-        if stored is not None:
-            stored_cells.append(stored)
-    _warn_of_unsealed(folder, stored_cells)
-    _warn_of_missing_files(folder, stored_cells)
-    return [stored.cell for stored in stored_cells if _counts(folder, stored, set_aside)]
+        try:
+            cell, checksums = _read(path)
+        except (ValueError, OSError) as error:
+            outcome = _outcome(path, set_aside, 'it is left out; a sweep runs its cell again')
+            warn(f'{path} is no result of this version: {error}; {outcome}')
+            continue
+        changed = [folder / name for name in checksums if _differs(folder / name, checksums[name])]
+        for other in changed:
+            remark = 'the result beside it is whole; a sweep runs its cell again'
+            outcome = _outcome(other, set_aside, remark)
+            warn(
+                f'{other} has changed since it was written: its checksum does not match; {outcome}'
+            )
+        if changed and set_aside:
+            _outcome(path, set_aside)
+        else:
+            cells.append(cell)
+    return cells
 
 
-def has_changed(folder: Path, cell_name: str, path: Path) -> bool:
-    """Whether a file that belongs to a cell has changed since the cell was written; False if no cell names the file."""
-    try:
-        stored = _read_stored(_path_of(folder, cell_name))
-    except (ValueError, OSError):
-        return False
-    digest = stored.checksums.get(path.relative_to(folder).as_posix())
-    return digest is not None and _differs(path, digest)
-
-
-class _Stored(NamedTuple):
-    """A cell and what its file says besides."""
-
-    cell: Cell
-    path: Path
-    is_sealed: bool
-    checksums: dict[str, str]  # of the files that belong to the cell, by path in the folder
-
-
-def _path_of(folder: Path, cell_name: str) -> Path:
-    return folder / 'cells' / f'{cell_name}.json'
+def _read(path: Path) -> tuple[Cell, dict[str, str]]:
+    """Reads a cell and the checksums of the files that belong to it, by path in the folder."""
+    data = input_files.read_file(path)
+    content = input_files.parse_json(data)
+    if not isinstance(content, dict):
+        raise ValueError(f'it holds a {type(content).__name__}, not a JSON object')
+    version = content.pop('version', None)
+    if version != VERSION:
+        raise ValueError(f'its version is {version!r}, not {VERSION}')
+    head, _, checksum = data.rpartition(_CHECKSUM)
+    if checksum != _digest(head).encode() + _END:
+        raise ValueError('its checksum does not match: it has changed since it was written')
+    del content['checksum']
+    checksums = content.pop('files', None)
+    expected = {field.name for field in dataclasses.fields(Cell)}
+    if content.keys() != expected:
+        raise ValueError(f'it lacks or adds {", ".join(sorted(content.keys() ^ expected))}')
+    names = _files_of(path.stem)
+    if not isinstance(checksums, dict) or not checksums.keys() <= set(names):
+        raise ValueError(f'files must be {" or ".join(names)}, got {checksums!r}')
+    cell = Cell(**content)
+    if cell.name != path.stem:
+        raise ValueError(f'it holds the cell {cell.name}')
+    return cell, checksums
 
 
 def _files_of(cell_name: str) -> tuple[str, ...]:
@@ -161,160 +186,22 @@ def _files_of(cell_name: str) -> tuple[str, ...]:
     return f'metrics/{cell_name}.jsonl', f'masks/{cell_name}.npz'
 
 
-def _read_or_warn(path: Path, set_aside: bool) -> _Stored | None:
-    try:
-        return _read_stored(path)
-    except (ValueError, OSError) as error:
-        outcome = 'it is left out; a sweep runs its cell again'
-        if set_aside:
-            outcome = f'it is now {_set_aside(path)}'
-        warn(f'{path} is no result of this version: {error}; {outcome}')
-        return None
-
-
-def _read_stored(path: Path) -> _Stored:
-    data = input_files.read_file(path)
-    is_sealed = seals.is_sealed(data)
-    content = input_files.parse_json(data)
-    if not isinstance(content, dict):
-        raise ValueError(f'it holds a {type(content).__name__}, not a JSON object')
-    version = content.pop('version', None)
-    if version not in (1, VERSION):
-        raise ValueError(f'its version is {version!r}, not {VERSION}')
-    is_current = version == VERSION
-    _check_keys(content.keys(), is_current)
-    if is_current and not is_sealed:
-        raise ValueError('its checksum does not stand at its end')
-    content.pop('checksum', None)
-    checksums = content.pop('files', {})
-    names = _files_of(path.stem)
-    if not isinstance(checksums, dict) or not checksums.keys() <= set(names):
-        raise ValueError(f'files must be {" or ".join(names)}, got {checksums!r}')
-    cell = Cell(**content)
-    if cell.name != path.stem:
-        raise ValueError(f'it holds the cell {cell.name}')
-    return _Stored(cell, path, is_sealed, checksums)
-
-
-def _check_keys(keys: Any, is_current: bool) -> None:
-    expected = _FIELDS.keys() - {'version'}
-    if is_current:
-        expected |= {'files', 'checksum'}
-    for problem, names in (('lacks', expected - keys), ('has unknown', keys - expected)):
-        if names:
-            raise ValueError(f'it {problem} {", ".join(sorted(names))}')
-
-
-def _counts(folder: Path, stored: _Stored, set_aside: bool) -> bool:
-    """Whether a cell counts as run; warns of each of its files that has changed."""
-    is_whole = True
-    for name, digest in stored.checksums.items():
-        path = folder / name
-        if not _differs(path, digest):
-            continue
-        is_whole = False
-        outcome = 'the result beside it is whole; a sweep runs its cell again'
-        if set_aside:
-            outcome = f'it is now {_set_aside(path)}, and its cell {stored.cell.name} runs again'
-        warn(f'{path} has changed since it was written: its checksum does not match; {outcome}')
-    if is_whole or not set_aside:
-        return True
-    _set_aside(stored.path)
-    return False
-
-
 def _differs(path: Path, digest: str) -> bool:
-    """Whether a file is there and has another checksum."""
-    if not path.exists():
-        return False
+    """Whether something is there and has another checksum."""
     try:
-        input_files.check_file(path)
-        return seals.checksum(path) != digest
+        return path.exists() and _digest(input_files.read_file(path)) != digest
     except OSError:
         return True
 
 
-def _set_aside(path: Path) -> str:
+def _outcome(path: Path, set_aside: bool, remark: str = '') -> str:
+    """Renames a damaged file if it is to be set aside, and says what has become of it."""
+    if not set_aside:
+        return remark
     new_path = path.with_name(f'{path.name}.corrupt')
     os.replace(path, new_path)
-    return new_path.name
+    return f'it is now {new_path.name}, and its cell runs again'
 
 
-def _warn_of_unsealed(folder: Path, stored_cells: list[_Stored]) -> None:
-    unsealed = [stored.path.name for stored in stored_cells if not stored.is_sealed]
-    if unsealed:
-        warn(
-            f'{len(unsealed)} results in {folder} have no checksum, since version 0.1.0 wrote them ({unsealed[0]}): '
-            'damage to them is not noticed; train them again into another folder if that matters'
-        )
-
-
-def _warn_of_missing_files(folder: Path, stored_cells: list[_Stored]) -> None:
-    missing = []
-    for stored in stored_cells:
-        missing += [name for name in stored.checksums if not (folder / name).exists()]
-    if missing:
-        warn(
-            f'{len(missing)} files that belong to results in {folder} are missing ({missing[0]}): the results count; '
-            'to have a cell run again, remove its file in cells/'
-        )
-
-
-class _FieldRule(NamedTuple):
-    """What a field of a cell may hold."""
-
-    accepts: Callable[[Any], bool]
-    description: str
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_share(value: Any) -> bool:
-    return _is_number(value) and 0 <= value <= 1
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _is_file_name(value: Any) -> bool:
-    return _is_text(value) and bool(re.fullmatch(r'[A-Za-z0-9_.-]+', value))
-
-
-def _is_dict_of(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    def is_dict(table: Any) -> bool:
-        if not isinstance(table, dict):
-            return False
-        return all(map(_is_text, table)) and all(map(accepts, table.values()))
-
-    return is_dict
-
-
-_TEXT = _FieldRule(_is_text, 'a text that is not empty')
-_COUNT = _FieldRule(_is_count, 'a whole number of at least 0')
-_NUMBER = _FieldRule(_is_number, 'a number')
-_SHARE = _FieldRule(_is_share, 'a number in [0, 1]')
-_FILE_NAME = _FieldRule(_is_file_name, 'a text of letters without accents, digits, _, - or .')
-_FIELDS = {
-    'workload': _TEXT,
-    'data': _TEXT,
-    'algorithm': _FILE_NAME,
-    'sparsity': _SHARE,
-    'seed': _COUNT,
-    'metric': _TEXT,
-    'better': _FieldRule(lambda value: value in ('high', 'low'), "'high' or 'low'"),
-    'value': _NUMBER,
-    'metrics': _FieldRule(_is_dict_of(_is_number), 'a dict of numbers'),
-    'reached': _SHARE,
-    'layers': _FieldRule(_is_dict_of(_is_share), 'a dict of numbers in [0, 1]'),
-    'steps': _COUNT,
-    'seconds': _NUMBER,
-    'recipe': _TEXT,
-    'version': _FieldRule(lambda version: version == VERSION, str(VERSION)),
-}
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,4 +1,4 @@
-"""`python -m jaxpruner.cli` is the command `jaxpruner`."""
+"""`python -m jaxpruner` is the command `jaxpruner`."""
 
 import sys
 

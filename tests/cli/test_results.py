@@ -1,0 +1,103 @@
+"""`jaxpruner table` and `jaxpruner plot`: what they write, and their errors."""
+
+import numpy as np
+import pytest
+
+from helpers.made_up_cells import make_cell, make_cells
+from jaxpruner.cli.main import main
+from jaxpruner.report import write_cell
+
+VALUES = {
+    ('no_prune', 0.0): [0.99, 0.98],
+    ('rigl', 0.8): [0.95, 0.96],
+    ('random', 0.8): [0.9, 0.91],
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for cell in make_cells(VALUES):
+        write_cell(tmp_path / 'results', cell)
+    write_cell(tmp_path / 'more', make_cell('set', seed=0, value=0.97))
+    (tmp_path / 'results' / 'masks').mkdir()
+    masks = {'steps': np.arange(2), 'kernel': np.eye(4, dtype=np.uint8)[None].repeat(2, 0)}
+    np.savez(tmp_path / 'results' / 'masks' / 'set_0.8_0.npz', **masks)
+    return tmp_path
+
+
+def test_a_table_is_printed_as_asked_for(folder, capsys):
+    texts = {
+        'table results': 'rigl       95.50 ± 0.71 *',
+        'table results --format markdown': '| **95.50 ± 0.71** |',
+        'table results --format csv': 'resnet,digits,',
+    }
+    for line, text in texts.items():
+        assert main(line.split()) == 0
+        assert text in capsys.readouterr().out
+    assert main('table results more --format markdown'.split()) == 0
+    row = capsys.readouterr().out.splitlines()[2]
+    values = [' 98.50 ± 0.71 ', ' 90.50 ± 0.71 ', ' **97.00** ', ' 95.50 ± 0.71 ', '   1–2 ']
+    assert row.split('|')[3:-1] == values
+
+
+@pytest.mark.parametrize(('columns', 'width'), [(None, 80), ('60', 60), ('200', 200)])
+def test_tables_are_as_wide_as_columns_says(columns, width, folder, capsys, monkeypatch):
+    monkeypatch.delenv('COLUMNS', raising=False)
+    if columns is not None:
+        monkeypatch.setenv('COLUMNS', columns)
+    for sparsity in (0.85, 0.9, 0.95, 0.98):
+        write_cell(folder / 'results', make_cell('rigl', sparsity))
+    assert main(['table', 'results']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert len([line for line in lines if line.startswith('rigl')]) == -(-5 // ((width - 20) // 18))
+
+
+@pytest.mark.parametrize('name', ['t.md', 't.csv', 't.txt'])
+def test_a_table_goes_to_a_file(folder, capsys, name):
+    arguments = ['--format', 'markdown'] if name == 't.txt' else []
+    assert main(['table', 'results', '--out', f'tables/{name}', *arguments]) == 0
+    assert capsys.readouterr().out.strip() == f'tables/{name}'
+    text = (folder / 'tables' / name).read_text()
+    assert text.startswith('workload,' if name == 't.csv' else '| ')
+    assert [file.name for file in (folder / 'tables').iterdir()] == [name]
+
+
+PLOTS = {
+    'results': 'results/sparsity.png',
+    'results more --kind layers': 'results/layers.png',
+    'results --out a.svg': 'a.svg',
+    'results --kind masks --cell set_0.8_0': 'results/masks_set_0.8_0.gif',
+}
+
+
+@pytest.mark.parametrize('line', PLOTS)
+def test_a_plot_lies_in_the_first_folder_or_where_it_should(folder, capsys, line):
+    assert main(['plot', *line.split()]) == 0
+    assert capsys.readouterr().out.strip() == PLOTS[line]
+    assert (folder / PLOTS[line]).stat().st_size > 500
+
+
+REFUSED = {
+    'table': 'name at least one folder of results',
+    'table nowhere': 'no folder nowhere',
+    'table results --out table.txt': '--out table.txt: end it in .md or .csv, or say --format',
+    'table results --out t.md --format terminal': '--out t.md: end it in .md or .csv',
+    'plot': 'name at least one folder of results',
+    'plot results --cell rigl_0.8_0': 'for --kind masks exactly one, and with --cell one of',
+    'plot results --kind masks': 'with --cell one of its cells, such as magnitude_0.8_0',
+    'plot results more --kind masks --cell set_0.8_0': 'for --kind masks exactly one',
+    'plot results --out a.gif': 'cannot write a.gif: its name must end in .png',
+    'plot results --kind masks --cell set_0.8_0 --out a.png': 'must end in .gif',
+    'plot results --kind masks --cell c': 'no masks of c: looked for results/masks/c.npz; cells '
+    'with masks there: set_0.8_0',
+}
+
+
+@pytest.mark.parametrize('line', REFUSED)
+def test_refused(line, folder, capsys):
+    assert main(line.split()) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count('\n')) == ('', 1)
+    assert REFUSED[line] in printed.err

@@ -1,0 +1,260 @@
+"""`jaxpruner run`, `compare` and `demo`: what WORKLOAD means, what is refused, a short training."""
+
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import jax
+import numpy as np
+import platformdirs
+import pytest
+from jax.experimental.compilation_cache import compilation_cache as jax_cache
+
+import jaxpruner
+from jaxpruner import api, sparsity_types
+from jaxpruner.baselines import WORKLOADS, cell_mapping, data
+from jaxpruner.checkpoints import open_checkpoint, write_safetensors
+from jaxpruner.cli import training
+from jaxpruner.cli.main import main
+from jaxpruner.report import read_cells
+
+TINY = ['--set', 'steps=4', 'eval_every=1.0', 'batch_size=8', 'model.hidden=[4]']
+
+
+def printed_recipe(line, capsys):
+    assert main([*line.split(), '--print-recipe']) == 0
+    recipe = tomllib.loads(capsys.readouterr().out)
+    return recipe['data'], recipe['preset']
+
+
+def test_a_name_may_begin_with_data(capsys):
+    expected = {
+        'run lenet': ('digits', 'default'),
+        'compare digits-lenet': ('digits', 'default'),
+        'compare mnist-lenet --preset data': ('mnist', 'data'),
+        'run lenet --data-dir nowhere': ('mnist', 'data'),
+        'run imagenet-vit': ('imagenet', 'full'),
+    }
+    for line, names in expected.items():
+        assert printed_recipe(line, capsys) == names
+    for workload in WORKLOADS.values():
+        for preset in workload.presets:
+            name = workload.default(preset).data
+            assert printed_recipe(f'run {name}-{workload.name}', capsys)[0] == name
+
+
+def test_the_ways_of_training_are_those_of_sweeps():
+    choices, _ = get_args(get_type_hints(training.Training)['over'])
+    assert set(get_args(choices)) == set(get_args(cell_mapping.RequestedMapping))
+
+
+REFUSED = {
+    'lenett': "there is no workload 'lenett'; did you mean 'lenet'",
+    'mnits-vit': "there is no workload 'mnits-vit'; did you mean 'mnist-vit'",
+    'digits-lenet --preset data': 'digits-lenet trains on digits, but --preset, --recipe or --set',
+    'digits-lenet --set data=mnist': 'ask for mnist: leave them out, or say lenet',
+    'digits-lenet --data-dir here': 'digits is read from no folder: leave --data-dir here out',
+    'mnist-lenet': "the preset 'data' of lenet needs --data-dir",
+    'lenet --preset ful': "lenet has no preset 'ful'",
+    'lenet --set step=3': "--set step=3: the recipe has no key 'step'; did you mean 'steps'?",
+    'lenet --set steps': "'steps' is no key=value",
+    'lenet --recipe nowhere.toml': "No such file or directory: 'nowhere.toml'",
+    'lenet --algorithms riggl': "'riggl' is unknown; did you mean 'rigl'?",
+    'lenet --sparsities 80': 'sparsity must lie in [0, 1] (the share of weights removed), got 80.0',
+    'lenet --modules nowhere': "No module named 'nowhere'",
+    'lenet --seeds -1': 'seed must be a whole number from 0',
+}
+
+
+@pytest.mark.parametrize('line', REFUSED)
+def test_what_cannot_be_meant_is_refused_before_any_work(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(['compare', *line.split(), '--no-compilation-cache']) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count('\n')) == ('', 1)
+    assert REFUSED[line] in printed.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ('wrong', 'words'),
+    [
+        ('schedule.decay=cosin', "schedule.decay 'cosin' is unknown"),
+        ('pruning.sparsity_type=2-4', "unknown sparsity type '2-4'"),
+        # Wrong for the second algorithm alone.
+        ('pruning.trainer_start=0.9', 'the end 0.75 lies before the start 0.9'),
+    ],
+)
+def test_a_wrong_recipe_is_refused_before_anything_is_written(wrong, words, tmp_path, capsys):
+    options = ['digits-lenet', '--out', str(tmp_path / 'out'), '--no-compilation-cache', *TINY]
+    options += ['--algorithms', 'magnitude', 'set', '--seeds', '0', '--sparsities', '0.5']
+    assert main(['compare', *options, '--set', wrong]) == 2
+    assert words in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / 'out').iterdir()] == ['.lock']
+
+
+MODULE = """
+import dataclasses, jax, jax.numpy as jnp, jaxpruner
+
+@dataclasses.dataclass
+class Largest(jaxpruner.BaseUpdater):
+    strength: float = 1.0
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        return jax.tree.map(lambda param: -self.strength * jnp.abs(param), params)
+
+jaxpruner.register_algorithm('largest', Largest)
+jaxpruner.register_sparsity_type(
+    'columns', lambda text: jaxpruner.Channel(int(text.split('_')[1]))
+)
+"""
+
+
+def test_algorithms_and_types_of_ones_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(api, 'ALGORITHM_REGISTRY', dict(api.ALGORITHM_REGISTRY))
+    monkeypatch.setattr(sparsity_types, '_OWN_TYPES', {})
+    monkeypatch.setattr(sys, 'path', list(sys.path))
+    monkeypatch.delitem(sys.modules, 'own_largest', raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'own_largest.py').write_text(MODULE)
+    options = ['digits-lenet', *TINY, 'pruning.strength=2', 'pruning.sparsity_type=columns_-1']
+    options += ['--out', 'out', '--no-compilation-cache']
+    assert main(['run', *options]) == 2
+    assert "no key 'pruning.strength'" in capsys.readouterr().err
+    write_safetensors(tmp_path / 'w', {'w': np.array([[3.0, 1], [1, 1]])})
+    prune = ['prune', 'w', '--out', 'pruned', '--sparsity', '0.5', '--types', 'columns_-1']
+    assert main(prune) == 2
+    assert "unknown sparsity type 'columns_-1'" in capsys.readouterr().err
+
+    assert main([*prune, '--modules', 'own_largest']) == 0
+    assert open_checkpoint(tmp_path / 'pruned').read('w').tolist() == [[3, 0], [1, 0]]
+    assert main(['run', *options, '--modules', 'own_largest', '--algorithm', 'largest']) == 0
+    with (tmp_path / 'out' / 'recipe.toml').open('rb') as file:
+        pruning = tomllib.load(file)['pruning']
+    assert (pruning['strength'], pruning['sparsity_type']) == (2.0, 'columns_-1')
+    with np.load(tmp_path / 'out' / 'masks' / 'largest_0.8_0.npz') as masks:
+        last = masks['dense1/kernel'][-1]
+    assert last.sum(0).tolist().count(64) == 1  # of four columns
+    assert last.sum() == 64
+
+
+def test_plots_are_refused_before_training_where_they_cannot_be_drawn(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
+    assert main(['compare', 'lenet', '--plots']) == 2
+    assert "plots need matplotlib: pip install 'jaxpruner[plot]'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_comparison_prints_its_table_draws_and_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / 'out' / 'digits-lenet'
+    options = ['digits-lenet', *TINY, '--plots', '--no-compilation-cache', '--seeds', '0']
+    assert main(['compare', *options, '--algorithms', 'no_prune']) == 0
+    assert '1 of 1 cells are in out/digits-lenet' in capsys.readouterr().out
+    assert not list(out.glob('*.png'))  # nothing to be seen of a dense model
+    more = ['--algorithms', 'no_prune', 'random', '--sparsities', '0.5', '0.9']
+    assert main(['compare', *options, *more]) == 0
+    printed = capsys.readouterr()
+    words = 'lenet (digits): accuracy (%) ↑|50% pruned|90% pruned|3 of 3 cells|sparsity.png'
+    for word in (*words.split('|'), 'layers.png', '* is the best', '~ may be as good'):
+        assert word in printed.out
+    assert printed.err == ''
+    assert sorted(path.name for path in out.glob('*.png')) == ['layers.png', 'sparsity.png']
+    names = {'no_prune_0.0_0', 'random_0.5_0', 'random_0.9_0'}
+    assert {cell.name for cell in read_cells(out)} == names
+    assert main(['compare', 'digits-lenet', '--seeds', '0']) == 2  # other steps
+    assert 'recipe.toml is another recipe' in capsys.readouterr().err
+
+
+def test_the_demo_says_what_comes_and_what_came_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {'no_prune': 'prunes nothing', 'random': 'prunes any weights'}
+    monkeypatch.setattr(training, 'DEMO_ALGORITHMS', names)
+    monkeypatch.setattr(training, '_keep_programs', lambda: None)
+    assert main(['demo', '--out', 'here', *TINY]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ''
+    assert max(map(len, printed.out.splitlines())) <= 80
+    text = ' '.join(printed.out.split())
+    for word in ('9 networks', 'Results go to here', 'no_prune prunes nothing', '95% pruned'):
+        assert word in text
+    assert f'{100 / data.load_digits().x_test.shape[0]:.2f}' in text
+    assert (tmp_path / 'here' / 'layers.png').exists()
+
+
+CACHE = (
+    'jax_compilation_cache_dir',
+    'jax_compilation_cache_max_size',
+    'jax_persistent_cache_min_compile_time_secs',
+)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The user's cache folder; JAX has been told of no folder, and afterwards is as it was."""
+    before = {name: getattr(jax.config, name) for name in CACHE}
+    monkeypatch.setattr(
+        platformdirs, 'user_cache_path', lambda name, appauthor: tmp_path / 'caches' / name
+    )
+    jax.config.update('jax_compilation_cache_dir', None)
+    jax_cache.reset_cache()
+    yield tmp_path / 'caches' / 'jaxpruner' / 'compiled'
+    for name, value in before.items():
+        jax.config.update(name, value)
+    jax_cache.reset_cache()
+
+
+def test_programs_are_kept_for_the_user_alone(cache):
+    jax.jit(lambda x: x + 1)(1.0)  # JAX then knows that there is no cache
+    training._keep_programs()
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+    jax.jit(lambda x: jax.numpy.sin(x) * 2)(1.0)
+    assert list(cache.glob('*-cache'))
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert jax.config.jax_compilation_cache_max_size == 2**30
+
+
+def test_a_folder_that_the_user_named_holds_and_one_that_cannot_be_made_is_said(cache):
+    jax.config.update('jax_compilation_cache_dir', 'mine')
+    training._keep_programs()
+    assert jax.config.jax_compilation_cache_dir == 'mine'
+    jax.config.update('jax_compilation_cache_dir', None)
+    cache.parents[1].write_bytes(b'')
+    with pytest.warns(UserWarning, match='compiled programs are not kept: .*Not a directory'):
+        training._keep_programs()
+    assert jax.config.jax_compilation_cache_dir is None
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_done(tmp_path):
+    """The command in a process of its own, as a shell calls it."""
+    line = 'compare digits-lenet --algorithms no_prune random --seeds 0 --out begun --no-compilation-cache --set'
+    line += ' batch_size=8 model.hidden=[4] eval_every=0.01 steps=100000'
+    # A shell's background job ignores SIGINT, and its children would, too.
+    code = 'import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n'
+    code += 'from jaxpruner.cli.main import main; sys.exit(main(sys.argv[1:]))'
+    source = str(Path(jaxpruner.__file__).parents[1])
+    with subprocess.Popen(
+        [sys.executable, '-c', code, *line.split()],
+        cwd=tmp_path,
+        env={**os.environ, 'PYTHONPATH': source, 'PYTHONIOENCODING': 'utf-8'},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding='utf-8',
+    ) as process:
+        end = time.monotonic() + 120
+        while not list(tmp_path.glob('begun/checkpoints/*/*')) and time.monotonic() < end:
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(2)
+        out, err = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert 'the same command goes on from there' in out
+    assert err == 'jaxpruner: stopping after this chunk of steps; again to stop at once\n'

@@ -1,0 +1,192 @@
+"""Masks as images and animations, and along which axes they are N:M."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import PIL.Image
+import pytest
+
+import jaxpruner
+from jaxpruner.report import animate_masks, masks, n_by_m_axes, plot_masks
+from jaxpruner.report.masks import lay_out
+
+
+def test_a_convolution_is_a_grid_of_filters_and_a_large_matrix_shows_shares():
+    mask = np.random.default_rng(0).integers(0, 2, (3, 2, 4, 5), np.uint8)
+    picture = lay_out(mask)
+    assert picture.shape == (4 * 4 - 1, 5 * 3 - 1)
+    for row in range(4):
+        for column in range(5):
+            tile = picture[4 * row : 4 * row + 3, 3 * column : 3 * column + 2]
+            np.testing.assert_array_equal(tile, mask[:, :, row, column])
+    assert np.isnan(picture[3]).all()
+    assert np.isnan(picture[:, 2]).all()
+    mask = np.zeros((512, 2), np.uint8)
+    mask[0], mask[1, 0] = 1, 1
+    np.testing.assert_array_equal(lay_out(mask)[:2], [[1.0, 0.5], [0.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ('shape', 'expected'),
+    [
+        ((3, 3, 1, 10), (11, 15)),  # folded into a square, whose last two places stay empty
+        ((3, 3, 64, 40), (127, 127)),  # the first 32
+        ((2, 3, 3, 4, 5), (4 * 3 - 1, 5 * 10 - 1)),
+        ((30, 4, 5), (30, 20)),
+        ((12,), (1, 12)),
+        ((784, 300), (196, 150)),
+        ((257, 10), (129, 10)),
+    ],
+)
+def test_shapes_of_pictures(shape, expected):
+    picture = lay_out(np.ones(shape, np.uint8))
+    assert picture.shape == expected
+    assert set(np.unique(picture[~np.isnan(picture)])) == {1.0}
+
+
+SHAPES = {'conv': (3, 3, 2, 4), 'dense': (6, 16), 'scale': (5,), 'bias': (5,)}
+KEYS = dict(zip(SHAPES, jax.random.split(jax.random.key(0), 4), strict=True))
+PARAMS = {name: jax.random.normal(KEYS[name], shape) for name, shape in SHAPES.items()}
+MASKS = {name: np.asarray(PARAMS[name] > 0, np.uint8) for name in ('conv', 'dense', 'scale')}
+MASKS['bias'] = None
+
+
+def make_state(is_packed):
+    pruner = jaxpruner.FixedMask(MASKS, use_packed_masks=is_packed)
+    return optax.MultiSteps(pruner.wrap_optax(optax.sgd(1.0)), 2).init(PARAMS)
+
+
+SOURCES = {
+    'masks': lambda: plot_masks(MASKS),
+    'state': lambda: plot_masks(make_state(False)),
+    'packed state': lambda: plot_masks(make_state(True), params=jax.eval_shape(lambda: PARAMS)),
+}
+
+
+@pytest.mark.parametrize('draw', SOURCES.values(), ids=SOURCES)
+def test_each_masked_leaf_is_drawn(draw):
+    panels = {axes.get_title().split('\n')[0]: axes for axes in draw().axes if axes.images}
+    assert panels.keys() == {'conv', 'dense', 'scale'}
+    for name, axes in panels.items():
+        picture = np.asarray(axes.images[0].get_array().filled(np.nan))
+        np.testing.assert_array_equal(picture, lay_out(MASKS[name]))
+
+
+def test_leaves_are_chosen_titles_count_and_the_image_is_written_whole(tmp_path):
+    tree = {'w': jnp.array([[1, 0], [0, 0]], jnp.uint8), 'v': jnp.ones(4, jnp.uint8)}
+    path = tmp_path / 'new' / 'masks.png'
+    others = {'none': np.ones((0, 4), np.uint8), 'x': np.uint8(1)}
+    figure = plot_masks(tree | others, str(path), leaves=['w', 'v'])
+    assert figure.get_suptitle().startswith('37.5% pruned')
+    titles = [axes.get_title() for axes in figure.axes if axes.images]
+    assert titles == ['v\n4, 4 of 4 kept', 'w\n2×2, 1 of 4 kept']
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+class FarAway:
+    """A mask of which this process holds a part."""
+
+    is_fully_addressable = False
+    shape, size, ndim, dtype = (4, 4), 16, 2, np.dtype('uint8')
+
+
+REFUSED = {
+    'nothing masked': (lambda: plot_masks({'w': None}), '0 masks with weights to draw'),
+    'packed without parameters': (lambda: plot_masks(make_state(True)), 'give params='),
+    'a name of nothing': (lambda: plot_masks(MASKS, leaves='dens'), "leaves: 'dens' matches no"),
+    'another ending': (lambda: plot_masks(MASKS, 'a.txt'), r'a\.txt.*\.png'),
+    'too many': (
+        lambda: plot_masks({str(n): np.ones(2, np.uint8) for n in range(41)}),
+        "41 masks.*1 to 40.*leaves='0'",
+    ),
+    'of other processes': (lambda: plot_masks({'w': FarAway()}), 'w: .*process_allgather'),
+}
+
+
+@pytest.mark.parametrize(('draw', 'message'), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_drawn_is_refused(draw, message):
+    with pytest.raises(ValueError, match=message):
+        draw()
+
+
+NAME = 'magnitude_0.8_0'
+
+
+def write_masks(folder, **arrays):
+    (folder / 'masks').mkdir()
+    np.savez(folder / 'masks' / f'{NAME}.npz', **arrays)
+
+
+def make_masks(number, *shape):
+    random = np.random.default_rng(0).random((1, *shape))
+    return (random > np.linspace(0, 0.8, number).reshape(-1, *[1] * len(shape))).astype(np.uint8)
+
+
+@pytest.mark.parametrize(('steps', 'frames'), [(1, 1), (20, 6)])
+def test_a_gif_with_a_picture_for_each_step(tmp_path, monkeypatch, steps, frames):
+    monkeypatch.setattr(masks, '_MOST_FRAMES', 6)
+    arrays = {'steps': np.arange(steps) * 10, 'conv/kernel': make_masks(steps, 3, 3, 4, 8)}
+    write_masks(tmp_path, **arrays, **{'head/kernel': make_masks(steps, 32, 10)})
+    path = tmp_path / 'images' / 'masks.gif'
+    animate_masks(tmp_path, NAME, path)
+    assert [file.name for file in path.parent.iterdir()] == ['masks.gif']
+    with PIL.Image.open(path) as image:
+        assert image.format == 'GIF'
+        assert getattr(image, 'n_frames', 1) == frames  # the last is held, which is no picture more
+        dark = []
+        for number in (0, frames - 1):
+            image.seek(number)
+            dark.append(np.mean(np.asarray(image.convert('L')) < 128))
+    assert dark[0] > 0.2
+    assert (dark[-1] < 0.5 * dark[0]) == (frames > 1)  # pruned weights are light
+
+
+STEPS = np.arange(2)
+WRONG = {
+    'no masks': {'steps': STEPS},
+    'no steps': {'kernel': make_masks(2, 3, 4)},
+    'another number': {'steps': STEPS, 'kernel': make_masks(3, 3, 4)},
+    'other values': {'steps': STEPS, 'kernel': 2 * make_masks(2, 3, 4)},
+    'objects': {'steps': STEPS, 'kernel': np.array([{}, {}])},
+    'a broken file': None,
+}
+
+
+@pytest.mark.parametrize('arrays', WRONG.values(), ids=WRONG)
+def test_other_files_are_refused_by_name(tmp_path, arrays):
+    write_masks(tmp_path, **(arrays or {}))
+    if arrays is None:
+        (tmp_path / 'masks' / f'{NAME}.npz').write_bytes(b'PK\x03\x04cut')
+    with pytest.raises(ValueError, match=rf'{NAME}.npz is no file of masks: '):
+        animate_masks(tmp_path, NAME, tmp_path / 'a.gif')
+
+
+WEIGHTS = np.random.default_rng(0).normal(size=(8, 12, 16)).astype(np.float32)
+FOUND = {
+    'along the last axis': (jaxpruner.NByM(2, 4), (2, 4), (2,)),
+    'sparser than asked': (jaxpruner.NByM(1, 4, axis=1), (2, 4), (1,)),
+    'denser than asked': (jaxpruner.NByM(3, 4, axis=1), (2, 4), ()),
+    'longer groups': (jaxpruner.NByM(4, 8, axis=0), (4, 8), (0,)),
+    'm does not divide': (jaxpruner.NByM(2, 5, axis=1, allow_partial=True), (2, 5), ()),
+}
+
+
+@pytest.mark.parametrize(('sparsity_type', 'asked', 'axes'), FOUND.values(), ids=FOUND)
+def test_the_axes_of_n_by_m_are_those_of_the_type(sparsity_type, asked, axes):
+    params = {'layer': {'kernel': jnp.asarray(WEIGHTS), 'bias': jnp.ones(16)}}
+    pruned = jaxpruner.MagnitudePruning(sparsity_type=sparsity_type).instant_sparsify(params)
+    for tree in pruned:  # parameters and masks
+        assert n_by_m_axes(tree, *asked)['layer/kernel'] == axes
+    assert n_by_m_axes(pruned[0], *asked)['layer/bias'] == ()
+
+
+def test_axes_that_no_m_divides_are_taken_as_one_and_zeros_fit_any_other():
+    leaf = np.ones((2, 6, 3))
+    leaf.reshape(12, 3)[::2] = 0
+    trees = {'a': leaf, 'number': jnp.float32(1), 'zeros': jnp.zeros((4, 6, 8), jnp.bfloat16)}
+    assert n_by_m_axes(trees) == {'a': ((0, 1),), 'number': (), 'zeros': (0, 2)}
+    with pytest.raises(ValueError, match=r'a/kernel .*unpack_masks'):
+        n_by_m_axes({'a': {'kernel': np.full((2, 2), 170, np.uint8)}})
+    with pytest.raises(ValueError, match='n=5, m=4'):
+        n_by_m_axes({}, 5, 4)
