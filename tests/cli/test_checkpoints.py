@@ -1,13 +1,8 @@
 """`inspect`, `prune`, `pack` and `unpack` as they are called."""
 
-import contextlib
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
-import time
 
 import ml_dtypes
 import numpy as np
@@ -250,29 +245,3 @@ def test_channels_that_can_go_are_named(place, monkeypatch, capsys):
     }
     for line, message in refused.items():
         assert message in run(line, capsys, status=2).err
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_nothing_behind(place):
-    write_safetensors(
-        'dense', {str(i): RNG.standard_normal((512, 8192), np.float32) for i in range(8)}
-    )
-    # A shell's background job ignores SIGINT, and its children would, too.
-    code = 'import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n'
-    code += 'from jaxpruner.cli.main import main; sys.exit(main(sys.argv[1:]))'
-    line = 'prune dense --sparsity 0.5 --scores random --out out'
-    # Stopped while it looks for TPUs, JAX leaves a timer behind that warns after a minute.
-    environment = {**os.environ, 'JAX_PLATFORMS': 'cpu'}
-    command = [sys.executable, '-c', code, *line.split()]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        end = time.monotonic() + 120
-        while not list(place.glob('.out.*.jaxpruner-tmp')) and time.monotonic() < end:
-            assert process.poll() is None
-            time.sleep(0.01)
-        while process.poll() is None:  # Python drops one that comes inside a garbage collection
-            process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-        assert process.stderr.read() == 'jaxpruner: stopped\n'
-    assert process.returncode == 130
-    assert [file.name for file in place.iterdir()] == ['dense']

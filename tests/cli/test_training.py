@@ -1,11 +1,7 @@
 """`jaxpruner run`, `compare` and `demo`: what WORKLOAD means, what is refused, a short training."""
 
-import os
-import subprocess
 import sys
-import time
 import tomllib
-from pathlib import Path
 from typing import get_args, get_type_hints
 
 import jax
@@ -14,7 +10,6 @@ import platformdirs
 import pytest
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
-import jaxpruner
 from jaxpruner import api, sparsity_types
 from jaxpruner.baselines import WORKLOADS, cell_mapping, data
 from jaxpruner.checkpoints import open_checkpoint, write_safetensors
@@ -230,31 +225,3 @@ def test_a_folder_that_the_user_named_holds_and_one_that_cannot_be_made_is_said(
     with pytest.warns(UserWarning, match='compiled programs are not kept: .*Not a directory'):
         training._keep_programs()
     assert jax.config.jax_compilation_cache_dir is None
-
-
-@pytest.mark.slow
-def test_ctrl_c_keeps_what_is_done(tmp_path):
-    """The command in a process of its own, as a shell calls it."""
-    line = 'compare digits-lenet --algorithms no_prune random --seeds 0 --out begun --no-compilation-cache --set'
-    line += ' batch_size=8 model.hidden=[4] eval_every=0.01 steps=100000'
-    # A shell's background job ignores SIGINT, and its children would, too.
-    code = 'import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n'
-    code += 'from jaxpruner.cli.main import main; sys.exit(main(sys.argv[1:]))'
-    source = str(Path(jaxpruner.__file__).parents[1])
-    with subprocess.Popen(
-        [sys.executable, '-c', code, *line.split()],
-        cwd=tmp_path,
-        env={**os.environ, 'PYTHONPATH': source, 'PYTHONIOENCODING': 'utf-8'},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding='utf-8',
-    ) as process:
-        end = time.monotonic() + 120
-        while not list(tmp_path.glob('begun/checkpoints/*/*')) and time.monotonic() < end:
-            assert process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(2)
-        out, err = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert 'the same command goes on from there' in out
-    assert err == 'jaxpruner: stopping after this chunk of steps; again to stop at once\n'

@@ -1,8 +1,6 @@
 """Plots: what is drawn where, and how the files are written. How they look, people judge."""
 
-import subprocess
 import sys
-from pathlib import Path
 
 import matplotlib.figure
 import numpy as np
@@ -147,22 +145,3 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
     with pytest.raises(ImportError, match=r"pip install 'jaxpruner\[plot\]'"):
         plot_layer_sparsity(BOTH, tmp_path / 'a.png')
-
-
-# In a process of its own, for other tests load what they like.
-DRAW = """
-import sys, tempfile
-sys.path.insert(0, sys.argv[1])
-from pathlib import Path
-from jaxpruner import report
-from helpers.made_up_cells import make_cell
-with tempfile.TemporaryDirectory() as folder:
-    report.plot_layer_sparsity([make_cell()], Path(folder, 'a.png'))
-print('matplotlib.pyplot' in sys.modules)
-"""
-
-
-def test_no_global_state_of_matplotlib_is_touched():
-    command = [sys.executable, '-c', DRAW, str(Path(__file__).resolve().parents[1])]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.stdout.split() == ['False'], run.stderr
