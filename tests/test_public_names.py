@@ -21,7 +21,7 @@ MODULES = [
 # Modules whose names people import from them, beside the packages.
 PUBLISHED = """
     algorithms.global_pruners algorithms.pruners algorithms.sparse_trainers algorithms.ste api base_updater
-    mask_calculator sparsity_distributions sparsity_schedules sparsity_types utils
+    jax_pruning mask_calculator sparsity_distributions sparsity_schedules sparsity_types utils
 """.split()
 
 

@@ -1,5 +1,6 @@
 """Reads compiled programs as XLA prints them."""
 
+import math
 import re
 from typing import NamedTuple
 
@@ -61,3 +62,14 @@ def reached(text, start=ENTRY, follow_loops=True):
                 if follow_loops or attribute != 'body':
                     pending += names
     return instructions
+
+
+def largest_collective(text):
+    """The number of elements of the largest array that devices send each other; 0 if they send none."""
+    sizes = [
+        math.prod(shape)
+        for instruction in reached(text)
+        if instruction.opcode.startswith(('all-', 'collective-', 'reduce-scatter'))
+        for shape in instruction.shapes
+    ]
+    return max(sizes, default=0)

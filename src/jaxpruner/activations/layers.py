@@ -1,20 +1,27 @@
-"""Which layers of a model a setting means: names and globs, classes, functions, predicates.
+"""Layers of a model run with actions on what they are given or return, whatever library they are of.
 
-A layer is known by its path, `'encoder/Dense_0'`; a method other than `__call__` by `'encoder/Embed_0.attend'`.
+flax.linen and Haiku tell interceptors which layers a function calls. NNX and Equinox do not: there the chosen layers
+of a copy of the model are of a subclass. No library is imported: who gives a model of one has imported it.
 """
 
+import contextlib
+import contextvars
 import dataclasses
-import difflib
+import fnmatch
+import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+import sys
+import types
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.experimental import xla_metadata
 
 from jaxpruner import tree as tree_lib
-
-# How many layers an error lists.
-_LISTED = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +40,37 @@ class Layer:
         return name if self.method == '__call__' else f'{name}.{self.method}'
 
 
-def read_where(where: Any) -> tuple[Any, ...]:
-    """The entries of a setting that names layers, each a name or glob, a class, a function, or a predicate.
+@dataclasses.dataclass(frozen=True)
+class Action:
+    """What happens to float arrays of a layer when it is called; hashable."""
 
-    Raises:
-      TypeError: an entry is none of these.
-      ValueError: there is no entry.
-    """
+    side: str  # 'inputs': the first array of at least one dimension; 'outputs': every array
+    function: Callable[[str, Any], Any]  # of the layer's name and the array
+    is_required: bool  # a layer without such an array, or an entry that means no layer, is an error
+
+
+# Pairs of a layer's name and an action, in the order in which they act.
+Actions = tuple[tuple[str, Action], ...]
+_numbers = itertools.count()
+
+
+@dataclasses.dataclass(eq=False)
+class Tap:
+    """An action on chosen layers."""
+
+    entries: tuple[Any, ...]  # which layers, as `read_where` returns them
+    action: Action
+    # What was compiled inside a function under one tap holds under another of the same token.
+    token: str = dataclasses.field(default_factory=lambda: str(next(_numbers)))
+    called: dict[str, None] = dataclasses.field(default_factory=dict)  # names of layers so far
+    matched: set[int] = dataclasses.field(default_factory=set)  # entries that meant one of them
+
+
+# Which layers an entry means.
+
+
+def read_where(where: Any) -> tuple[Any, ...]:
+    """Reads a setting that names layers: entries that are names or globs, classes, functions, or predicates."""
     entries = tuple(where) if isinstance(where, list | tuple | set | frozenset) else (where,)
     if not entries:
         raise ValueError("where names no layer; '*' means every one")
@@ -55,97 +86,289 @@ def read_where(where: Any) -> tuple[Any, ...]:
 def means_layer(entry: Any, layer: Layer) -> bool:
     """Whether an entry of `where` means a layer.
 
-    Only its class means the model itself. Only a name means a method other than `__call__`. Only a name whose last part
-    is written out means a function. Raises TypeError where the entry is a function that does not take `(name, layer)`
-    or returns no bool.
+    Only its class means the model itself. Only a name means a method other than `__call__`. A function in a field is
+    meant by itself, or by a name whose last part is written out: modules hold initialisers and the like, which no glob
+    means.
 
     >>> layer = Layer(('encoder', 'Dense_0'), None)
     >>> means_layer('*/Dense_0', layer), means_layer('encoder-*', layer), means_layer('Dense_0', layer)
     (True, True, False)
     """
     if isinstance(entry, str):
-        return _is_named(entry, layer)
-    if layer.is_function or layer.method != '__call__':
-        return False
-    if isinstance(entry, type):
-        return isinstance(layer.value, entry)
-    return bool(layer.path) and _predicate_holds(entry, layer)
-
-
-def choose_paths(entries: Sequence[Any], layers: Sequence[Layer]) -> set[tree_lib.Path]:
-    """The paths of the layers (and functions in fields) that entries mean; ValueError if one means none."""
-    paths: set[tree_lib.Path] = set()
-    for entry in entries:
-        chosen = [layer for layer in layers if _is_object(layer.value, entry)]
-        if not chosen:
-            chosen = [layer for layer in layers if means_layer(entry, layer)]
-        if not chosen:
-            modules = [layer.name for layer in layers if layer.path and not layer.is_function]
-            listed = _listed(entry, modules, 'they are', 'model')
-            raise ValueError(f'where: {entry!r} matches no layer of the model; {listed}')
-        paths.update(layer.path for layer in chosen)
-    return paths
-
-
-def refuse_call(entries: Sequence[Any], called: Iterable[str], framework: str) -> None:
-    """Raises the ValueError at the end of a call in which `entries` meant none of the layers that were called."""
-    names = ', '.join(map(repr, entries))
-    listed = _listed(entries[0], list(called), 'these were:', framework)
-    raise ValueError(f'where: {names} matches no layer that was called; {listed}')
-
-
-def _is_object(value: Any, entry: Any) -> bool:
-    """Whether a value is the object that an entry is, or wraps it."""
-    while value is not None and value is not entry:
-        value = getattr(value, '__wrapped__', None)
-    return value is not None
-
-
-def _is_named(pattern: str, layer: Layer) -> bool:
-    stem = pattern
-    if layer.method != '__call__':
-        stem, _, method = pattern.rpartition('.')
-        if method != layer.method:
+        name, method = entry, '__call__'
+        if layer.method != '__call__':
+            name, _, method = entry.rpartition('.')
+        is_open = layer.is_function and set('*?[') & set(entry.replace('-', '/').split('/')[-1])
+        if not layer.path or method != layer.method or is_open:
             return False
-    # Layers hold functions that a glob does not mean: initialisers, dot_general, …
-    last_name = pattern.replace('-', '/').rpartition('/')[2]
-    if layer.is_function and not set(last_name).isdisjoint('*?['):
+        paths = [separator.join(layer.path) for separator in '/-']
+        return name in paths or any(fnmatch.fnmatchcase(path, name) for path in paths)
+    if layer.is_function:
+        return inspect.unwrap(layer.value, stop=lambda function: function is entry) is entry
+    if isinstance(entry, type):
+        return layer.method == '__call__' and isinstance(layer.value, entry)
+    if layer.method != '__call__' or not layer.path:
         return False
-    names = ['/'.join(layer.path), '-'.join(layer.path)]
-    return bool(layer.path) and any(tree_lib.matches(stem, (name,)) for name in names)
-
-
-def _predicate_holds(predicate: Callable[..., Any], layer: Layer) -> bool:
     try:
-        inspect.signature(predicate).bind(layer.name, layer.value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f'where: {predicate!r} is no function among the fields of the model, nor does it take (name, layer)'
-        ) from error
-    holds = predicate(layer.name, layer.value)
+        holds = entry(layer.name, layer.value)
+    except TypeError as error:
+        holds = error
     if not isinstance(holds, bool | np.bool_):
         raise TypeError(
-            f'where: {predicate!r} must say True or False of a layer, got {holds!r} for {layer.name!r}'
+            f'where: {entry!r} is no function in a field of the model, and as a predicate (name, layer) -> bool it '
+            f'gave {holds!r} for {layer.name!r}'
         )
     return bool(holds)
 
 
-def _listed(entry: Any, names: Sequence[str], words: str, framework: str) -> str:
-    """The layers that there are, those whose names look most like the entry first."""
-    if not names and framework in ('function', 'haiku'):
-        return (
-            'there was none: only layers of flax.linen and Haiku are seen in a function, and one that is the whole '
-            'model is meant by its class alone; give an nnx or Equinox model as it is'
-        )
-    if not names:
-        return (
-            'there is none in it; a glob or a function never means the model itself: name its class'
-        )
-    text = entry if isinstance(entry, str) else getattr(entry, '__name__', '')
+def refuse(entry: Any, names: Iterable[str]) -> None:
+    """Raises the `ValueError` for an entry that means none of the layers of these names."""
+    hint = (
+        'there is none: only layers of flax.linen and Haiku are seen inside a function, and a glob or a predicate '
+        'never means the model itself: name its class'
+    )
+    if names := list(names):
+        hint = tree_lib.nearest(entry if isinstance(entry, str) else '', names)
+    raise ValueError(f'where: {entry!r} matches no layer; {hint}')
 
-    def distance(name: str) -> float:
-        return -difflib.SequenceMatcher(None, text, name).ratio()
 
-    nearest_first = sorted(dict.fromkeys(names), key=distance)
-    more = ', …' if len(nearest_first) > _LISTED else ''
-    return f'{words} {", ".join(map(repr, nearest_first[:_LISTED]))}{more}'
+# A layer's call.
+
+
+def run(actions: Actions, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Calls a layer with actions on the arrays that it is given and returns."""
+    for name, action in actions:
+        if action.side == 'inputs':
+            values = [*args, *kwargs.values()]
+            arrays = [i for i, value in enumerate(values) if is_float_array(value) and value.ndim]
+            if arrays:
+                values[arrays[0]] = action.function(name, values[arrays[0]])
+            elif action.is_required:
+                raise ValueError(
+                    f"layer {name!r} was called without a float array; prune its outputs: prune='outputs'"
+                )
+            kwargs = dict(zip(kwargs, values[len(args) :], strict=True))
+            args = values[: len(args)]
+    outputs = call(*args, **kwargs)
+    for name, action in actions:
+        if action.side == 'outputs':
+            leaves, treedef = jax.tree.flatten(
+                outputs, is_leaf=lambda node: is_instance(node, 'equinox.nn', 'State')
+            )
+            arrays = [i for i, leaf in enumerate(leaves) if is_float_array(leaf)]
+            if action.is_required and not any(leaves[i].ndim for i in arrays):
+                raise ValueError(
+                    f'layer {name!r} returned no float array of at least one dimension, so there is nothing to prune '
+                    '(a function may be mapped over single activations, as in equinox.nn.MLP); choose other layers, '
+                    "or the layers after it with prune='inputs'"
+                )
+            for i in arrays:
+                leaves[i] = action.function(name, leaves[i])
+            outputs = treedef.unflatten(leaves)
+    return outputs
+
+
+def is_float_array(value: Any) -> bool:
+    """Whether a value is an array of floats or complex numbers."""
+    return isinstance(value, jax.Array | np.ndarray) and jnp.issubdtype(value.dtype, jnp.inexact)
+
+
+def is_instance(value: Any, library: str, *names: str) -> bool:
+    """Whether a value is of a class of a library, which is not imported for it."""
+    module = sys.modules.get(library)
+    return module is not None and isinstance(value, tuple(getattr(module, name) for name in names))
+
+
+# Functions that call layers of flax.linen and Haiku.
+
+_TAPS = contextvars.ContextVar[tuple[Tap, ...]]('taps', default=())
+_RUNNING = contextvars.ContextVar[tuple[Any, ...]]('running', default=())
+# The path of a layer, by library; a linen module that is not bound has none.
+_PATHS: dict[str, Callable[[Any], tree_lib.Path | None]] = {
+    'flax.linen': lambda module: None if module.scope is None else tuple(module.path),
+    'haiku': lambda module: tuple(module.module_name.split('/')),
+}
+
+
+def tapped_function(function: Callable[..., Any], tap: Tap) -> Callable[..., Any]:
+    """Puts a tap on the layers that a function calls; a jitted one is a `TypeError`.
+
+    The libraries would run the interceptor that was entered last first; taps act from the innermost function outwards.
+    So there is one interceptor, which asks all taps that are active in the thread.
+    """
+    if isinstance(function, jax.stages.Wrapped):
+        raise TypeError(
+            f'{function!r} is already jitted, and what is compiled cannot be changed; give the function itself and put '
+            'jax.jit around the result'
+        )
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        taps = (*_TAPS.get(), tap)
+        with contextlib.ExitStack() as stack:
+            for library, path_of in _PATHS.items() if len(taps) == 1 else ():
+                if (module := sys.modules.get(library)) is not None:
+                    interceptor = functools.partial(_intercept, path_of)
+                    stack.enter_context(module.intercept_methods(interceptor))
+            # JAX keeps what it traces and compiles apart by such metadata, which change nothing else.
+            tokens = ','.join(active.token for active in taps)
+            stack.enter_context(xla_metadata.set_xla_metadata(jaxpruner_taps=tokens))
+            stack.callback(_TAPS.reset, _TAPS.set(taps))
+            outputs = function(*args, **kwargs)
+        for i, entry in enumerate(tap.entries):
+            if tap.action.is_required and i not in tap.matched:
+                refuse(entry, tap.called)
+        return outputs
+
+    return call
+
+
+def _intercept(path_of: Any, call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+    """Runs a method of a layer with the actions of the taps that mean it, the innermost first."""
+    this = (id(context.module), context.method_name)
+    is_made = context.method_name not in ('__init__', 'setup')
+    path = path_of(context.module) if is_made else None
+    # Through `super()` a layer's method calls its base class's: one layer, one call.
+    if path is None or this in _RUNNING.get():
+        return call(*args, **kwargs)
+    layer = Layer(path, context.module, context.method_name)
+    actions = []
+    for tap in reversed(_TAPS.get()):
+        if layer.path:
+            tap.called[layer.name] = None
+        meaning = [i for i, entry in enumerate(tap.entries) if means_layer(entry, layer)]
+        tap.matched.update(meaning)
+        if meaning:
+            actions.append((layer.name, tap.action))
+    reset = _RUNNING.set((*_RUNNING.get(), this))
+    try:
+        return run(tuple(actions), call, args, kwargs)
+    finally:
+        _RUNNING.reset(reset)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TappedModule:
+    """A linen module with a tap on its layers; other attributes, such as `init`, are the module's own."""
+
+    module: Any
+    tap: Tap
+
+    def __getattr__(self, name: str) -> Any:
+        # Copying asks for fields before there are any.
+        if name.startswith('__') or name in ('module', 'tap'):
+            raise AttributeError(name)
+        if name == 'bind':
+            raise AttributeError(
+                'a bound module would run without the taps; use apply(variables, …), with method=… for another method'
+            )
+        value = getattr(self.module, name)
+        if name in ('apply', 'init_with_output'):
+            return tapped_function(value, self.tap)
+        if name in ('clone', 'copy'):
+            return lambda **settings: TappedModule(value(**settings), self.tap)
+        return value
+
+
+# Models of NNX and Equinox.
+
+_PARTS = '_jaxpruner_parts'  # the attribute of a subclass that holds the layer's own class and the actions
+
+
+def tapped_model(model: Any, tap: Tap) -> Any:
+    """Copies a model, and puts the action on chosen layers; arrays are shared, paths and state stay as they are.
+
+    A layer that an NNX model holds more than once is known by its first path, as in `nnx.state`.
+    """
+    init_subclass: Any = None
+    if is_instance(model, 'flax.nnx', 'Module'):
+        nnx = sys.modules['flax.nnx']
+        module_class = getattr(nnx, 'Pytree', nnx.Object)
+        data, copied = (type, nnx.Variable), nnx.clone(model)
+        init_subclass = nnx.Module.__init_subclass__
+    else:  # the copy holds each layer once
+        module_class, data = sys.modules['equinox'].Module, (type,)
+        copied = jax.tree.map(lambda leaf: leaf, model)
+
+    def rebuilt(node: Any, path: tree_lib.Path, replace: Any, made: dict[int, Any]) -> Any:
+        """Makes modules and containers anew, with `replace(layer)` for each layer, after what it holds."""
+
+        def inside(name: Any, value: Any) -> Any:
+            return rebuilt(value, (*path, str(name)), replace, made)
+
+        if isinstance(node, module_class):
+            if id(node) not in made:
+                made[id(node)] = new = object.__new__(type(node))
+                for name, value in sorted(vars(node).items()):
+                    object.__setattr__(new, name, inside(name, value))
+                if callable(new):
+                    replace(Layer(path, new))
+            return made[id(node)]
+        if type(node) is dict:
+            return {key: inside(key, value) for key, value in node.items()}
+        if isinstance(node, list | tuple):
+            names = getattr(node, '_fields', range(len(node)))
+            items = [inside(name, item) for name, item in zip(names, node, strict=True)]
+            return type(node)(*items) if hasattr(node, '_fields') else type(node)(items)
+        if callable(node) and not isinstance(node, data):
+            return replace(Layer(path, node, is_function=True))
+        return node
+
+    layers: list[Layer] = []
+
+    def collect(layer: Layer) -> Any:
+        layers.append(layer)
+        return layer.value
+
+    rebuilt(copied, (), collect, {})
+    chosen: set[tree_lib.Path] = set()
+    for i, entry in enumerate(tap.entries):
+        meant = [each for each in layers if each.is_function and means_layer(entry, each)]
+        if isinstance(entry, str) or not meant:  # a function of the model is no predicate
+            meant = [each for each in layers if means_layer(entry, each)]
+        tap.matched.add(i)
+        if not meant:
+            refuse(entry, [each.name for each in layers if each.path and not each.is_function])
+        chosen.update(each.path for each in meant)
+
+    def substitute(layer: Layer) -> Any:
+        value, new = layer.value, ((layer.name, tap.action),)
+        if layer.path not in chosen:
+            return value
+        if layer.is_function:
+            if isinstance(value, _TappedFunction):
+                return _TappedFunction(value.__wrapped__, value.actions + new)
+            return _TappedFunction(value, new)
+        own, actions = vars(type(value)).get(_PARTS, (type(value), ()))
+        # Newer NNX modules are pytrees unless their class says otherwise, which a subclass has to repeat.
+        settings = ()
+        if init_subclass and 'pytree' in inspect.signature(init_subclass).parameters:
+            settings = (('pytree', not jax.tree_util.all_leaves([value])),)
+        object.__setattr__(value, '__class__', _subclass(own, actions + new, settings))
+        return value
+
+    return rebuilt(copied, (), substitute, {})
+
+
+@dataclasses.dataclass(frozen=True)
+class _TappedFunction:
+    """A function with actions on its calls."""
+
+    __wrapped__: Callable[..., Any]
+    actions: Actions
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls it with the actions."""
+        return run(self.actions, self.__wrapped__, args, kwargs)
+
+
+@functools.cache  # models that are tapped alike are of one structure, and compile once
+def _subclass(base: Any, actions: Actions, settings: tuple[tuple[str, Any], ...]) -> type:
+    @functools.wraps(base.__call__)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return run(actions, functools.partial(base.__call__, self), args, kwargs)
+
+    namespace = {'__call__': call, '__module__': __name__, _PARTS: (base, actions)}
+    return types.new_class(
+        f'Tapped{base.__name__}', (base,), dict(settings), lambda body: body.update(namespace)
+    )

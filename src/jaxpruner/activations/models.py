@@ -1,23 +1,18 @@
-"""Layers of an existing model made to prune their activations, without a change to the model or its library."""
+"""Layers of an existing model made to prune their activations, or to count them, without a change to the model."""
 
-import importlib
-import sys
-from collections.abc import Sequence
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxpruner import tree as tree_lib
-from jaxpruner.activations import calls, layer_pruning
-from jaxpruner.activations import layers as layers_lib
+import jax
+import jax.numpy as jnp
+from jax import custom_batching
 
-# A library, a class of its models, and the file here that knows them. A library that is not imported is not asked.
-_MODEL_CLASSES = (
-    ('flax.linen', 'Module', 'linen'),
-    ('jaxpruner.activations.linen', 'TappedModule', 'linen'),
-    ('haiku', 'Transformed', 'haiku'),
-    ('haiku', 'TransformedWithState', 'haiku'),
-    ('flax.nnx', 'Module', 'nnx'),
-    ('equinox', 'Module', 'equinox'),
-)
+from jaxpruner import sparsity_distributions, sparsity_types
+from jaxpruner import tree as tree_lib
+from jaxpruner.activations import layers as layers_lib
+from jaxpruner.activations import pruning
 
 
 def sparsify_activations(
@@ -33,7 +28,8 @@ def sparsify_activations(
 ) -> Any:
     """Prunes the activations of chosen layers of a model: `prune_act_unstruct` or `prune_act_struct` at each call.
 
-    The model is not changed. Parameters, their paths and checkpoints fit both it and the result.
+    The model is not changed. Parameters, their paths and checkpoints fit both it and the result. A layer that is chosen
+    several times is pruned by the first setting first.
 
     Args:
       apply_fn_or_module: a flax module (linen or nnx), an Equinox module, an `hk.Transformed` or
@@ -63,8 +59,8 @@ def sparsify_activations(
 
     Raises:
       ValueError: a value out of its range; both or none of density and pattern, or an axis setting of the other one;
-        an entry of `where` that matches no layer: of a call, in functions, linen and Haiku (layers inside compiled
-        functions count once for all calls); of the model, in nnx and Equinox.
+        an entry of `where` that matches no layer: in functions, linen and Haiku none that has been called when a call
+        ends, in nnx and Equinox none of the model.
       TypeError: a value of the wrong type, or a jitted function.
 
     >>> import flax.linen as nn, jax, jax.numpy as jnp
@@ -74,55 +70,190 @@ def sparsify_activations(
     >>> int(jnp.count_nonzero(sparse.apply(sparse.init(jax.random.key(0), x), x)))
     4
     """
-    framework = framework_of(apply_fn_or_module)
-    if framework in ('nnx', 'equinox') and tree_lib.is_traced(density):
-        raise TypeError(
-            f'density of an {framework} model must be known before it is traced, got {density!r}'
+    framework = known_framework(apply_fn_or_module)
+    if (density is None) == (pattern is None):
+        got = 'neither' if density is None else f'density={density!r} and pattern={pattern!r}'
+        raise ValueError(
+            f"give one of density (such as 0.5) and pattern (such as '2:4'), got {got}"
         )
-    action = layer_pruning.read_pruning(
-        density=density,
-        pattern=pattern,
-        prune=prune,
-        batch_axes=batch_axes,
-        axis=axis,
-        straight_through=straight_through,
-        default_batch_axes=None if framework == 'equinox' else 0,
-    )
-    return tapped(apply_fn_or_module, calls.Tap(layers_lib.read_where(where), action))
+    if prune not in ('inputs', 'outputs'):
+        raise ValueError(f"prune must be 'outputs' or 'inputs', got {prune!r}")
+    is_auto = isinstance(batch_axes, str) and batch_axes == 'auto'
+    if (pattern is not None and not is_auto) or (density is not None and axis is not None):
+        raise ValueError(
+            'batch_axes is for a density, which ranks whole examples, and axis for a pattern, whose groups lie along '
+            f'it; got batch_axes={batch_axes!r} and axis={axis!r}'
+        )
+    if pattern is not None:
+        pattern = sparsity_types.parse_n_by_m(pattern, axis)
+    elif density is not None:
+        sparsity_distributions.check_density(density, 'density')
+        is_traced = tree_lib.is_traced(density)
+        if is_traced and framework in ('nnx', 'equinox'):
+            raise TypeError(
+                f'density of an {framework} model must be known before it is traced, got {density!r}'
+            )
+        density = density if is_traced else float(density)
+    if is_auto:
+        batch_axes = None if framework == 'equinox' else 0
+    function = _Pruning(density, pattern, pruning.read_axes(batch_axes), straight_through)
+    action = layers_lib.Action(prune, function, is_required=True)
+    return tapped(apply_fn_or_module, layers_lib.Tap(layers_lib.read_where(where), action))
 
 
-def framework_of(model: Any) -> str:
-    """The framework of a model, `'linen'`, `'haiku'`, `'nnx'` or `'equinox'`, or `'function'`; imports no library.
+@dataclasses.dataclass(frozen=True)
+class _Pruning:
+    """Prunes an array of a layer, whose name is for messages."""
+
+    density: Any  # either it or the pattern is None
+    pattern: sparsity_types.NByM | None
+    batch_axes: tuple[int, ...]
+    straight_through: bool
+
+    def __call__(self, name: str, x: Any) -> Any:
+        if not x.ndim:
+            return x
+        where = f'layer {name!r}: '
+        try:
+            if self.pattern is not None:
+                return pruning.keep_groups(x, self.pattern, self.straight_through, where)
+            return pruning.prune_act_unstruct(
+                x, self.density, batch_axes=self.batch_axes, straight_through=self.straight_through
+            )
+        except ValueError as error:
+            raise ValueError(f'{where}{error}') from error
+
+
+def summarize_activations(
+    apply_fn_or_module: Any,
+    *args: Any,
+    where: Any = '*',
+    count: str = 'outputs',
+    call: Callable[..., Any] | None = None,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """Runs a model forward once and counts the zeros that its layers return or are given.
+
+    A sparsified model shows what is left after pruning; where it prunes inputs, count them. A layer that is called
+    several times, in a scan, too, counts all calls; one that contains others counts besides them. flax 0.12.12 refuses
+    callbacks, and so these counts, in `nn.scan` (a data dependency on the scan body) unless it is given
+    `check_constancy_invariants=False`.
+
+    Args:
+      apply_fn_or_module: as for `sparsify_activations`.
+      *args: what the model is given: for linen and Haiku the arguments of `apply`, for a function, nnx and Equinox
+        those of the model itself.
+      where: the layers, as for `sparsify_activations`; functions in fields are counted where they are chosen.
+      count: `'outputs'`: every float array that a layer returns; `'inputs'`: the first float array of at least one
+        dimension that it is given, as the layer itself sees it, after all pruning. Layers without one are left out.
+      call: how to run the model, a function of the model and the arguments, where that is another way. An Equinox
+        model is mapped over a batch by `call=lambda model, x: jax.vmap(model)(x)`.
+      **kwargs: named arguments of the model.
+
+    Returns:
+      `{'Conv_0': sparsity}` for each layer, `'_total_sparsity'`, `'_nactivations'` (number of activations) and
+      `'_nactivations_nnz'` (those that are not zero), as Python floats and integers.
 
     Raises:
-      TypeError: it is none of these.
+      ValueError: `where` matches no layer, or `count` is neither.
+      TypeError: a jitted function, arguments traced by `jax.jit`, or something that is no model.
+
+    >>> import flax.linen as nn
+    >>> model, x = nn.Sequential([nn.Dense(4, kernel_init=nn.initializers.zeros)]), jnp.ones((2, 3))
+    >>> summarize_activations(model, model.init(jax.random.key(0), x), x)
+    {'layers_0': 1.0, '_total_sparsity': 1.0, '_nactivations': 8, '_nactivations_nnz': 0}
     """
-    framework = known_framework(model)
-    if framework is not None:
-        return framework
-    if not callable(model) or isinstance(model, type):
-        given = repr(model)
-        if isinstance(model, type):
-            given = f'the class {model.__name__}; make a model of it'
+    if tree_lib.has_traced((args, kwargs)):
         raise TypeError(
-            'expected a flax or Equinox module, an hk.Transformed, or a function such as model.apply, got '
-            f'{given}'
+            'summarize_activations runs the model and reads what comes out; call it outside jax.jit'
         )
-    return 'function'
+    if count not in ('outputs', 'inputs'):
+        raise ValueError(f"count must be 'outputs' or 'inputs', got {count!r}")
+    entries = layers_lib.read_where(where)
+    action = layers_lib.Action(count, _record, is_required=False)
+    tap = layers_lib.Tap(entries, action, token=f'report {hash((entries, action))}')
+    model = tapped(apply_fn_or_module, tap)
+    with _lock:
+        _counts.clear()
+        if call is not None:
+            call(model, *args, **kwargs)
+        else:
+            (model if callable(model) else model.apply)(*args, **kwargs)
+        jax.effects_barrier()
+        counts = {name: tuple(numbers) for name, numbers in _counts.items()}
+    if not counts and not tap.matched:
+        layers_lib.refuse(entries[0], tap.called)
+    summary: dict[str, Any] = {
+        name: (size - nonzero) / size for name, (nonzero, size) in counts.items() if size
+    }
+    total_nonzero = sum(nonzero for nonzero, _ in counts.values())
+    total_size = sum(size for _, size in counts.values())
+    return summary | {
+        '_total_sparsity': (total_size - total_nonzero) / total_size if total_size else 0.0,
+        '_nactivations': total_size,
+        '_nactivations_nnz': total_nonzero,
+    }
+
+
+# Layer -> numbers of non-zeros and of activations. It is global since compiled functions outlive a report, and since
+# their callbacks come in threads of their own. The lock lets one report run at a time. If `call` kept a compiled model
+# of an earlier report, and it runs in another thread meanwhile, its activations are counted, too.
+_counts: dict[str, list[int]] = {}
+_lock = threading.RLock()
+
+
+def _record(name: str, x: Any) -> Any:
+    """Counts an array when it arrives, and returns it."""
+
+    def add(numbers: Any) -> None:
+        entry = _counts.setdefault(name, [0, 0])
+        for i in (0, 1):
+            entry[i] += int(numbers[i])
+
+    _counts.setdefault(name, [0, 0])  # in the order of the calls
+    jax.debug.callback(add, _count(jax.lax.stop_gradient(jnp.asarray(x))))
+    return x
+
+
+@custom_batching.custom_vmap
+def _count(x: jax.Array) -> jax.Array:
+    """Numbers of non-zeros and of elements, exact below 2^32; of a whole batch at once under `jax.vmap`."""
+    return jnp.stack([jnp.sum(x != 0, dtype=jnp.uint32), jnp.uint32(x.size)])
+
+
+@_count.def_vmap
+def _count_batch(axis_size: int, in_batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
+    del axis_size, in_batched
+    return _count(x), False
+
+
+# Models of all libraries.
 
 
 def known_framework(model: Any) -> str | None:
-    """As `framework_of`, but `None` for what is no model of a framework."""
-    for library, class_name, framework in _MODEL_CLASSES:
-        module = sys.modules.get(library)
-        if module is not None and isinstance(model, getattr(module, class_name)):
-            return framework
-    return None
+    """The framework of a model, `'linen'`, `'haiku'`, `'nnx'` or `'equinox'`; `None` for anything else."""
+    is_instance = layers_lib.is_instance
+    if isinstance(model, layers_lib.TappedModule) or is_instance(model, 'flax.linen', 'Module'):
+        return 'linen'
+    if is_instance(model, 'haiku', 'Transformed', 'TransformedWithState'):
+        return 'haiku'
+    if is_instance(model, 'flax.nnx', 'Module'):
+        return 'nnx'
+    return 'equinox' if is_instance(model, 'equinox', 'Module') else None
 
 
-def tapped(model: Any, tap: calls.Tap) -> Any:
-    """The model with a tap on its layers: the same kind of object as was given."""
-    framework = framework_of(model)
-    if framework == 'function':
-        return calls.tapped(model, tap)
-    return importlib.import_module(f'jaxpruner.activations.{framework}').tapped(model, tap)
+def tapped(model: Any, tap: layers_lib.Tap) -> Any:
+    """Puts a tap on the layers of a model: the same kind of object as was given."""
+    framework = known_framework(model)
+    if framework == 'linen':
+        return layers_lib.TappedModule(model, tap)
+    if framework == 'haiku':
+        return model._replace(apply=layers_lib.tapped_function(model.apply, tap))
+    if framework is not None:
+        return layers_lib.tapped_model(model, tap)
+    if not callable(model) or isinstance(model, type):
+        raise TypeError(
+            'expected a flax or Equinox module (an object, no class), an hk.Transformed, or a function such as '
+            f'model.apply, got {model!r}'
+        )
+    return layers_lib.tapped_function(model, tap)

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,18 +45,39 @@ def prune_act_unstruct(
 
     Raises:
       ValueError: a density outside (0, 1], an axis that does not exist, or batch axes that leave nothing to an example.
-      TypeError: `x` holds no floats, the density is no number, an axis no whole number, or `straight_through` no bool.
+      TypeError: `x` holds no floats, the density is no number, or an axis no whole number.
 
     >>> prune_act_unstruct(jnp.array([[-4.0, 1.0, 3.0, 2.0], [1.0, -1.0, 0.5, 2.0]]), 0.5)
     Array([[-4.,  0.,  3.,  0.],
            [ 1.,  0.,  0.,  2.]], dtype=float32)
     """
-    x = _check_floats(x)
+    x = _as_floats(x)
     sparsity_distributions.check_density(density, 'density')
-    check_straight_through(straight_through)
-    axes = _example_axes(x.shape, read_batch_axes(batch_axes))
+    axes = read_axes(batch_axes)
+    rank = max(x.ndim, 1)  # the default axis is no mistake for a single number
+    for axis in axes:
+        if not -rank <= axis < rank:
+            raise ValueError(
+                f'batch_axes: axis {axis} does not exist in activations of shape {x.shape}'
+            )
+    axes = tuple(sorted({axis % rank for axis in axes})) if x.ndim > 1 else ()
+    if axes and len(axes) == rank:
+        raise ValueError(
+            f'batch_axes={batch_axes} leave nothing of activations of shape {x.shape} to an example; name fewer'
+        )
     mask = _largest_of_each(jax.lax.stop_gradient(x), 1 - density, axes)
     return _masked(x, mask, straight_through)
+
+
+@functools.partial(jax.jit, static_argnames='axes')
+def _largest_of_each(x: jax.Array, sparsity: Any, axes: tuple[int, ...]) -> jax.Array:
+    """Makes the mask of the largest magnitudes, one ranking for each index of the batch axes."""
+    scores = jnp.moveaxis(jnp.abs(x), axes, range(len(axes)))
+    batch, example = scores.shape[: len(axes)], scores.shape[len(axes) :]
+    rows = scores.reshape(math.prod(batch), *example)
+    count = selection.number_to_keep(math.prod(example), sparsity)
+    mask = selection.keep_largest_each([selection.Request(rows, count, is_stacked=True)])[0].mask
+    return jnp.moveaxis(mask.reshape(scores.shape), range(len(axes)), axes)
 
 
 def prune_act_struct(
@@ -79,25 +99,22 @@ def prune_act_struct(
 
     Raises:
       ValueError: n > m, one of them is not positive, the axis does not exist or is not that of the `NByM`.
-      TypeError: `x` holds no floats, the pattern is no pair of whole numbers, or `straight_through` is no bool.
+      TypeError: `x` holds no floats, or the pattern is no pair of whole numbers.
 
     >>> prune_act_struct(jnp.array([[-4.0, 1.0, 3.0, 2.0]]), (2, 4))
     Array([[-4.,  0.,  3.,  0.]], dtype=float32)
     """
-    check_straight_through(straight_through)
-    return keep_groups(
-        _check_floats(x), sparsity_types.parse_n_by_m(sparsity_pattern, axis), straight_through
-    )
+    return keep_groups(x, sparsity_types.parse_n_by_m(sparsity_pattern, axis), straight_through)
 
 
 def keep_groups(
-    x: jax.Array, pattern: sparsity_types.NByM, straight_through: bool, layer: str | None = None
+    x: Any, pattern: sparsity_types.NByM, straight_through: bool, where: str = ''
 ) -> jax.Array:
-    """`prune_act_struct` with settings that have been checked; the warning names `layer`."""
+    """Prunes as `prune_act_struct`, with settings that have been checked; the warning begins with `where`."""
+    x = _as_floats(x)
     if rest := pattern.partial_group(x.shape, 'x'):
-        prefix = '' if layer is None else f'layer {layer!r}: '
         caller_warnings.warn(
-            f'{prefix}activations of shape {x.shape} have length {x.shape[pattern.axis]} along axis {pattern.axis}, '
+            f'{where}activations of shape {x.shape} have length {x.shape[pattern.axis]} along axis {pattern.axis}, '
             f'which m={pattern.m} does not divide: the last group keeps {min(pattern.n, rest)} of {rest}'
         )
     scores = jnp.abs(jax.lax.stop_gradient(x))
@@ -106,67 +123,25 @@ def keep_groups(
     return _masked(x, mask, straight_through)
 
 
-def read_batch_axes(batch_axes: Any) -> tuple[int, ...] | None:
-    """The axes that count examples, as a tuple or `None`; TypeError if they are no whole numbers."""
+def read_axes(batch_axes: Any) -> tuple[int, ...]:
+    """Reads the axes that count examples; `None` means none."""
     if batch_axes is None:
-        return None
-    axes = batch_axes if isinstance(batch_axes, list | tuple) else (batch_axes,)
-    try:
-        if any(isinstance(axis, bool) for axis in axes):
-            raise TypeError
-        return tuple(map(operator.index, axes))
-    except TypeError:
+        return ()
+    axes = batch_axes if isinstance(batch_axes, list | tuple) else [batch_axes]
+    if any(isinstance(axis, bool) or not hasattr(axis, '__index__') for axis in axes):
         raise TypeError(
             f'batch_axes must be a whole number, a list or tuple of them, or None, got {batch_axes!r}'
-        ) from None
+        )
+    return tuple(map(int, axes))
 
 
-def check_straight_through(straight_through: Any) -> None:
-    """Raises TypeError for what is no bool."""
-    if not isinstance(straight_through, bool):
-        raise TypeError(f'straight_through must be True or False, got {straight_through!r}')
-
-
-def _check_floats(x: Any) -> jax.Array:
+def _as_floats(x: Any) -> jax.Array:
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         raise TypeError(
             f'activations must be floats, got {x.dtype}{list(x.shape)}; convert them with x.astype(…)'
         )
     return x
-
-
-def _example_axes(shape: tuple[int, ...], axes: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The batch axes as non-negative numbers, in the order of the array."""
-    if axes is None:
-        return ()
-    rank = max(len(shape), 1)  # the default axis is no mistake for a single number
-    for axis in axes:
-        if not -rank <= axis < rank:
-            raise ValueError(
-                f'batch_axes: axis {axis} does not exist in activations of shape {shape}'
-            )
-    if len(shape) < 2:
-        return ()
-    unique = tuple(sorted({axis % rank for axis in axes}))
-    if len(unique) == rank:
-        raise ValueError(
-            f'batch_axes={axes} leave nothing of activations of shape {shape} to an example; name fewer'
-        )
-    return unique
-
-
-@functools.partial(jax.jit, static_argnames='axes')
-def _largest_of_each(x: jax.Array, sparsity: Any, axes: tuple[int, ...]) -> jax.Array:
-    """The mask of the largest magnitudes, one ranking for each index of the batch axes."""
-    scores = jnp.moveaxis(jnp.abs(x), axes, range(len(axes)))
-    batch = scores.shape[: len(axes)]
-    example = scores.shape[len(axes) :]
-    count = selection.number_to_keep(math.prod(example), sparsity)
-    rows = scores.reshape(math.prod(batch), *example) if len(axes) > 1 else scores
-    request = selection.Request(rows, count, is_stacked=bool(axes))
-    mask = selection.keep_largest_each([request])[0].mask
-    return jnp.moveaxis(mask.reshape(scores.shape), range(len(axes)), axes)
 
 
 def _masked(x: jax.Array, mask: jax.Array, straight_through: bool) -> jax.Array:

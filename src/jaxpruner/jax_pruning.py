@@ -1,0 +1,708 @@
+"""JAX-Pruning's interface: strategies that say what is pruned at which epoch, and the functions that carry them out.
+
+An entry of a strategy, resolved for given parameters, is one of the core's magnitude pruners and a sparsity for each
+leaf that it means. `pruning` lets it make masks in a loop over epochs, `StrategyPruning` in an optimizer.
+"""
+
+import dataclasses
+import fnmatch
+import itertools
+import operator
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import (
+    algorithms,
+    base_updater,
+    caller_warnings,
+    checks,
+    sparsity_distributions,
+    sparsity_schedules,
+    sparsity_types,
+)
+from jaxpruner import sparse_state as sparse_state_lib
+from jaxpruner import tree as tree_lib
+from jaxpruner.files import config_files
+from jaxpruner.mask_calculator import MASK_DTYPE
+from jaxpruner.plan import LeafPlan, PruningPlan
+from jaxpruner.sparsity_types import NByM
+
+# Strategies: read once from what users write.
+
+_METHODS = (
+    'unstr_global unstr_unified_local unstr_local str_global str_unified_local str_local'.split()
+)
+# A density, the share kept, for unstructured methods; n of m for structured ones.
+_Rate = float | NByM
+_KEYS = ('method', 'prune_rate_pattern', 'prune_axis')
+_FORM = '{"method": …, "prune_rate_pattern": …}'
+
+
+@dataclasses.dataclass(frozen=True)
+class PruningEntry:
+    """What is pruned at one epoch.
+
+    Attributes:
+      epoch: the epoch after whose last step new masks are made.
+      method: `'unstr_…'` or `'str_…'` followed by `'global'`, `'unified_local'` or `'local'`.
+      rates: one rate for all kernels (a density, or N:M), or pairs of a layer's name and its rate (`None`: left as it
+        is). The first pair that matches wins.
+      prune_axis: the axis along which N:M groups lie; `None` for the last.
+
+    Raises:
+      ValueError, TypeError: a value is wrong; the message names the entry.
+
+    >>> PruningEntry(1, 'unstr_global', 0.9).is_global
+    True
+    """
+
+    epoch: int
+    method: str
+    rates: _Rate | tuple[tuple[Any, _Rate | None], ...]
+    prune_axis: int | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, 'epoch', _parse_epoch(self.epoch))
+        if self.method not in _METHODS:
+            nearest = tree_lib.nearest(str(self.method), _METHODS)
+            raise ValueError(f'{self.where}: method {self.method!r} is unknown; {nearest}')
+        is_structured = self.method.startswith('str_')
+        _check_axis(self.prune_axis, f'{self.where}: prune_axis')
+        if self.prune_axis is not None and not is_structured:
+            raise ValueError(
+                f'{self.where}: prune_axis has no meaning for {self.method!r}; leave it out, or use str_…'
+            )
+        pairs: Any = self.rates
+        parsed = []
+        # A pair of numbers is N:M.
+        is_named = isinstance(pairs, tuple) and all(isinstance(pair, tuple) for pair in pairs)
+        if is_named and self.is_global:
+            raise ValueError(
+                f'{self.where}: unstr_global ranks all layers together, so it takes one density; to give layers '
+                "densities of their own use method='unstr_local'"
+            )
+        entries: Any = pairs if is_named else [('prune_rate_pattern', pairs)]
+        for name, rate in entries:
+            where = f'{self.where}: {name!r}' if is_named else f'{self.where}: {name}'
+            if not isinstance(name, str | tuple):
+                raise TypeError(f"{where} names no layer; write text, such as 'Dense_0-kernel'")
+            if is_named and (rate is None or (isinstance(rate, str) and rate == 'dense')):
+                rate = None
+            elif isinstance(rate, str | list | tuple | NByM) != is_structured:
+                takes = '(N, M)' if is_structured else 'a density, the share kept'
+                other = 'unstr_' if is_structured else 'str_'
+                raise ValueError(
+                    f'{where}: {self.method} takes {takes}, got {rate!r}; write that, or a method that begins with '
+                    f'{other}'
+                )
+            elif is_structured:
+                try:
+                    rate = sparsity_types.parse_n_by_m(rate, self.prune_axis)
+                except (ValueError, TypeError) as error:
+                    raise type(error)(f'{where}: {error}') from error
+            else:
+                sparsity_distributions.check_density(rate, where)
+                rate = float(rate)
+            parsed.append((name, rate))
+        if is_named and all(rate is None for _, rate in parsed):
+            raise ValueError(
+                f'{self.where}: prune_rate_pattern gives no layer a rate; write {{"Dense_0-kernel": …}}, or one rate '
+                'for all, or leave the entry out'
+            )
+        object.__setattr__(self, 'rates', tuple(parsed) if is_named else parsed[0][1])
+
+    @property
+    def where(self) -> str:
+        """How messages call the entry."""
+        return f'prune_strategy[{self.epoch}]'
+
+    @property
+    def is_global(self) -> bool:
+        """Whether one ranking covers all layers; N:M is the same everywhere, so `str_global` has none."""
+        return self.method == 'unstr_global'
+
+
+@dataclasses.dataclass(frozen=True)
+class PruningStrategy:
+    """Which epochs prune what; hashable, so that it may be a static argument of `jit`.
+
+    Attributes:
+      entries: one entry an epoch, in their order.
+
+    Raises:
+      ValueError: two entries have the same epoch.
+
+    >>> strategy = PruningStrategy.parse({10: {'method': 'str_unified_local', 'prune_rate_pattern': '2:4'}})
+    >>> strategy.epochs
+    (10,)
+    """
+
+    entries: tuple[PruningEntry, ...]
+
+    def __post_init__(self):
+        if not all(isinstance(entry, PruningEntry) for entry in self.entries):
+            raise TypeError(
+                f'entries must be PruningEntry objects, got {self.entries!r}; use PruningStrategy.parse'
+            )
+        entries = tuple(sorted(self.entries, key=lambda entry: entry.epoch))
+        object.__setattr__(self, 'entries', entries)
+        for earlier, later in itertools.pairwise(entries):
+            if earlier.epoch == later.epoch:
+                raise ValueError(
+                    f'prune_strategy has two entries for epoch {later.epoch}; put them into one'
+                )
+
+    @classmethod
+    def parse(cls, setting: Any) -> 'PruningStrategy':
+        """Reads a strategy.
+
+        Args:
+          setting: `{epoch: {'method': …, 'prune_rate_pattern': …, 'prune_axis': …}}` (epochs may be text; the axis is
+            optional; a layer's rate may be `'dense'`, as files know no `None`), the path of a TOML or JSON file with
+            such a table, or a strategy, which is returned as it is.
+
+        Returns:
+          The validated strategy.
+
+        Raises:
+          ValueError, TypeError: a value is wrong; the message names the entry and what would be right.
+          FileNotFoundError: there is no such file.
+
+        >>> PruningStrategy.parse({'1': {'method': 'unstr_global', 'prune_rate_pattern': 0.9}}).entries
+        (PruningEntry(epoch=1, method='unstr_global', rates=0.9, prune_axis=None),)
+        """
+        if isinstance(setting, cls):
+            return setting
+        if isinstance(setting, str | os.PathLike):
+            content = config_files.read(setting)
+            try:
+                return cls.parse(content)
+            except (ValueError, TypeError) as error:
+                raise type(error)(f'{os.fspath(setting)}: {error}') from error
+        if not isinstance(setting, Mapping):
+            raise TypeError(
+                f'prune_strategy must be {{epoch: {_FORM}}}, a PruningStrategy, or the path of a TOML or JSON file; '
+                f'got {setting!r}'
+            )
+        entries = []
+        for key, entry in setting.items():
+            epoch = _parse_epoch(key)
+            where = f'prune_strategy[{epoch}]'
+            if not isinstance(entry, Mapping):
+                raise TypeError(f'{where} must be {_FORM}, got {entry!r}')
+            for name in entry:
+                if name not in _KEYS:
+                    nearest = tree_lib.nearest(str(name), _KEYS)
+                    raise ValueError(f'{where}: key {name!r} is unknown; {nearest}')
+            for name in _KEYS[:2]:
+                if name not in entry:
+                    raise ValueError(f'{where} lacks the key {name!r}; write {_FORM}')
+            rates = entry['prune_rate_pattern']
+            if isinstance(rates, Mapping):
+                rates = tuple(rates.items())
+            entries.append(PruningEntry(epoch, entry['method'], rates, entry.get('prune_axis')))
+        return cls(tuple(entries))
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """The epochs that prune, ascending."""
+        return tuple(entry.epoch for entry in self.entries)
+
+
+def gradual_strategy(
+    epochs: Iterable[int], final: Any, method: str | None = None, power: float = 1
+) -> PruningStrategy:
+    r"""A strategy that approaches a density, or an N:M pattern, over some epochs.
+
+    At the i-th of n epochs a share $1 - (1 - i/n)^{power}$ of what is to be removed has been removed; with N:M a
+    rounded number of the weights in each group.
+
+    Args:
+      epochs: the epochs that prune, ascending; of one epoch the rate is `final`.
+      final: the last density in (0, 1], or the last pattern, `(n, m)` or `'n:m'`.
+      method: `'unstr_unified_local'` for a density and `'str_unified_local'` for a pattern unless given.
+      power: 1 removes as much at each epoch, 3 most at first (Zhu and Gupta, "To prune, or not to prune", 2017).
+
+    Returns:
+      The strategy.
+
+    Raises:
+      ValueError, TypeError: a value is wrong.
+
+    >>> [entry.rates for entry in gradual_strategy(range(10, 100, 10), 0.1).entries]
+    [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
+    >>> gradual_strategy([50], (2, 4)).entries[0].method
+    'str_unified_local'
+    """
+    numbers = list(map(_parse_epoch, epochs))
+    if not numbers or numbers != sorted(set(numbers)):
+        raise ValueError(f'epochs must be ascending whole numbers, at least one, got {numbers}')
+    if not tree_lib.is_number(power) or not power > 0:
+        raise ValueError(f'power must be a number above 0, got {power!r}')
+    is_pattern = isinstance(final, str | list | tuple | NByM)
+    method = method or ('str_unified_local' if is_pattern else 'unstr_unified_local')
+    last = PruningEntry(numbers[-1], method, final)
+    entries = []
+    for i, epoch in enumerate(numbers[:-1], 1):
+        removed = 1 - (1 - i / len(numbers)) ** power
+        rate: Any = last.rates
+        if isinstance(rate, NByM):
+            rate = dataclasses.replace(rate, n=rate.m - round((rate.m - rate.n) * removed))
+        else:
+            rate = round(1 - (1 - rate) * removed, 12)  # 0.3, where floats give 0.30000000000000004
+        entries.append(PruningEntry(epoch, method, rate))
+    return PruningStrategy((*entries, last))
+
+
+def _parse_epoch(epoch: Any) -> int:
+    is_text = isinstance(epoch, str) and epoch.strip().isdecimal()
+    number = _as_whole(int(epoch) if is_text else epoch, 'a key of prune_strategy, an epoch,')
+    if number < 0:
+        raise ValueError(f'an epoch of prune_strategy must not be negative, got {epoch}')
+    return number
+
+
+def _as_whole(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not hasattr(value, '__index__'):
+        raise TypeError(f'{name} must be a whole number, got {value!r}')
+    return operator.index(value)
+
+
+def _check_axis(axis: Any, name: str) -> None:
+    if axis is not None:
+        _as_whole(axis, f'{name} (None for the last axis)')
+
+
+# What an entry means for given parameters.
+
+# `kernel` in Flax and Keras, `weight` in Equinox, `w` in Haiku; also w1, w_in, weight_hh, depthwise_kernel.
+_KERNEL = re.compile(r'(?:.*_)?(?:kernel|weights?|w)(?:\d+|_.*)?')
+# Vectors of a layer, which stacking makes matrices; also kernel_scale, weight_g.
+_VECTOR = re.compile(r'(?:.*_)?(?:b|bias|scale|offset|beta|gamma|g|mean|var)\d*')
+# In Equinox norms and tables of embeddings have a `weight`, too, and norms may have more than one dimension.
+_NORM_LAYER = re.compile(r'.*norm.*|(?:.*_)?ln(?:\d+|_.*)?')
+_TABLE_LAYER = re.compile(r'.*embed.*|(?:.*_)?(?:emb|wte|wpe)(?:\d+|_.*)?')
+
+
+def _is_kernel(path: tree_lib.Path, leaf: Any) -> bool:
+    """Whether a leaf, or its shape and dtype, is a kernel: floats of at least two dimensions with a kernel's name.
+
+    The last name tells. The `weight` of a layer that is called norm or embedding is no kernel. Leaves in lists and
+    tuples have no name of their own: they are kernels unless they lie under the name of a bias, norm or embedding.
+    """
+    if len(leaf.shape) < 2 or not tree_lib.holds_weights(leaf):
+        return False
+    names = [name.lower() for name in path if not name.isdecimal()]
+    if not names:
+        return True
+    layer, name = ['', *names][-2:]
+    if _VECTOR.fullmatch(name):
+        return False
+    if not _KERNEL.fullmatch(name):
+        is_unnamed = path[-1].isdecimal()
+        return is_unnamed and not (_NORM_LAYER.fullmatch(name) or _TABLE_LAYER.fullmatch(name))
+    if 'kernel' in name:
+        return True
+    is_table = _TABLE_LAYER.fullmatch(layer) and name.startswith('weight') and len(leaf.shape) == 2
+    return not (_NORM_LAYER.fullmatch(layer) or is_table)
+
+
+def _names_leaf(name: str | tree_lib.Path, path: tree_lib.Path) -> bool:
+    """Whether a name means a leaf: `'Dense_0-kernel'`, its layer `'Dense_0'`, a glob, or as the core names it."""
+    if tree_lib.matches(name, path):
+        return True
+    layers = list(itertools.accumulate(path, '{}-{}'.format))
+    return isinstance(name, str) and (name in layers or fnmatch.fnmatchcase(layers[-1], name))
+
+
+class _Resolved(NamedTuple):
+    """An entry, resolved for given parameters."""
+
+    is_global: bool  # one ranking over all leaves that the entry means
+    types: dict[tree_lib.Path, Any]  # sparsity types of the leaves that the entry means
+    axes: dict[tree_lib.Path, int]  # that count layers, which are ranked one by one
+    sparsities: dict[tree_lib.Path, float]  # of the leaves that the entry means
+    warnings: list[str]
+
+    def pruner(self, sparsities: Mapping[tree_lib.Path, Any]) -> Any:
+        """Makes the core's pruner that carries the entry out, at these sparsities."""
+
+        def distribution(params: Any, stacked: Any = ()) -> Any:
+            paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+            targets = [sparsities[path] if path in self.types else None for path in paths]
+            return tree_lib.unflatten(treedef, targets, leaves)
+
+        if self.is_global:
+            return algorithms.GlobalMagnitudePruning(
+                sparsity_distribution_fn=distribution, normalize_scores=False
+            )
+        return algorithms.MagnitudePruning(
+            sparsity_distribution_fn=distribution,
+            sparsity_type=lambda path, _: self.types.get(path),
+            stacked=self.axes,
+        )
+
+    def new_masks(self, params: Any, old_masks: Any, sparsities: Mapping[Any, Any]) -> Any:
+        """Makes masks of the leaves that the entry means; others keep theirs. What old masks prune counts as zero."""
+        pruner, old = self.pruner(sparsities), tree_lib.map_with_missing(lambda _: None, params)
+        if old_masks is not None:
+            old = sparse_state_lib.unpack_masks(old_masks, params)
+        scores = pruner.calculate_scores(sparse_state_lib.apply_mask(params, old))
+        new = pruner.create_masks(scores, pruner.sparsity_distribution_fn(params))
+        return tree_lib.map_with_missing(
+            lambda _, new, old: old if new is None else new, params, new, old
+        )
+
+
+def _resolve(
+    strategy: PruningStrategy, params: Any, prune_axis: int | None, stacked: tree_lib.Stacked
+) -> dict[int, _Resolved]:
+    """Resolves and checks the entry of every epoch; `prune_axis` is that of entries that give none."""
+    _check_axis(prune_axis, 'prune_axis')
+    paths, arrays, _ = tree_lib.flatten_with_paths(params)
+    for path, array in zip(paths, arrays, strict=True):
+        if not hasattr(array, 'shape') or not hasattr(array, 'dtype'):
+            raise TypeError(
+                f'{"-".join(path)} holds {array!r}, no array; pass parameters alone, such as state.params or '
+                'eqx.filter(model, eqx.is_array)'
+            )
+    tree_lib.check_names(tree_lib.as_names(stacked), paths, 'stacked', _names_leaf, '-')
+    axes, layers = {}, {}
+    for path, array in zip(paths, arrays, strict=True):
+        axis = tree_lib.layer_axis(stacked, path, array.shape, _names_leaf)
+        if axis is not None:
+            axes[path] = axis
+        layers[path] = jax.ShapeDtypeStruct(tree_lib.layer_shape(array.shape, axis), array.dtype)
+    resolved = {}
+    for entry in strategy.entries:
+        rates: dict[tree_lib.Path, Any] = {}
+        if isinstance(entry.rates, tuple):
+            names = [name for name, _ in entry.rates]
+            rules = tree_lib.first_matches(names, paths, entry.where, _names_leaf, '-')
+            for path, rule in zip(paths, rules, strict=True):
+                if rule is not None and entry.rates[rule][1] is not None:
+                    rates[path] = entry.rates[rule][1]
+        else:
+            kernels = [path for path, layer in layers.items() if _is_kernel(path, layer)]
+            rates = dict.fromkeys(kernels, entry.rates)
+            if not rates:
+                names = ', '.join(repr('-'.join(path)) for path in paths[:6])
+                more = ', …' if len(paths) > 6 else ''
+                raise ValueError(
+                    f'{entry.where}: none of the parameters is known as a kernel ({names}{more}); name those to '
+                    f"prune: method='{entry.method.partition('_')[0]}_local', prune_rate_pattern={{name: …}}"
+                )
+        types, sparsities, warnings = {}, {}, []
+        for path, rate in rates.items():
+            where, layer = f'{entry.where}: {"-".join(path)}', layers[path]
+            if not tree_lib.holds_weights(layer):
+                raise ValueError(
+                    f'{where} holds {layer.dtype}, no floats; name only leaves that do'
+                )
+            if not isinstance(rate, NByM):
+                types[path], sparsities[path] = sparsity_types.Unstructured(), 1 - rate
+                continue
+            if entry.prune_axis is None and prune_axis is not None and rate.axis == -1:
+                rate = dataclasses.replace(rate, axis=prune_axis)
+            types[path], sparsities[path] = rate, 1 - rate.n / rate.m
+            if rest := rate.partial_group(layer.shape, where):
+                warnings.append(
+                    f'{where} has length {layer.shape[rate.axis]} along axis {rate.axis}, which m={rate.m} does not '
+                    f'divide: its last group keeps {min(rate.n, rest)} of {rest}'
+                )
+        own_axes = {} if entry.is_global else axes
+        resolved[entry.epoch] = _Resolved(entry.is_global, types, own_axes, sparsities, warnings)
+    return resolved
+
+
+# The functions of a loop over epochs.
+
+
+def pruning(
+    state: Any,
+    epoch: int | None = None,
+    mask_key: tree_lib.PyTree | None = None,
+    prune_strategy: Any = None,
+    *,
+    prune_axis: int | None = None,
+    stacked: tree_lib.Stacked = (),
+    use_packed_masks: bool = False,
+) -> tuple[bool, tree_lib.PyTree | None]:
+    """Makes new masks if the strategy has an entry for this epoch.
+
+    Weights are ranked by magnitude. Those that `mask_key` prunes count as zero. Leaves that the entry does not mean
+    keep their masks. Call it outside `jit`, or inside with a static `epoch`.
+
+    Args:
+      state: a flax `TrainState` (anything with `params` that can be replaced), an `nnx` state, or parameters.
+      epoch: the epoch that has ended, a whole number; with `None` nothing is due, and the strategy is only checked.
+      mask_key: the masks so far, `None` before the first.
+      prune_strategy: a `PruningStrategy` or what `PruningStrategy.parse` reads; with `None` nothing is due.
+      prune_axis: the axis along which N:M groups lie for entries that give none; the last by default.
+      stacked: names or globs of leaves whose first axis counts layers (of a scan), or a mapping from them to that axis;
+        each layer is ranked on its own.
+      use_packed_masks: make masks at one bit per weight.
+
+    Returns:
+      Whether masks are new, and the masks: a tree like the parameters of uint8 arrays, `None` where dense. When nothing
+      is due, `mask_key` as it was given.
+
+    Raises:
+      ValueError, TypeError: the strategy does not fit the parameters; any of its entries, not only one that is due.
+
+    >>> import jax.numpy as jnp
+    >>> params = {'Dense_0': {'bias': jnp.zeros(2), 'kernel': jnp.array([[1.0, -4.0], [3.0, -2.0]])}}
+    >>> pruning(params, 1, None, {1: {'method': 'unstr_global', 'prune_rate_pattern': 0.5}})[1]['Dense_0']['kernel']
+    Array([[0, 1],
+           [1, 0]], dtype=uint8)
+    """
+    if tree_lib.is_traced(epoch):
+        raise TypeError(
+            'the epoch decides which masks are made, so it must be known when the function is traced; got a traced '
+            "value: jax.jit(…, static_argnames='epoch')"
+        )
+    epoch = None if epoch is None else _as_whole(epoch, 'epoch')
+    if prune_strategy is None:
+        return False, mask_key
+    params, _ = _parameters_of(state)
+    entries = _resolve(PruningStrategy.parse(prune_strategy), params, prune_axis, stacked)
+    if epoch not in entries:
+        return False, mask_key
+    entry = entries[epoch]
+    for message in entry.warnings:
+        caller_warnings.warn(message)
+    masks = entry.new_masks(params, mask_key, entry.sparsities)
+    return True, sparse_state_lib.store_masks(masks, params, use_packed_masks, like=mask_key)
+
+
+def pruning_apply(
+    state: Any, mask_key: tree_lib.PyTree | None
+) -> tuple[Any, tree_lib.PyTree | None]:
+    """Sets the pruned weights to zero.
+
+    Args:
+      state: what `pruning` takes.
+      mask_key: the masks, packed or not; `None` before the first.
+
+    Returns:
+      The masked state (the state itself if there are no masks), and `mask_key`.
+
+    Raises:
+      ValueError: a mask does not fit its parameter.
+
+    >>> import jax.numpy as jnp
+    >>> pruning_apply({'kernel': jnp.array([3.0, 4.0])}, {'kernel': jnp.array([1, 0], jnp.uint8)})[0]
+    {'kernel': Array([3., 0.], dtype=float32)}
+    """
+    if mask_key is None:
+        return state, None
+    params, with_params = _parameters_of(state)
+    return with_params(sparse_state_lib.apply_mask(params, mask_key)), mask_key
+
+
+def initial_masks(
+    state: Any,
+    prune_strategy: Any,
+    *,
+    stacked: tree_lib.Stacked = (),
+    use_packed_masks: bool = False,
+) -> tree_lib.PyTree:
+    """Masks that prune nothing: a first `mask_key` whose structure never changes.
+
+    With `mask_key=None` at first, a leaf gets its mask from the first entry that means it, so that the structure of the
+    masks changes from epoch to epoch, and with it the target that a checkpoint is restored into. `StrategyPruning`
+    begins with these masks, too.
+
+    Args:
+      state: what `pruning` takes.
+      prune_strategy: a `PruningStrategy` or what `PruningStrategy.parse` reads.
+      stacked: as for `pruning`.
+      use_packed_masks: make masks at one bit per weight.
+
+    Returns:
+      A tree like the parameters: masks of ones for leaves that some entry means, `None` for all others.
+
+    Raises:
+      ValueError, TypeError: the strategy does not fit the parameters.
+
+    >>> import jax.numpy as jnp
+    >>> params = {'bias': jnp.ones(2), 'kernel': jnp.ones((1, 2))}
+    >>> initial_masks(params, {3: {'method': 'unstr_global', 'prune_rate_pattern': 0.5}})
+    {'bias': None, 'kernel': Array([[1, 1]], dtype=uint8)}
+    """
+    params, _ = _parameters_of(state)
+    entries = _resolve(PruningStrategy.parse(prune_strategy), params, None, stacked).values()
+    meant = {path for entry in entries for path in entry.types}
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    masks = [
+        jnp.ones(leaf.shape, MASK_DTYPE) if path in meant else None
+        for path, leaf in zip(paths, leaves, strict=True)
+    ]
+    masks = tree_lib.unflatten(treedef, masks, leaves)
+    return sparse_state_lib.store_masks(masks, params, use_packed_masks)
+
+
+def _parameters_of(state: Any) -> tuple[tree_lib.PyTree, Callable[[Any], Any]]:
+    """The parameters, and how a state with others is made; a model may have a field or an entry called params, too."""
+    if not hasattr(state, 'params') or isinstance(state, Mapping):
+        return state, lambda params: params
+    replace = getattr(state, 'replace', None)  # of flax's dataclasses
+    if not callable(replace):
+        replace = getattr(state, '_replace', None)  # of named tuples
+    if callable(replace):
+        return state.params, lambda params: replace(params=params)
+    is_leaf, held = jax.tree_util.all_leaves([state]), state.params
+    if is_leaf and dataclasses.is_dataclass(state) and not isinstance(state, type):
+        return held, lambda params: dataclasses.replace(state, params=params)
+    if is_leaf or hasattr(state, 'opt_state'):  # the moments of an optimizer are no parameters
+        raise TypeError(
+            f'{type(state).__name__} has params but no method `replace`; pass state.params instead'
+        )
+    return state, lambda params: params
+
+
+# A strategy inside an optimizer.
+
+
+@dataclasses.dataclass(init=False)
+class StrategyPruning(base_updater.BaseUpdater):
+    """Carries out a strategy inside `wrap_optax`: it drives a jitted training loop that knows nothing of epochs.
+
+    It equals, up to rounding, a loop over epochs that calls `pruning_apply` after every step, and `pruning` and
+    `pruning_apply` after the last step of an epoch. On that step the parameters after the update are ranked, and the
+    update lands on the new masks. A weight that a later entry keeps again starts at zero.
+
+    Args:
+      prune_strategy: a `PruningStrategy` or what `PruningStrategy.parse` reads.
+      steps_per_epoch: calls of `update` in an epoch.
+      first_epoch: the number of the first epoch, 1 as in `for epoch in range(1, num_epochs + 1)`.
+      prune_axis: the axis along which N:M groups lie for entries that give none; the last by default.
+      use_packed_masks, is_packed, is_sparse_gradients, stacked: as in `BaseUpdater`.
+
+    Raises:
+      ValueError, TypeError: a setting is wrong; in `init`, the strategy does not fit the parameters.
+
+    >>> import optax
+    >>> strategy = {1: {'method': 'unstr_global', 'prune_rate_pattern': 0.5}}
+    >>> tx = StrategyPruning(strategy, steps_per_epoch=1).wrap_optax(optax.sgd(0.1))
+    >>> params = {'kernel': jnp.array([[1.0, -4.0]])}
+    >>> tx.update({'kernel': jnp.zeros((1, 2))}, tx.init(params), params)[1].masks
+    {'kernel': Array([[0, 1]], dtype=uint8)}
+    """
+
+    ranks_next_params: ClassVar[bool] = True
+    regrows_from_zero: ClassVar[bool] = True
+
+    prune_strategy: PruningStrategy
+    steps_per_epoch: int
+    first_epoch: int
+    prune_axis: int | None
+
+    def __init__(
+        self,
+        prune_strategy: Any,
+        steps_per_epoch: int,
+        *,
+        first_epoch: int = 1,
+        prune_axis: int | None = None,
+        use_packed_masks: bool = False,
+        is_packed: bool | None = None,
+        is_sparse_gradients: bool = False,
+        stacked: tree_lib.Stacked = (),
+    ):
+        _check_axis(prune_axis, 'prune_axis')
+        self.prune_strategy = PruningStrategy.parse(prune_strategy)
+        self.steps_per_epoch = sparsity_schedules.checked_step(
+            'steps_per_epoch', steps_per_epoch, minimum=1
+        )
+        self.first_epoch = sparsity_schedules.checked_step('first_epoch', first_epoch)
+        self.prune_axis = prune_axis
+        epochs = self.prune_strategy.epochs
+        if epochs and epochs[0] < first_epoch:
+            raise ValueError(
+                f'prune_strategy has an entry for epoch {epochs[0]}, but epochs begin with {first_epoch}; pass '
+                f'first_epoch={epochs[0]} if they are counted from there'
+            )
+        # The last step of each epoch that prunes, counted from 0.
+        steps = tuple((epoch - first_epoch + 1) * self.steps_per_epoch - 1 for epoch in epochs)
+        never = sparsity_schedules.NoUpdateSchedule()
+        super().__init__(
+            scheduler=sparsity_schedules.StepsSchedule(steps) if steps else never,
+            is_sparse_gradients=is_sparse_gradients,
+            use_packed_masks=use_packed_masks,
+            is_packed=is_packed,
+            stacked=stacked,
+        )
+
+    def _resolve(self, params: tree_lib.PyTree) -> list[_Resolved]:
+        entries = _resolve(self.prune_strategy, params, self.prune_axis, self.stacked)
+        return list(entries.values())
+
+    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
+        """The sparsity that the last entry to mean a leaf gives it; all entries are checked."""
+        targets: dict[tree_lib.Path, float] = {}
+        for entry in self._resolve(params):
+            for message in entry.warnings:
+                caller_warnings.warn(message)
+            targets |= entry.sparsities
+        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+        return tree_lib.unflatten(treedef, map(targets.get, paths), leaves)
+
+    def plan(self, params: tree_lib.PyTree, opt_state: Any = None) -> PruningPlan:
+        """What happens to each leaf: what the last entry that means it leaves of it."""
+        del opt_state  # entries decide, not the targets in a state
+        leaves: dict[tree_lib.Path, LeafPlan] = {}
+        for leaf in base_updater.NoPruning().plan(params):
+            reason = 'no entry of the strategy means it'
+            leaves[leaf.path] = dataclasses.replace(leaf, why_dense=reason)
+        for entry in self._resolve(params):
+            for leaf in entry.pruner(entry.sparsities).plan(params):
+                if leaf.path in entry.types:
+                    leaves[leaf.path] = leaf
+        counts = [leaf.kept for leaf in leaves.values()]
+        kept = None if None in counts else sum(count or 0 for count in counts)
+        return PruningPlan(type(self).__name__, tuple(leaves.values()), kept)
+
+    def check_plan(self, plan: PruningPlan) -> None:
+        """A strategy without entries asks for dense training."""
+        if self.prune_strategy.epochs:
+            super().check_plan(plan)
+
+    def update_state(self, sparse_state, params, grads):
+        """The masks after this epoch's entry."""
+        del grads
+        entries = self._resolve(params)
+        paths = list(dict.fromkeys(path for entry in entries for path in entry.types))
+        table = [[entry.sparsities.get(path, 0.0) for path in paths] for entry in entries]
+        # Entries that differ in their rates alone share a branch, so that a gradual strategy is compiled once.
+        plans = [(entry.is_global, entry.types) for entry in entries]
+        firsts = [plans.index(plan) for plan in plans]
+        branches = sorted(set(firsts))
+        scheduler: Any = self.scheduler
+        due = jnp.searchsorted(jnp.asarray(scheduler.steps, jnp.int32), sparse_state.count)
+        masks = jax.lax.switch(
+            jnp.asarray([branches.index(first) for first in firsts])[due],
+            [entries[first].new_masks for first in branches],
+            params,
+            sparse_state.masks,
+            dict(zip(paths, jnp.asarray(table, jnp.float32)[due], strict=True)),
+        )
+        return sparse_state._replace(masks=masks)
+
+    def instant_sparsify(self, params, grads=None):
+        """All entries at once, in their order."""
+        del grads
+        self.get_target_sparsities(params)
+        masks = None
+        for entry in self._resolve(params):
+            masks = entry.new_masks(params, masks, entry.sparsities)
+        if masks is None:
+            masks = tree_lib.map_with_missing(lambda _: None, params)
+        if self.prune_strategy.epochs:
+            checks.check_masks(self, params, masks)
+        return self.apply_masks(params, masks), masks

@@ -1,0 +1,305 @@
+"""What is particular to flax.linen, Haiku, and functions that call their layers."""
+
+import inspect
+
+import flax.linen as nn
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.errors import ScopeParamShapeError
+
+from activations.frameworks import FRAMEWORKS, HIDDEN, LinenNetwork, X
+from jaxpruner.activations import prune_act_unstruct, sparsify_activations, summarize_activations
+
+KEY = jax.random.key(0)
+
+
+def half(x):
+    return prune_act_unstruct(x, 0.5)
+
+
+class Scaled(nn.Dense):
+    """Calls its base class's method, which is no call of another layer."""
+
+    @nn.compact
+    def __call__(self, x):
+        return 1 + super().__call__(x)
+
+
+class Outer(nn.Module):
+    layer: type = nn.Dense
+
+    def setup(self):
+        self.inner = nn.Sequential([self.layer(HIDDEN)])
+        self.embed = nn.Embed(3, HIDDEN)
+
+    def __call__(self, x):
+        return self.embed.attend(self.inner(x))
+
+
+@pytest.mark.parametrize(
+    ('layer', 'where'),
+    [
+        (nn.Dense, 'inner/layers_0'),
+        (Scaled, 'inner-*'),
+        (nn.remat(nn.Dense), 'inner'),
+        (nn.jit(nn.Dense), nn.Dense),
+    ],
+)
+def test_submodules(layer, where):
+    def hidden(module):
+        return module.apply(variables, X, method=lambda self, x: self.inner(x))
+
+    model = Outer(layer)
+    variables = model.init(KEY, X)
+    sparse = sparsify_activations(model, where, density=0.5)
+    np.testing.assert_allclose(hidden(sparse), half(hidden(model)), rtol=1e-6)
+    np.testing.assert_array_equal(hidden(model) == 0, False)
+
+
+def test_another_method_has_to_be_named():
+    model = Outer()
+    variables = model.init(KEY, X)
+    sparse = sparsify_activations(model, 'embed.attend', density=1 / 3)
+    expected = prune_act_unstruct(model.apply(variables, X), 1 / 3)
+    np.testing.assert_array_equal(sparse.apply(variables, X), expected)
+    for where in ('embed', nn.Embed, lambda name, layer: name.startswith('embed')):
+        with pytest.raises(ValueError, match='matches no layer; '):
+            sparsify_activations(model, where, density=0.5).apply(variables, X)
+
+
+def test_the_model_itself_is_meant_by_its_class_alone():
+    model = nn.Dense(HIDDEN)
+    variables = model.init(KEY, X)
+    sparse = sparsify_activations(model, nn.Dense, density=0.5)
+    np.testing.assert_array_equal(sparse.apply(variables, X), half(model.apply(variables, X)))
+    assert summarize_activations(sparse, variables, X, where=nn.Dense)['Dense'] == 0.5
+    for where in ('*', lambda name, layer: True):
+        with pytest.raises(ValueError, match='never means the model itself: name its class'):
+            sparsify_activations(model, where, density=0.5).apply(variables, X)
+
+
+def test_linen_scan_prunes_each_layer_of_the_stack():
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x, _):
+            x = nn.Dense(HIDDEN, name='dense')(x)
+            return x, x
+
+    block = nn.remat(Block)
+    stack = nn.scan(block, variable_axes={'params': 0}, split_rngs={'params': True}, length=3)
+    x = jnp.ones((2, HIDDEN))
+
+    class Stack(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return stack(name='blocks')(x, None)[1]
+
+    sparse = sparsify_activations(Stack(), 'blocks/dense', density=0.25)
+    variables = sparse.init(KEY, x)
+    for run in (sparse.apply, jax.jit(sparse.apply)):
+        counts = np.count_nonzero(run(variables, x), axis=-1)
+        np.testing.assert_array_equal(counts, np.full((3, 2), 2))
+    grads = jax.grad(lambda variables: sparse.apply(variables, x).sum())(variables)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
+class Several(nn.Module):
+    def __call__(self, x):
+        return {'a': x, 'b': [jnp.arange(4), x[0, 0], -x]}
+
+
+class Whole(nn.Module):
+    def __call__(self, x):
+        return jnp.sum(x).astype(int)
+
+
+class Holder(nn.Module):
+    make: type
+
+    @nn.compact
+    def __call__(self, x):
+        return self.make(name='layer')(x=x)
+
+
+def test_arrays_of_a_call():
+    got = sparsify_activations(Holder(Several), 'layer', density=0.5).apply({}, X)
+    np.testing.assert_array_equal(got['a'], half(X))
+    np.testing.assert_array_equal(got['b'][0], np.arange(4))
+    assert got['b'][1] == X[0, 0]
+    np.testing.assert_array_equal(got['b'][2], -half(X))
+    sparse = sparsify_activations(Holder(Several), 'layer', density=0.5, prune='inputs')
+    np.testing.assert_array_equal(sparse.apply({}, X)['a'], half(X))  # given by name
+    with pytest.raises(ValueError, match="layer 'layer' returned no float array"):
+        sparsify_activations(Holder(Whole), '*', density=0.5).apply({}, X)
+    sparse = sparsify_activations(Holder(Whole), '*', density=0.5, prune='inputs')
+    with pytest.raises(ValueError, match="layer 'layer' was called without a float array"):
+        sparse.apply({}, jnp.arange(3))
+    report = summarize_activations(Holder(Whole), {}, jnp.arange(3), count='inputs')
+    assert report == {'_total_sparsity': 0.0, '_nactivations': 0, '_nactivations_nnz': 0}
+
+
+def test_a_linen_object_behaves_like_its_module():
+    model = LinenNetwork(name='net')
+    sparse = sparsify_activations(model, 'Dense_0', density=0.5)
+    assert sparse.name == 'net'
+    outputs, variables = sparse.init_with_output(KEY, X)
+    np.testing.assert_array_equal(outputs[0], half(model.apply(variables, X)[0]))
+    for other in (sparse.clone(name='other'), sparse.copy(name='other')):
+        assert other.name == 'other'
+        np.testing.assert_array_equal(other.apply(variables, X)[0], outputs[0])
+    with pytest.raises(AttributeError, match=r'bound module would run without .* use apply\('):
+        sparse.bind(variables)
+    with pytest.raises(AttributeError, match='no attribute'):
+        _ = sparse.no_such_thing
+    with pytest.raises(ScopeParamShapeError):
+        sparse.apply(variables, jnp.ones((2, 3)))  # an error inside leaves nothing behind
+    np.testing.assert_array_equal(model.apply(variables, X)[0] == 0, False)
+
+
+REUSED = {
+    'jit': jax.jit,
+    'checkpoint': jax.checkpoint,
+    'scan': lambda function: (
+        lambda x: jax.lax.scan(lambda carry, row: (carry, function(row)), 0, x[None])[1][0]
+    ),
+    'jit in vmap': lambda function: jax.vmap(jax.jit(lambda x: function(x[None])[0])),
+}
+
+
+@pytest.mark.parametrize('reuse', REUSED.values(), ids=REUSED)
+def test_functions_compiled_inside_are_compiled_apart(reuse):
+    model = LinenNetwork()
+    variables = model.init(KEY, X)
+
+    def first(x):
+        return model.apply(variables, x)[0]
+
+    for is_dense_first in (True, False):
+        apply = reuse(lambda x: first(x))
+        dense, pruned = reuse(lambda x: first(x))(X), reuse(lambda x: half(first(x)))(X)
+        if is_dense_first:
+            np.testing.assert_allclose(apply(X), dense, rtol=1e-6)
+        for _ in range(2):
+            sparse = sparsify_activations(lambda x, apply=apply: apply(x), 'Dense_0', density=0.5)
+            for run in (sparse, sparse, jax.jit(sparse)):
+                np.testing.assert_allclose(run(X), pruned, rtol=1e-5, atol=1e-6)
+                assert summarize_activations(sparse, X)['Dense_0'] == 0.5
+                np.testing.assert_allclose(apply(X), dense, rtol=1e-5, atol=1e-6)
+
+
+def test_the_innermost_of_several_functions_comes_first():
+    framework = FRAMEWORKS['linen']
+    model = framework.make()
+    raw = sparsify_activations(lambda *args: summarize_activations(model, *args), '*', density=0.25)
+    report = raw(framework.params(model), X)
+    assert report['_total_sparsity'] == 0  # measured before the outer function prunes
+
+
+def test_haiku_paths_methods_and_base_classes():
+    class Base(hk.Module):
+        def __call__(self, x):
+            return hk.Linear(HIDDEN, name='inner')(x)
+
+    class Derived(Base):
+        def __call__(self, x):
+            return 1 + super().__call__(x)
+
+        def other(self, x):
+            return 2 * x
+
+    def forward(x):
+        layer = Derived(name='outer')
+        return layer(x), layer.other(x)
+
+    model = hk.without_apply_rng(hk.transform(forward))
+    params = model.init(KEY, X)
+    called, other = model.apply(params, X)
+    for where, expected in {
+        'outer': (half(called), other),
+        'outer/inner': (1 + half(called - 1), other),
+        Derived: (half(called), other),
+        'outer.other': (called, half(other)),
+    }.items():
+        got = sparsify_activations(model, where, density=0.5).apply(params, X)
+        for one, other_one in zip(got, expected, strict=True):
+            np.testing.assert_allclose(one, other_one, rtol=1e-5, atol=1e-6)
+
+
+def test_a_function_may_call_layers_of_several_libraries():
+    linen, haiku = FRAMEWORKS['linen'].make(), FRAMEWORKS['haiku'].make()
+    variables, params = linen.init(KEY, X), haiku.init(KEY, X)
+
+    def run(x):
+        return linen.apply(variables, x)[0], haiku.apply(params, x)[0]
+
+    got = sparsify_activations(run, ['Dense_0', 'linear'], density=0.5)(X)
+    for one, dense in zip(got, run(X), strict=True):
+        np.testing.assert_array_equal(one, half(dense))
+
+
+# Layers in loops count all calls.
+
+
+class Halve(nn.Module):
+    def __call__(self, x):
+        return x / 2
+
+
+class Rows(nn.Module):
+    """Returns as many zeros as its input says."""
+
+    @nn.compact
+    def __call__(self, carry, zeros):
+        return carry, Halve(name='layer')(jnp.where(jnp.arange(4) < zeros, 0.0, 1.0))
+
+
+class Twice(nn.Module):
+    def setup(self):
+        self.layer = Halve()
+
+    def __call__(self, carry, zeros):
+        return carry, [self.layer(jnp.where(jnp.arange(4) < n, 0.0, 1.0)) for n in zeros]
+
+
+# nn.scan of flax 0.12.12 takes every callback, `jax.debug.print` too, for a dependency.
+_SCAN = {'variable_axes': {'params': 0}, 'split_rngs': {'params': True}}
+if 'check_constancy_invariants' in inspect.signature(nn.scan).parameters:
+    _SCAN['check_constancy_invariants'] = False
+LIFTED = {
+    'scan': lambda: nn.scan(Rows, **_SCAN)(),
+    'remat scan': lambda: nn.scan(nn.remat(Rows), **_SCAN)(),
+    'vmap': nn.vmap(
+        Rows, in_axes=(None, 0), variable_axes={'params': None}, split_rngs={'params': False}
+    ),
+    'twice': Twice,
+}
+
+
+@pytest.mark.parametrize('module', LIFTED.values(), ids=LIFTED)
+def test_layers_in_loops_count_all_calls(module):
+    model, zeros = module(), jnp.array([1, 4])
+    for jitted in (lambda run: run, jax.jit):
+        report = summarize_activations(
+            model,
+            zeros,
+            where='layer',
+            call=lambda model, zeros, jitted=jitted: jitted(model.apply)({}, 0.0, zeros),
+        )
+        assert report['layer'] == report['_total_sparsity'] == 5 / 8
+        assert (report['_nactivations'], report['_nactivations_nnz']) == (8, 3)
+
+
+def test_haiku_layers_in_loops_count_all_calls():
+    def forward(zeros):
+        layer = hk.Flatten(name='layer')
+        return hk.scan(
+            lambda carry, n: (carry, layer(jnp.where(jnp.arange(4) < n, 0.0, 1.0)[None])),
+            0.0,
+            zeros,
+        )
+
+    model = hk.without_apply_rng(hk.transform(forward))
+    assert summarize_activations(model, {}, jnp.array([1, 4]))['layer'] == 5 / 8

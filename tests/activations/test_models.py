@@ -1,0 +1,281 @@
+"""`sparsify_activations` and `summarize_activations` do the same in every framework."""
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from activations.frameworks import FRAMEWORKS, HIDDEN, X
+from jaxpruner import tree as tree_lib
+from jaxpruner.activations import (
+    prune_act_struct,
+    prune_act_unstruct,
+    sparsify_activations,
+    summarize_activations,
+)
+from jaxpruner.sparsity_types import NByM
+
+
+@pytest.fixture(params=FRAMEWORKS)
+def framework(request):
+    return FRAMEWORKS[request.param]
+
+
+@pytest.fixture
+def model(framework):
+    return framework.make()
+
+
+def as_it_is(x):
+    return x
+
+
+def half(x):
+    return prune_act_unstruct(x, 0.5)
+
+
+def quarter(x):
+    return prune_act_unstruct(x, 0.25)
+
+
+def by_hand(framework, model, first=as_it_is, inputs=as_it_is, second=as_it_is):
+    """What the model should return, its second layer computed by hand."""
+    params = framework.params(model)
+    hidden = first(framework.run(model, params, X)[0])
+    return hidden, second(framework.second(params, inputs(jnp.tanh(hidden))))
+
+
+def assert_close(got, expected):
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(one == 0, other == 0)
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def check(framework, sparse, model, **pruned):
+    assert_close(
+        framework.run(sparse, framework.params(sparse), X), by_hand(framework, model, **pruned)
+    )
+
+
+def test_one_layer_is_pruned_and_the_model_stays_as_it_was(framework, model):
+    first, second = framework.layers
+    check(framework, sparsify_activations(model, first, density=0.5), model, first=half)
+    pattern = NByM(2, 4) if first == 'first' else '2:4'
+    sparse = sparsify_activations(model, first, pattern=pattern)
+    check(framework, sparse, model, first=lambda x: prune_act_struct(x, (2, 4)))
+    inputs = sparsify_activations(model, second, density=0.25, prune='inputs')
+    check(framework, inputs, model, inputs=quarter)
+    check(framework, model, model)
+    paths, leaves, _ = tree_lib.flatten_with_paths(framework.params(sparse))
+    expected, others, _ = tree_lib.flatten_with_paths(framework.params(model))
+    assert paths == expected
+    for one, other in zip(leaves, others, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+WHERE = {
+    'class': lambda framework: framework.layer_class,
+    'predicate': lambda framework: lambda name, layer: name in framework.layers,
+    'list': lambda framework: [framework.layers[0], lambda name, _: name == framework.layers[1]],
+    'everything': lambda framework: '*',
+    'glob': lambda framework: framework.layers[0][:3] + '*',
+}
+
+
+@pytest.mark.parametrize('where', WHERE)
+def test_ways_to_choose(framework, model, where):
+    is_one = where == 'glob' and framework.layers[0] == 'first'
+    sparse = sparsify_activations(model, WHERE[where](framework), density=0.5)
+    check(framework, sparse, model, first=half, second=as_it_is if is_one else half)
+
+
+def test_settings_on_settings_and_what_is_measured(framework, model):
+    first, second = framework.layers
+    sparse = sparsify_activations(model, first, pattern='1:4')
+    sparse = sparsify_activations(sparse, second, pattern='1:4')
+    sparse = sparsify_activations(sparse, first, density=0.125)
+
+    def both(x):  # the first setting comes first
+        return prune_act_unstruct(prune_act_struct(x, (1, 4)), 0.125)
+
+    check(framework, sparse, model, first=both, second=lambda x: prune_act_struct(x, (1, 4)))
+    x, params = X.at[0, 0].set(0), framework.params(sparse)
+    for _ in range(2):
+        report = summarize_activations(sparse, params, x, call=framework.run)
+        assert report == {
+            first: 0.875,
+            second: 0.75,
+            '_total_sparsity': 50 / 60,
+            '_nactivations': 60,
+            '_nactivations_nnz': 10,
+        }
+        assert list(report)[:2] == [first, second]
+    assert {type(value) for value in report.values()} == {float, int}
+    # Inputs as the layer itself sees them, after all settings: 6 of the first layer, one of them zero; 8 of the second.
+    sparse = sparsify_activations(model, second, density=0.25, prune='inputs')
+    sparse = sparsify_activations(sparse, second, density=0.125, prune='inputs')
+    report = summarize_activations(sparse, params, x, call=framework.run, count='inputs')
+    assert report[first] == 1 / 30
+    assert report[second] == 0.875
+    assert report['_nactivations'] == 5 * (6 + 8)
+    assert summarize_activations(sparse, params, x, call=framework.run)[second] == 0
+
+
+@pytest.mark.parametrize('straight', [False, True])
+def test_under_jit_vmap_and_grad(framework, model, straight):
+    sparse = sparsify_activations(
+        model, framework.layers[0], density=0.5, straight_through=straight
+    )
+    params = framework.params(sparse)
+
+    def hidden(params, x=X):
+        return framework.run(sparse, params, x)[0]
+
+    mapped = jax.vmap(lambda x: hidden(params, x[None]))(X)[:, 0]
+    np.testing.assert_allclose(mapped, hidden(params), rtol=1e-5, atol=1e-6)
+    grads = jax.jit(jax.grad(lambda params: hidden(params).sum()))(params)
+    bias = next(leaf for leaf in jax.tree.leaves(grads) if leaf.shape == (HIDDEN,))
+    # Of a sum over what is kept, the derivative by the bias counts what is kept.
+    expected = len(X) if straight else np.count_nonzero(hidden(params), axis=0)
+    np.testing.assert_allclose(bias, expected)
+    half_width = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    narrow = hidden(half_width, X.astype(jnp.bfloat16))
+    assert narrow.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.count_nonzero(narrow.astype(np.float32), axis=1), HIDDEN // 2)
+
+
+ARGUMENTS = {
+    'linen': lambda params: (params, X),
+    'function': lambda params: (params, X),
+    'haiku': lambda params: (params, X),
+    'haiku_with_state': lambda params: (params, {}, X),
+    'nnx': lambda params: (X,),
+    'equinox': lambda params: (X[0],),
+}
+
+
+@pytest.mark.parametrize('name', FRAMEWORKS)
+def test_how_a_model_is_run_by_default(name):
+    framework = FRAMEWORKS[name]
+    first = framework.layers[0]
+    sparse = sparsify_activations(framework.make(), first, density=0.25)
+    arguments = ARGUMENTS[name](framework.params(sparse))
+    report = summarize_activations(sparse, *arguments, where=first)
+    assert report[first] == report['_total_sparsity'] == 0.75
+
+
+def test_messages_name_the_layer(framework, model):
+    first, second = framework.layers
+    params = framework.params(model)
+
+    def run(where, **settings):
+        return framework.run(sparsify_activations(model, where, **settings), params, X)
+
+    words = f"layer '{first}': activations of shape .* last group keeps 2 of 2"
+    with pytest.warns(UserWarning, match=words):
+        run(first, pattern=(2, 3))
+    with pytest.raises(ValueError, match=f"layer '{first}': .*axis 5 does not exist"):
+        run(first, pattern='2:4', axis=5)
+    for where in (second + '9', [first, second + '9']):
+        words = f"where: '{second}9' matches no layer; did you mean '{second}'"
+        with pytest.raises(ValueError, match=words):
+            run(where, density=0.5)
+    for predicate, gave in ((jnp.tanh, 'TypeError'), (lambda name, layer: None, 'None')):
+        with pytest.raises(TypeError, match=f'no function in a field .* gave {gave}'):
+            run(predicate, density=0.5)
+
+
+REFUSED = {
+    'neither': ({}, ValueError, 'one of density .* and pattern .* got neither'),
+    'both': ({'density': 0.5, 'pattern': '2:4'}, ValueError, "got density=0.5 and pattern='2:4'"),
+    'density': ({'density': 1.5}, ValueError, r'density must lie in \(0, 1\]'),
+    'density type': ({'density': '0.5'}, TypeError, 'density must be a number'),
+    'pattern': ({'pattern': (4, 2)}, ValueError, 'n must not exceed m'),
+    'pattern type': ({'pattern': 0.5}, TypeError, 'an N:M pattern is written'),
+    'prune': ({'density': 0.5, 'prune': 'weights'}, ValueError, "or 'inputs', got 'weights'"),
+    'batch axes': ({'density': 0.5, 'batch_axes': 0.5}, TypeError, 'must be a whole number'),
+    'batch axes of a pattern': ({'pattern': '2:4', 'batch_axes': None}, ValueError, 'is for a den'),
+    'axis': ({'pattern': '2:4', 'axis': 0.5}, TypeError, 'axis must be a whole number'),
+    'axis of a density': ({'density': 0.5, 'axis': -1}, ValueError, 'axis for a pattern'),
+    'no layers': ({'density': 0.5, 'where': []}, ValueError, "where names no layer; '\\*' means"),
+    'where type': ({'density': 0.5, 'where': ['a', 3]}, TypeError, 'where must be a name .* got 3'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(('kwargs', 'error', 'words'), REFUSED.values(), ids=REFUSED)
+def test_settings_are_checked_at_once(kwargs, error, words):
+    with pytest.raises(error, match=words):
+        sparsify_activations(FRAMEWORKS['linen'].make(), **{'where': '*', **kwargs})
+
+
+@pytest.mark.parametrize('model', [3, FRAMEWORKS['linen'].layer_class, None])
+def test_what_is_no_model_is_refused(model):
+    with pytest.raises(TypeError, match='expected a flax or Equinox module'):
+        sparsify_activations(model, '*', density=0.5)
+    with pytest.raises(TypeError, match='expected a flax or Equinox module'):
+        summarize_activations(model)
+
+
+def test_what_cannot_be_run_is_refused():
+    apply = FRAMEWORKS['function'].make()
+    for use in (lambda f: sparsify_activations(f, '*', density=0.5), summarize_activations):
+        with pytest.raises(TypeError, match=r'is already jitted.*put jax\.jit around the result'):
+            use(jax.jit(apply))
+    with pytest.raises(TypeError, match=r'call it outside jax\.jit'):
+        jax.jit(lambda x: summarize_activations(jnp.tanh, x))(X)
+    with pytest.raises(ValueError, match="count must be 'outputs' or 'inputs', got 'both'"):
+        summarize_activations(apply, X, count='both')
+    with pytest.raises(ValueError, match='there is none: only layers of'):
+        summarize_activations(lambda x: -x, X)
+
+
+def test_a_traced_density():
+    model, params = FRAMEWORKS['linen'].make(), FRAMEWORKS['linen'].params(None)
+
+    @jax.jit
+    def run(density):
+        return sparsify_activations(model, 'Dense_0', density=density).apply(params, X)[0]
+
+    for density in (0.25, 0.5):
+        np.testing.assert_array_equal(np.count_nonzero(run(density), axis=1), HIDDEN * density)
+    for name in ('nnx', 'equinox'):
+        other = FRAMEWORKS[name].make()
+        with pytest.raises(TypeError, match='must be known before it is traced'):
+            jax.eval_shape(lambda d, m=other: sparsify_activations(m, '*', density=d), 0.5)
+
+
+@pytest.mark.parametrize('name', ['linen', 'nnx', 'equinox'])
+def test_copies(name):
+    framework = FRAMEWORKS[name]
+    sparse = sparsify_activations(framework.make(), framework.layers[0], density=0.5)
+    params = framework.params(sparse)
+    for one in (copy.copy(sparse), copy.deepcopy(sparse)):
+        np.testing.assert_array_equal(
+            framework.run(one, params, X)[0], framework.run(sparse, params, X)[0]
+        )
+    if name != 'linen':
+        with pytest.raises((pickle.PicklingError, AttributeError, TypeError), match='Tapped'):
+            pickle.dumps(sparse)
+
+
+WITHOUT = """
+import sys
+for name in ('flax', 'haiku', 'equinox'):
+    sys.modules[name] = None
+from jaxpruner import activations
+try:
+    activations.sparsify_activations(lambda x: x, '*', density=0.5)(1)
+except ValueError as error:
+    assert 'there is none' in str(error)
+else:
+    raise AssertionError
+"""
+
+
+def test_no_framework_is_needed():
+    subprocess.run([sys.executable, '-c', WITHOUT], check=True)
