@@ -46,9 +46,7 @@ DEEP = {
 }
 MOST_MEMORY = 1.1
 PRUNED = 'blocks/*/kernel'
-COMPILED = [
-    (sparsegpt, name) for name in ('flipped_cholesky', 'decompose_in_place', 'prune_by_factors')
-]
+COMPILED = [(sparsegpt, name) for name in ('decompose', 'prune_by_sparsegpt')]
 
 
 def run(size: str, rounds: int) -> list[Row]:

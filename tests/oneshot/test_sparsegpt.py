@@ -1,13 +1,14 @@
-"""SparseGPT against NumPy in float64, and what surrounds it."""
+"""SparseGPT on matrices, and under masks from elsewhere, against NumPy in float64."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner.oneshot import cholesky, sparsegpt_matrices
+import jaxpruner
+from jaxpruner.oneshot import SparseGPT, calibrate, prune_by_sparsegpt
 from jaxpruner.sparsity_types import Block, NByM, Unstructured
-from oneshot import references
+from oneshot import model, references
 
 
 def made_up(inputs, outputs, samples=None, seed=0):
@@ -16,14 +17,8 @@ def made_up(inputs, outputs, samples=None, seed=0):
     mixed = random.normal(size=(samples or 3 * inputs, inputs)) @ (
         np.eye(inputs) + random.normal(size=(inputs, inputs)) / np.sqrt(inputs)
     )
-    return random.normal(size=(inputs, outputs)).astype(np.float32), mixed * np.exp(
-        random.normal(size=inputs)
-    )
-
-
-def pruned(weights, inputs, *args, **kwargs):
-    gram = jnp.asarray(inputs.T @ inputs, jnp.float32)
-    return sparsegpt_matrices.prune_by_sparsegpt(jnp.asarray(weights), gram, *args, **kwargs)
+    weights = random.normal(size=(inputs, outputs)).astype(np.float32)
+    return weights, mixed * np.exp(random.normal(size=inputs))
 
 
 CASES = [
@@ -37,38 +32,29 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize('keep_zeros', [False, True])
 @pytest.mark.parametrize(('inputs', 'outputs', 'sparsity', 'kind', 'per'), CASES)
-def test_masks_and_weights_equal_the_reference(inputs, outputs, sparsity, kind, per):
+def test_masks_and_weights_equal_the_reference(inputs, outputs, sparsity, kind, per, keep_zeros):
     weights, samples = made_up(inputs, outputs)
     samples[:, 2] = 0  # an input that never occurs
-    found = pruned(weights, samples, sparsity, kind, per)
+    if keep_zeros:
+        is_zero = np.random.default_rng(1).uniform(size=weights.shape) < 0.7
+        weights[is_zero] = 0
+    gram = jnp.asarray(samples.T @ samples, jnp.float32)
+    found = prune_by_sparsegpt(weights, gram, sparsity, kind, per, keep_zeros=keep_zeros)
     n_by_m = (kind.n, kind.m) if isinstance(kind, NByM) else None
-    expected, mask = references.sparsegpt(weights, samples, sparsity, n_by_m, per)
-    np.testing.assert_array_equal(found.mask, mask)
-    np.testing.assert_allclose(
-        found.weights, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max()
+    expected, mask = references.sparsegpt(
+        weights, samples, sparsity, n_by_m, per, keep_zeros=keep_zeros
     )
+    np.testing.assert_array_equal(found.mask, mask)
+    tolerance = 1e-4 * np.abs(expected).max()
+    np.testing.assert_allclose(found.weights, expected, rtol=1e-4, atol=tolerance)
     assert found.damping == np.float32(0.01)
-    if n_by_m is None:
-        ranked = (inputs * outputs, 1) if per == 'layer' else (inputs, outputs)
-        assert found.mask.sum() == references.number_kept(ranked[0], sparsity) * ranked[1]
-
-
-@pytest.mark.parametrize(('inputs', 'outputs', 'sparsity', 'kind', 'per'), CASES)
-def test_zeros_stay_zero_as_in_the_reference(inputs, outputs, sparsity, kind, per):
-    weights, samples = made_up(inputs, outputs)
-    samples[:, 2] = 0
-    is_zero = np.random.default_rng(1).uniform(size=weights.shape) < 0.7
-    weights[is_zero] = 0
-    found = pruned(weights, samples, sparsity, kind, per, keep_zeros=True)
-    n_by_m = (kind.n, kind.m) if isinstance(kind, NByM) else None
-    expected, mask = references.sparsegpt(weights, samples, sparsity, n_by_m, per, keep_zeros=True)
-    np.testing.assert_array_equal(found.mask, mask)
-    np.testing.assert_allclose(
-        found.weights, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max()
-    )
-    assert not np.asarray(found.mask)[is_zero].any()
-    assert not np.asarray(found.weights)[is_zero].any()
+    if keep_zeros:
+        assert not np.asarray(found.mask)[is_zero].any()
+    elif n_by_m is None:
+        size, number = (inputs * outputs, 1) if per == 'layer' else (inputs, outputs)
+        assert found.mask.sum() == references.number_kept(size, sparsity) * number
 
 
 def test_stacked_matrices_are_pruned_each_by_itself():
@@ -77,74 +63,31 @@ def test_stacked_matrices_are_pruned_each_by_itself():
     gram = jnp.stack([jnp.asarray(inputs.T @ inputs, jnp.float32) for _, inputs in pairs])
     gram = gram.at[1].set(jnp.ones((20, 20)))  # of rank 1
     sparsities = jnp.array([0.5, 0.25, 0.0])
-    found = sparsegpt_matrices.prune_by_sparsegpt(weights, gram, sparsities, damping=0.0)
+    found = prune_by_sparsegpt(weights, gram, sparsities, damping=0.0)
     assert found.mask.sum((1, 2)).tolist() == [60, 90, 120]
     assert found.damping.tolist()[::2] == [0.0, 0.0]
     assert found.damping[1] >= 1e-6  # more was tried
     assert found.weights.dtype == jnp.bfloat16
     np.testing.assert_array_equal(found.weights[2], weights[2])  # sparsity 0 changes nothing
     for i in range(2):
-        alone = sparsegpt_matrices.prune_by_sparsegpt(
-            weights[i], gram[i], sparsities[i], damping=0.0
-        )
+        alone = prune_by_sparsegpt(weights[i], gram[i], sparsities[i], damping=0.0)
         np.testing.assert_array_equal(found.mask[i], alone.mask)
         np.testing.assert_array_equal(found.weights[i], alone.weights)
     assert np.isfinite(np.asarray(found.weights, np.float32)).all()
-
-
-def test_outputs_change_less_than_without_making_up():
-    weights, inputs = made_up(60, 10)
-    found = pruned(weights, inputs, 0.5)
-    errors = [
-        np.linalg.norm(inputs @ (np.asarray(w) - weights))
-        for w in (found.weights, weights * found.mask)
-    ]
-    assert errors[0] < 0.9 * errors[1]
+    assert prune_by_sparsegpt(jnp.ones((2, 0, 3)), jnp.ones((2, 0, 0)), 0.5).damping.shape == (2,)
 
 
 def test_a_gram_matrix_that_is_not_finite_is_seen_in_the_weights():
-    found = sparsegpt_matrices.prune_by_sparsegpt(jnp.ones((3, 2)), jnp.full((3, 3), jnp.nan), 0.5)
+    found = prune_by_sparsegpt(jnp.ones((3, 2)), jnp.full((3, 3), jnp.nan), 0.5)
     assert not np.isfinite(found.weights).any()
     assert found.damping > 1e5
 
 
-# One block and less, one band, and several bands with a remainder.
-@pytest.mark.parametrize('size', [5, 128, 300, 1000])
-def test_the_factor_is_that_of_the_damped_matrix(size):
-    _, inputs = made_up(size, 1)
-    gram = inputs.T @ inputs
-    factors = cholesky.flipped_cholesky(jnp.asarray(gram, jnp.float32), 0.1)
-    damped, upper = gram + 0.1 * np.diag(gram).mean() * np.eye(size), np.triu(factors.upper)
-    np.testing.assert_allclose(upper @ upper.T, damped, atol=1e-4 * damped.max())
-    assert factors.occurs.all()
-    assert factors.damping == np.float32(0.1)
-
-
-@pytest.mark.parametrize('size', [300, 1000])
-def test_more_damping_is_tried_with_the_matrix_that_was_given(size):
-    gram = jnp.ones((size, size)).at[7].set(0).at[:, 7].set(0)
-    factors = cholesky.flipped_cholesky(gram, 0.0)  # of which the last corner cannot be decomposed
-    again = cholesky.flipped_cholesky(gram, factors.damping)
-    np.testing.assert_array_equal(factors.upper, again.upper)
-    assert factors.damping >= 1e-6
-    assert factors.occurs.tolist() == [i != 7 for i in range(size)]
-
-
-def test_a_gram_matrix_of_few_bits_is_decomposed_in_float32():
-    factors = cholesky.flipped_cholesky(
-        jnp.full((2, 2), 2, jnp.bfloat16) + 2 * jnp.eye(2, dtype=jnp.bfloat16), 0.25
-    )
-    upper = jnp.triu(factors.upper)
-    np.testing.assert_allclose(upper @ upper.T, [[5, 2], [2, 5]], rtol=1e-6)
-
-
-def test_factors_take_the_place_of_the_gram_matrices():
-    inputs, number = 1024, 3
-    gram = jax.ShapeDtypeStruct((number, inputs, inputs), jnp.float32)
-    compiled = jax.jit(cholesky.flipped_cholesky, donate_argnums=0).lower(gram, 0.01).compile()
-    memory = compiled.memory_analysis()
-    assert memory.alias_size_in_bytes == 4 * number * inputs**2
-    assert memory.temp_size_in_bytes < 2 * 4 * inputs**2
+def test_memory_is_that_of_one_matrix_beside_what_is_given_and_returned():
+    width, number = 256, 16
+    stack = jax.ShapeDtypeStruct((number, width, width), jnp.float32)
+    compiled = prune_by_sparsegpt.lower(stack, stack, 0.5).compile().memory_analysis()
+    assert compiled.temp_size_in_bytes < 4 * width**2 * (number + 12)
 
 
 class Pooled(Unstructured):
@@ -155,32 +98,105 @@ class Pooled(Unstructured):
 
 
 BAD = [
-    (
-        {'sparsity_type': Pooled()},
-        TypeError,
-        r'weights: calibrated pruning is unstructured or N:M, got Pooled',
-    ),
-    (
-        {'sparsity_type': Block((2, 2))},
-        TypeError,
-        r'weights: calibrated pruning is unstructured or N:M, got Block',
-    ),
-    (
-        {'sparsity_type': NByM(2, 4)},
-        ValueError,
-        'weights: its 6 inputs do not divide into groups of m=4; choose',
-    ),
-    ({'per': 'column'}, ValueError, "compared per 'output' or per 'layer', got per='column'"),
+    ({'sparsity_type': Pooled()}, r'weights: calibrated pruning is .* got Pooled'),
+    ({'sparsity_type': Block((2, 2))}, r'weights: calibrated pruning is .* got Block'),
+    ({'sparsity_type': NByM(2, 4)}, 'weights: its 6 inputs do not divide into groups of m=4; choo'),
+    ({'per': 'column'}, "compared per 'output' or per 'layer', got per='column'"),
+    ({'block_size': 0}, 'block_size is a number of inputs from 1 up, got 0'),
 ]
 
 
-@pytest.mark.parametrize(('arguments', 'error', 'message'), BAD)
-def test_bad_calls(arguments, error, message):
-    with pytest.raises(error, match=message):
-        sparsegpt_matrices.prune_by_sparsegpt(jnp.ones((6, 2)), jnp.eye(6), 0.5, **arguments)
+@pytest.mark.parametrize(('arguments', 'message'), BAD)
+def test_bad_calls_on_matrices(arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        prune_by_sparsegpt(jnp.ones((6, 2)), jnp.eye(6), 0.5, **arguments)
 
 
-def test_empty_matrices():
-    assert sparsegpt_matrices.prune_by_sparsegpt(
-        jnp.ones((2, 0, 3)), jnp.ones((2, 0, 0)), 0.5
-    ).damping.shape == (2,)
+X = model.normal(400, 200) @ (jnp.eye(200) + model.normal(200, 200) / 30)
+W = model.normal(200, 24)
+LINEAR = {'apply_fn': lambda params, x: x @ params['w'], 'batches': [X]}
+
+
+@pytest.mark.parametrize('block_size', [1, 7, 100, 128, 1000])
+def test_blocks_of_any_size(block_size):
+    for per in ('layer', 'output'):
+        pruner = SparseGPT(sparsity=0.6, block_size=block_size, per=per)
+        params, masks = pruner.instant_sparsify({'w': W}, **LINEAR)
+        weights, mask = references.sparsegpt(
+            np.asarray(W), np.asarray(X), 0.6, per=per, block=block_size
+        )
+        np.testing.assert_array_equal(masks['w'], mask)
+        np.testing.assert_allclose(params['w'], weights, atol=1e-3 * np.abs(weights).max())
+
+
+def test_groups_do_not_depend_on_the_size_of_blocks():
+    found = []
+    for size in (8, 50, 128):
+        settings = {'sparsity_type': '2:4', 'block_size': size}
+        found.append(jaxpruner.prune({'w': W}, 0.5, 'sparsegpt', **LINEAR, **settings)[1]['w'])
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize('sequential', [False, True])
+def test_weights_under_masks_from_elsewhere(sequential):
+    params = {name: model.normal(*shape) for name, shape in (('up', (8, 16)), ('down', (16, 8)))}
+    params['bias'] = model.normal(8)
+    x = model.normal(64, 8)
+
+    def apply(params, x):
+        return jnp.tanh(x @ params['up']) @ params['down'] + params['bias']
+
+    _, masks = jaxpruner.prune(params, 0.5)
+    given = {'algorithm': 'sparsegpt', 'apply_fn': apply, 'batches': [x], 'sequential': sequential}
+    found, kept = jaxpruner.prune(params, **given, masks=masks)
+    jax.tree.map(np.testing.assert_array_equal, kept, masks)
+    inputs = np.asarray(x, np.float64)
+    for name in ('up', 'down'):
+        weights, _ = references.sparsegpt(np.asarray(params[name]), inputs, 0, given=masks[name])
+        np.testing.assert_allclose(found[name], weights, atol=1e-4 * np.abs(weights).max())
+        inputs = np.tanh(inputs @ (weights if sequential else np.asarray(params[name], np.float64)))
+    assert found['bias'] is params['bias']
+
+
+def test_masks_of_any_way_to_read_weights_and_statistics_that_are_given():
+    _, masks = jaxpruner.prune(model.PARAMS, 0.5)
+    calibration = calibrate(model.apply, model.PARAMS, model.BATCHES, kind='gram')
+    found, kept = SparseGPT().instant_sparsify(model.PARAMS, calibration=calibration, masks=masks)
+    jax.tree.map(np.testing.assert_array_equal, kept, masks)
+    samples = model.samples(model.PARAMS)
+    for name in samples.keys() - {'fused'}:
+        inputs = samples[name].reshape(-1, *samples[name].shape[-2:])
+        (entry,) = calibration[name]
+        trees = model.PARAMS, found, jax.tree.map(jnp.float32, masks)
+        read = [np.asarray(entry.matrices.read(tree[name])) for tree in trees]
+        read = [array.reshape(-1, *array.shape[-2:]) for array in read]
+        for i, (before, after, mask) in enumerate(zip(*read, strict=True)):
+            weights, _ = references.sparsegpt(before, inputs[i % len(inputs)], 0, given=mask)
+            np.testing.assert_allclose(after, weights, atol=1e-4 * np.abs(weights).max())
+    # An embedding that is looked up has no inputs: it is masked alone.
+    expected = model.PARAMS['embedding'] * masks['embedding']
+    np.testing.assert_array_equal(found['embedding'], expected)
+
+
+ONES = {'w': jnp.ones((4, 2))}
+BAD_MASKS = [
+    ({'algorithm': 'wanda', 'masks': ONES}, 'Wanda changes no weight that stays'),
+    ({'algorithm': 'magnitude', 'masks': ONES}, "'magnitude' makes masks of its own"),
+    ({'masks': ONES, 'sparsity': 0.5}, 'leave the sparsity out'),
+    ({'masks': ONES, 'owl': True}, 'masks=… have already'),
+    ({'masks': ONES, 'keep_zeros': True}, 'masks say which weights go: leave keep_zeros out'),
+    (
+        {'masks': {'w': jnp.ones((2, 4))}},
+        r'w: its mask has shape \(2, 4\), and the parameter \(4, 2\)',
+    ),
+    ({'masks': {'v': jnp.ones((4, 2))}}, "lacks 'w' and has 'v'"),
+    ({'sparsity': 0.5, 'block_size': 1.5}, 'block_size .* got 1.5'),
+]
+
+
+@pytest.mark.parametrize(('arguments', 'message'), BAD_MASKS)
+def test_bad_calls(arguments, message):
+    given = {'apply_fn': LINEAR['apply_fn'], 'batches': [model.normal(9, 4)]}
+    with pytest.raises((TypeError, ValueError), match=message):
+        jaxpruner.prune(ONES, **({'algorithm': 'sparsegpt'} | arguments), **given)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from jaxpruner import caller_warnings
 
-_TUPLE = 'a batch of several inputs is a tuple: batches=[(x, y), …]'
 READ_AGAIN = 'give a list, or another iterable that begins anew each time'
 
 
@@ -48,6 +47,11 @@ def first_batch(batches: Iterable[Any], times: int = 1) -> tuple[Any, Iterable[A
     raise ValueError('batches are empty; give at least one')
 
 
+def as_inputs(batch: Any) -> tuple[Any, ...]:
+    """Takes the inputs out of a batch: a plain tuple holds them, anything else, a NamedTuple, too, is the only one."""
+    return batch if type(batch) is tuple else (batch,)
+
+
 def check_model_is_given(
     algorithm: str, call: str, apply_fn: Any, batches: Any, instead: str = ''
 ) -> None:
@@ -61,90 +65,32 @@ def check_model_is_given(
         )
 
 
-def as_inputs(batch: Any) -> tuple[Any, ...]:
-    """Takes the inputs out of a batch: a plain tuple holds them, anything else, a NamedTuple, too, is the only one."""
-    return batch if type(batch) is tuple else (batch,)
-
-
 def check_samples(batch: Any, number: int) -> None:
     """Refuses batch `number` if every array in it is empty: nothing can be learned from it."""
-    shapes = []
-    for leaf in jax.tree.leaves(batch):
-        shape = getattr(leaf, 'shape', ())
-        if shape:  # neither a number nor what is no array
-            shapes.append(shape)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(batch) if getattr(leaf, 'shape', ())]
     if shapes and all(0 in shape for shape in shapes):
-        texts = ', '.join(map(str, shapes))
         raise ValueError(
-            f'batches[{number}] holds no samples: its inputs have shapes {texts}; leave it out'
+            f'batches[{number}] holds no samples: its inputs have shapes {", ".join(map(str, shapes))}; leave it out'
         )
 
 
-def check_inputs(
-    function: Callable[..., Any], batch: Any, name: str = 'apply_fn', params: Any = None
-) -> None:
-    """Refuses a batch that holds another number of inputs than `function(params, *inputs)` takes.
-
-    With `params` a batch that is a list is tried: the function may take a list as one input.
-    """
+def check_inputs(function: Callable[..., Any], batch: Any, name: str = 'apply_fn') -> None:
+    """Refuses a batch that holds other inputs than `function(params, *inputs)` takes."""
     try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of functions that are not written in Python
+        inspect.signature(function).bind(None, *as_inputs(batch))
+    except ValueError:  # of functions that are not written in Python
         return
-    inputs = as_inputs(batch)
-    try:
-        signature.bind(None, *inputs)
-    except TypeError:
-        raise TypeError(_mismatch(signature, batch, name)) from None
-    if params is not None and isinstance(batch, list) and len(batch) > 1:
-        _check_list(function, batch, name, params)
+    except TypeError as error:
+        given = f'a {type(batch).__name__}'
+        if hasattr(batch, 'shape'):
+            given = f'an array of shape {tuple(batch.shape)}'
+        raise TypeError(
+            f'{name} does not take the first batch, {given}: {error}. A batch of several inputs is a plain tuple, '
+            f"batches=[(x, y), …]; of a mapping take them out, lambda params, batch: {name}(params, batch['x']); "
+            f'settings are bound by functools.partial({name}, train=…)'
+        ) from None
 
 
 def shapes_of(inputs: Any) -> Any:
     """Lists shapes and dtypes of inputs, to be compared."""
-
-    def shape_of(array: Any) -> tuple[Any, Any]:
-        return jnp.shape(array), jnp.result_type(array)
-
-    return jax.tree.map(shape_of, inputs)
-
-
-def _mismatch(signature: inspect.Signature, batch: Any, name: str) -> str:
-    """Says what is wrong with a batch that a function of this signature does not take."""
-    positional = 0
-    keywords = []
-    for parameter in signature.parameters.values():
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            positional += 1
-        elif parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
-            keywords.append(parameter.name)
-    if keywords:
-        settings = ', '.join(f'{keyword}=…' for keyword in keywords)
-        return f'{name} needs {settings}; bind them: functools.partial({name}, {settings})'
-    inputs = '1 input' if positional == 2 else f'{positional - 1} inputs'
-    given = f'a {type(batch).__name__}'
-    remedy = _TUPLE
-    parts: list[str] = []
-    if hasattr(batch, 'shape'):
-        given = f'a single array of shape {tuple(batch.shape)}'
-    elif isinstance(batch, Mapping):
-        parts = [f'batch[{key!r}]' for key in batch]
-    elif hasattr(batch, '_fields'):
-        parts = [f'batch.{field}' for field in batch._fields]
-    elif isinstance(batch, list | tuple):
-        given += f' of {len(batch)}'
-    if parts:
-        given += f', which is one input ({", ".join(parts)})'
-        some = ', '.join(parts[: positional - 1])
-        remedy = f'take the inputs out of it: {name}=lambda params, batch: {name}(params, {some})'
-    return f'{name} takes params and {inputs}, and the first batch is {given}; {remedy}'
-
-
-def _check_list(function: Callable[..., Any], batch: Any, name: str, params: Any) -> None:
-    """Refuses a list of several inputs which the function does not take as its one input."""
-    try:
-        jax.eval_shape(function, params, batch)
-    except (TypeError, AttributeError, ValueError) as error:
-        raise TypeError(
-            f'{name} fails on the first batch, a list of {len(batch)}, as its one input ({error}); {_TUPLE}'
-        ) from error
+    return jax.tree.map(lambda array: (jnp.shape(array), jnp.result_type(array)), inputs)

@@ -1,50 +1,37 @@
 """The base of pruners that calibrate a model on some batches, then prune it once."""
 
+import contextlib
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from jaxpruner import base_updater, caller_warnings, checks, sparsity_types
 from jaxpruner import tree as tree_lib
-from jaxpruner.oneshot import given_masks
-from jaxpruner.oneshot.at_once_or_in_blocks import prune_at_once, prune_in_blocks
-from jaxpruner.oneshot.batches import (
-    as_inputs,
-    check_inputs,
-    check_model_is_given,
-    check_samples,
-    first_batch,
-)
-from jaxpruner.oneshot.blocks import Names
-from jaxpruner.oneshot.calibrated_plan import (
-    FollowedModel,
-    with_model,
-    with_reasons,
-    without_model,
-)
-from jaxpruner.oneshot.calibration import Calibration, calibrate
-from jaxpruner.oneshot.followed_leaves import follow_leaves, ignore_vectors
-from jaxpruner.oneshot.input_statistics import InputStatistics
-from jaxpruner.oneshot.leaf_targets import (
-    LeafTarget,
-    LeafTargets,
-    choose_calibrated,
-    choose_targets,
-    targets_of_masks,
-)
-from jaxpruner.oneshot.named_leaves import names_of
-from jaxpruner.oneshot.owl_blocks import OwlSettings
-from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
-from jaxpruner.oneshot.pruning_run import PruningRun
+from jaxpruner.algorithms import FixedMask
+from jaxpruner.oneshot import batches as batches_lib
+from jaxpruner.oneshot import leaves as leaves_lib
+from jaxpruner.oneshot.calibrate import CalibratedMatrices, Calibration, InputStatistics, calibrate
+from jaxpruner.oneshot.matrix_masks import check_matrix_type
+from jaxpruner.oneshot.owl import Names, matrix_sparsities
+from jaxpruner.oneshot.pruning_run import LeafTarget, LeafTargets, PruningRun
 from jaxpruner.oneshot.sample_weights import SampleWeights
-from jaxpruner.oneshot.weight_matrices import WeightMatrices
-from jaxpruner.plan import PruningPlan
-from jaxpruner.sparsity_types import Leaf, check_groups, normalize_setting
-from jaxpruner.trace import param_uses
+from jaxpruner.oneshot.sequential import SequentialCalibration
+from jaxpruner.plan import LeafPlan, PruningPlan
+from jaxpruner.progress import progress_bar
+from jaxpruner.sparsity_types import INPUT_AXIS, NByM, check_groups, normalize_setting
+from jaxpruner.trace import with_input_axes
+
+_NOTE = (
+    'The model decides which of them: leaves that no contraction reads stay dense, and N:M lies along the inputs. '
+    'plan(params, apply_fn=…, batches=…) shows both.'
+)
 
 
 @dataclasses.dataclass
@@ -60,6 +47,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
     - of the others, the leaves in one trip of a scan;
     - of the rest, leaves with the same input if sequential, and leaves with the same numbered path prefix for OWL.
 
+    A subclass defines `prune_matrices`, and may override the other methods before `instant_sparsify`.
+
     Attributes:
       per: what is ranked together where unstructured. `'output'`: the weights of one output. `'layer'`: all weights of
         one matrix.
@@ -69,7 +58,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
       owl_multiple: an outlier exceeds this multiple of the mean score of its block.
       owl_deviation: how far a block's sparsity may be from the mean.
       sequential: take the statistics of a block when the blocks before it have been pruned, so that only its own take
-        memory. Each block is run two or three times. All batches are kept in memory, as activations between two blocks.
+        memory. Each block is run twice. All batches are kept in memory, as activations between two blocks.
       blocks: a glob or a list of globs for each block, such as `['layer_0/*', 'layer_1/*']`.
 
     Raises:
@@ -79,6 +68,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
     'output'
     """
 
+    # Which statistics are taken, `'second_moment'` or `'gram'`.
     kind: ClassVar[str] = 'second_moment'
     ranked_together: ClassVar[str] = 'other'
 
@@ -99,35 +89,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
             )
         checks.check_no_topk_fn(self, 'ranks weights itself')
 
-    def check_type(self, sparsity_type: sparsity_types.SparsityType, where: str = '') -> None:
-        """Refuses all but unstructured and N:M, and OWL with N:M, which leaves no choice of a sparsity."""
-        if isinstance(sparsity_type, sparsity_types.NByM):
-            if self.owl:
-                raise ValueError(
-                    f'{where}owl=True chooses sparsities, which {sparsity_type!r} sets; leave one out'
-                )
-        elif not sparsity_types.is_unstructured(sparsity_type):
-            raise TypeError(
-                f'{where}calibrated pruning is unstructured or N:M, got {sparsity_type!r}'
-            )
-
-    def begin(self, params: tree_lib.PyTree, targets: LeafTargets) -> None:
-        """Looks at a model before any of it is pruned; most algorithms need not.
-
-        Args:
-          params: the parameters.
-          targets: what the leaves that are to be pruned are to reach, by path.
-        """
-        del params, targets
-
-    def prepare(self, statistics: InputStatistics, donate: bool) -> Any:
-        """Makes of statistics what the other hooks get: any pytree of arrays, made once for leaves that share them.
-
-        Those of a stack have an axis of the layers first, as in the statistics. `donate` is about the statistics, not
-        about the parameters: nothing else holds them, and what is returned may take their memory.
-        """
-        del donate
-        return statistics
+    # What an algorithm overrides.
 
     def prune_matrices(
         self,
@@ -161,6 +123,23 @@ class CalibratedPruning(base_updater.BaseUpdater):
         """
         raise NotImplementedError(f'{type(self).__name__} must define reconstruct_matrices')
 
+    def prepare(self, statistics: InputStatistics) -> Any:
+        """Makes of statistics what the other hooks get: any pytree of arrays, made once for leaves that share them.
+
+        Those of a stack have an axis of the layers first, as in the statistics.
+        """
+        return statistics
+
+    def begin(self, params: tree_lib.PyTree, targets: LeafTargets) -> 'CalibratedPruning':
+        """Looks at a model before any of it is pruned; returns the pruner to go on with, mostly itself.
+
+        Args:
+          params: the parameters.
+          targets: what the leaves that are to be pruned are to reach, by path.
+        """
+        del params, targets
+        return self
+
     def doubt(self, prepared: Any, where: str) -> str | None:
         """Tells what there is to warn of in what `prepare` made for a leaf, `None` for nothing."""
         del prepared, where
@@ -168,6 +147,18 @@ class CalibratedPruning(base_updater.BaseUpdater):
     def warn_of_doubts(self, doubts: Sequence[str]) -> None:
         """Warns once, at the end, of all that `doubt` returned."""
         del doubts
+
+    def check_type(self, sparsity_type: sparsity_types.SparsityType, where: str = '') -> None:
+        """Refuses all but unstructured and N:M, and OWL with N:M, which leaves no choice of a sparsity."""
+        if isinstance(sparsity_type, NByM):
+            if self.owl:
+                raise ValueError(
+                    f'{where}owl=True chooses sparsities, which {sparsity_type!r} sets; leave one out'
+                )
+        elif not sparsity_types.is_unstructured(sparsity_type):
+            raise TypeError(
+                f'{where}calibrated pruning is unstructured or N:M, got {sparsity_type!r}'
+            )
 
     def instant_sparsify(
         self,
@@ -194,8 +185,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
           masks: from elsewhere, 0/1 in the parameters' shapes, `None` where dense. SparseGPT changes the weights that
             they keep; sparsities and types are not looked at.
           progress: show a progress bar, if stderr is a terminal and rich is installed.
-          donate: change the parameters in place, where there is no memory for another copy: the arrays of `params` that
-            are pruned can no longer be used, not even after an error.
+          donate: free each array of `params` as soon as it is pruned, where there is no memory for another copy: such
+            arrays can no longer be used, not even after an error.
           weights: `batch -> array`, how much each sample counts, as in `calibrate`.
           **extra_args: not used.
 
@@ -207,35 +198,46 @@ class CalibratedPruning(base_updater.BaseUpdater):
           UnsupportedPrimitive: a selected leaf goes through an operation that is not understood.
         """
         del grads, extra_args
-        masks_by_path = {}
-        if masks is None:
-            targets = self._targets(params)
-        else:
-            self._check_reconstructs()
-            masks_by_path = given_masks.check_masks(params, masks)
-            targets = targets_of_masks(masks_by_path)
-        leaves = PrunedLeaves(params, donate)
+        name = type(self).__name__
+        targets, contradictions = self._targets(params, masks)
         if calibration is not None:
             if weights is not None:
                 raise ValueError('a calibration is weighed already: give the weights to calibrate')
-            self._prune_by(calibration, leaves, targets)
+            if self.sequential:
+                raise ValueError(
+                    'sequential=True takes statistics as it goes; give apply_fn and batches alone'
+                )
+            followed = _followed_by(calibration).among(targets)
+            unknown = targets.keys() - followed.matrices.keys() - followed.reasons.keys()
+            if missing := [tree_lib.path_string(path) for path in targets if path in unknown]:
+                caller_warnings.warn(
+                    f'{", ".join(missing)}: the calibration has no statistics of these leaves, which stay dense; '
+                    'calibrate without only=…, or leave them out of sparsity_distribution_fn'
+                )
         else:
-            check_model_is_given(
-                type(self).__name__, 'instant_sparsify', apply_fn, batches, ', or a calibration=…'
-            )
-            assert apply_fn is not None
-            assert batches is not None
-            first, batches = first_batch(batches)
-            # Keep only the targets: the graph holds the traced program, and is freed here.
-            chosen = self._follow(apply_fn, first, params, targets).targets
-            self.begin(params, chosen)
-            run = PruningRun(self, leaves, chosen)
-            self._calibrate_and_prune(run, apply_fn, batches, progress, weights)
-        if masks_by_path:
-            return given_masks.apply_masks(leaves.params, masks_by_path)
-        made = leaves.masks
-        checks.check_masks(self, params, made)
-        return leaves.params, made
+            instead = ', or a calibration=…'
+            batches_lib.check_model_is_given(name, 'instant_sparsify', apply_fn, batches, instead)
+            first, batches = batches_lib.first_batch(batches)
+            graph = leaves_lib.trace_model(apply_fn, params, first)
+            followed = leaves_lib.follow_leaves(graph, targets)
+            del graph  # holds the traced program
+        targets = self._choose(params, followed, targets, contradictions)
+        run = PruningRun(self.begin(params, targets), params, targets, donate)
+        taken = self.kind, list(targets), progress, weights
+        if self.sequential:
+            self._prune_in_blocks(run, apply_fn, list(batches), *taken)
+        else:
+            if calibration is None:
+                calibration = calibrate(apply_fn, params, batches, *taken)
+            entries = [entry for path in targets for entry in calibration[path]]
+            del calibration  # the statistics are freed one after another
+            self._choose_sparsities(run, entries)
+            run.prune(entries)
+        run.warn()
+        if masks is not None:  # also in parts of leaves that no weight matrix holds
+            return FixedMask(masks).instant_sparsify(run.params)
+        checks.check_masks(self, params, run.masks)
+        return run.params, run.masks
 
     def plan(
         self,
@@ -259,7 +261,6 @@ class CalibratedPruning(base_updater.BaseUpdater):
         Raises:
           ValueError: sparsities or shapes do not fit, or one of model and batches is missing.
 
-        >>> import jax.numpy as jnp
         >>> params = {'kernel': jnp.ones((8, 4)), 'bias': jnp.ones((1, 4))}
         >>> apply_fn = lambda params, x: x @ params['kernel'] + params['bias']
         >>> plan = CalibratedPruning(sparsity_type='2:4').plan(params, apply_fn=apply_fn, batches=[jnp.ones((1, 8))])
@@ -268,19 +269,39 @@ class CalibratedPruning(base_updater.BaseUpdater):
         """
         del opt_state
         if apply_fn is None and batches is None:
-            return without_model(self._plan_without_model(params))
-        check_model_is_given(type(self).__name__, 'plan', apply_fn, batches)
-        assert apply_fn is not None
-        assert batches is not None
+            plan = super().plan(params)
+            leaves = [_along_inputs(leaf) if leaf.is_pruned else leaf for leaf in plan]
+            note = _NOTE if plan.pruned else ''
+            return dataclasses.replace(plan, leaves=tuple(leaves), note=note)
+        batches_lib.check_model_is_given(type(self).__name__, 'plan', apply_fn, batches)
         with caller_warnings.silence():  # which leaves are pruned is not known yet
-            plan = self._plan_without_model(params)
-        first, _ = first_batch(batches)
-        model = self._follow(apply_fn, first, params, self._targets(params))
-        _, arrays, _ = tree_lib.flatten_with_paths(params)
-        return with_model(plan, model, arrays)
-
-    def _plan_without_model(self, params: tree_lib.PyTree) -> PruningPlan:
-        return with_reasons(super().plan(params), self.why_dense(params))
+            plan = super().plan(params)
+        targets, contradictions = self._targets(params)
+        first, _ = batches_lib.first_batch(batches)
+        graph = leaves_lib.trace_model(apply_fn, params, first)
+        followed = leaves_lib.follow_leaves(graph, targets)
+        targets = self._choose(params, followed, targets, contradictions)
+        leaves = []
+        for leaf, array in zip(plan, tree_lib.flatten_with_paths(params)[1], strict=True):
+            if leaf.is_pruned and leaf.path not in targets:
+                reason = followed.why_dense(leaf.path, lambda path: False)
+                leaf = dataclasses.replace(leaf, target=None, kept=leaf.size, why_dense=reason)
+            elif leaf.is_pruned and isinstance(leaf.sparsity_type, NByM):
+                n_by_m = _along_inputs(leaf).sparsity_type
+                removed = 0
+                for part in followed.matrices[leaf.path]:
+                    *_, inputs, _ = part.shape
+                    lines = math.prod(part.shape) // max(inputs, 1)
+                    removed += lines * (inputs - n_by_m.kept_in_line(inputs))
+                # Inputs of several readings may lie along several axes.
+                with contextlib.suppress(ValueError):
+                    axis_of = with_input_axes(lambda path, leaf, n_by_m=n_by_m: n_by_m, graph)
+                    n_by_m = axis_of(leaf.path, array) or n_by_m
+                leaf = dataclasses.replace(leaf, sparsity_type=n_by_m, kept=leaf.size - removed)
+            leaves.append(leaf)
+        counts = [leaf.kept for leaf in leaves]
+        kept = None if None in counts else sum(counts)
+        return dataclasses.replace(plan, leaves=tuple(leaves), kept=kept)
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
         """Returns the target of each leaf; its sparsity type is checked when it is known how the leaf is used."""
@@ -289,26 +310,6 @@ class CalibratedPruning(base_updater.BaseUpdater):
         checks.warn_of_contradictions(contradictions)
         return tree_lib.unflatten(treedef, targets, leaves)
 
-    def _targets_and_contradictions(
-        self, params: tree_lib.PyTree
-    ) -> tuple[list[Any], list[checks.Contradiction]]:
-        params = tree_lib.as_arrays(params)
-        paths, leaves, _ = tree_lib.flatten_with_paths(params)
-
-        def check(pruned: Sequence[Leaf]) -> None:
-            for leaf in pruned:
-                assert leaf.sparsity_type is not None
-                self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
-
-        with ignore_vectors():
-            return checks.targets_of_leaves(
-                self.sparsity_distribution_fn,
-                params,
-                self.describe_leaves(paths, leaves),
-                self.stacked,
-                check,
-            )
-
     def wrap_optax(self, inner: optax.GradientTransformation) -> NoReturn:
         """Refuses: masks are made once, from batches that an optimizer does not see."""
         raise TypeError(
@@ -316,110 +317,129 @@ class CalibratedPruning(base_updater.BaseUpdater):
             'batches=…), then FixedMask(masks).wrap_optax(tx) to fine-tune'
         )
 
-    def _targets(self, params: tree_lib.PyTree) -> LeafTargets:
-        """Finds the targets of the leaves that the distribution selects."""
-        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-        _, contradictions = self._targets_and_contradictions(params)
-        with caller_warnings.silence():  # until it is known which leaves are pruned
-            sparsities = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
-        contradiction_of = {each.leaf.path: each for each in contradictions}
-        for names in self.blocks or ():
-            names = (names,) if isinstance(names, str) else names
-            tree_lib.check_names(names, paths, 'blocks')
-        targets = {}
-        for i, leaf in enumerate(self.describe_leaves(paths, leaves)):
-            if sparsities[i] is not None and leaf.sparsity_type is not None:
-                contradiction = contradiction_of.get(leaf.path)
-                target = LeafTarget(sparsities[i], leaf.sparsity_type, contradiction=contradiction)
-                targets[leaf.path] = target
-        return targets
+    def _targets_and_contradictions(self, params: tree_lib.PyTree) -> tuple[list[Any], list[Any]]:
+        params = tree_lib.as_arrays(params)
+        paths, leaves, _ = tree_lib.flatten_with_paths(params)
+        described = self.describe_leaves(paths, leaves)
 
-    def _prune_by(
-        self, calibration: Calibration, leaves: PrunedLeaves, targets: LeafTargets
-    ) -> None:
-        """Prunes by statistics that a caller holds."""
-        if self.sequential:
-            raise ValueError(
-                'sequential=True takes statistics as it goes; give apply_fn and batches alone'
+        def check(pruned: Sequence[sparsity_types.Leaf]) -> None:
+            for leaf in pruned:
+                self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
+
+        with leaves_lib.ignore_vectors():
+            return checks.targets_of_leaves(
+                self.sparsity_distribution_fn, params, described, self.stacked, check
             )
-        targets = choose_calibrated(calibration, targets, names_of(self), type(self).__name__)
-        matrices = {path: [entry.matrices for entry in calibration[path]] for path in targets}
-        self._check_groups(matrices, targets, leaves.params)
-        self.begin(leaves.params, targets)
-        run = PruningRun(self, leaves, targets)
-        prune_at_once(run, calibration, self._owl_settings(), owns_statistics=False)
 
-    def _follow(
-        self,
-        apply_fn: Callable[..., Any],
-        first: Any,
-        params: tree_lib.PyTree,
-        targets: LeafTargets,
-    ) -> FollowedModel:
-        """Finds the leaves that the model contracts with data, by its first batch, before anything is computed."""
-        check_samples(first, 0)
-        check_inputs(apply_fn, first, params=params)
-        graph = param_uses(apply_fn, params, *as_inputs(first))
-        followed = follow_leaves(graph, targets)
-        targets = choose_targets(followed, targets, names_of(self), type(self).__name__)
-        self._check_groups(followed.matrices, targets, params)
-        return FollowedModel(graph, followed, targets)
+    def _targets(
+        self, params: tree_lib.PyTree, masks: tree_lib.PyTree | None = None
+    ) -> tuple[LeafTargets, list[checks.Contradiction]]:
+        """Finds the targets of the leaves that are selected, and shares that N:M contradicts."""
+        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+        if masks is not None:
+            if type(self).reconstruct_matrices is CalibratedPruning.reconstruct_matrices:
+                raise ValueError(
+                    f'{type(self).__name__} changes no weight that stays, so that masks=… would merely be applied: '
+                    'choose sparsegpt, or jaxpruner.FixedMask(masks)'
+                )
+            if self.owl:
+                raise ValueError(
+                    'owl=True chooses sparsities, which masks=… have already; leave one out'
+                )
+            targets = {}
+            given = tree_lib.leaves_like(treedef, masks)
+            for path, leaf, mask in zip(paths, leaves, given, strict=True):
+                if mask is not None and jnp.shape(mask) != jnp.shape(leaf):
+                    raise ValueError(
+                        f'{tree_lib.path_string(path)}: its mask has shape {jnp.shape(mask)}, and the parameter '
+                        f'{jnp.shape(leaf)}; give masks unpacked, in the shapes of the parameters'
+                    )
+                if mask is not None:
+                    mask = jnp.asarray(mask, jnp.float32)
+                    targets[path] = LeafTarget(0.0, sparsity_types.Unstructured(), mask)
+            return targets, []
+        for names in self.blocks or ():
+            tree_lib.check_names(tree_lib.as_names(names), paths, 'blocks')
+        sparsities, contradictions = self._targets_and_contradictions(params)
+        targets = {}
+        for sparsity, leaf in zip(sparsities, self.describe_leaves(paths, leaves), strict=True):
+            if sparsity is not None and leaf.sparsity_type is not None:
+                targets[leaf.path] = LeafTarget(sparsity, leaf.sparsity_type)
+        return targets, contradictions
 
-    def _check_groups(
+    def _choose(
         self,
-        matrices: Mapping[tree_lib.Path, Sequence[WeightMatrices]],
-        targets: LeafTargets,
         params: tree_lib.PyTree,
-    ) -> None:
-        """Refuses N:M of which m does not divide the inputs, of all leaves at once."""
+        followed: leaves_lib.FollowedLeaves,
+        targets: LeafTargets,
+        contradictions: list[checks.Contradiction],
+    ) -> LeafTargets:
+        """Chooses the leaves that can be pruned, says of the others why they stay dense, and checks the shapes."""
+        name = type(self).__name__
+        if any(target.mask is not None for target in targets.values()):
+            leaves_lib.check_used(followed, name)
+            consequence = 'are masked, and nothing makes up for what they lose'
+            leaves_lib.warn_of_unclear(followed.unclear, consequence)
+            return {path: targets[path] for path in followed.matrices}
+        chosen = leaves_lib.choose_leaves(followed, leaves_lib.names_of(self), name)
+        checks.warn_of_contradictions([each for each in contradictions if each.leaf.path in chosen])
+
+        def check(path: tree_lib.Path) -> None:
+            for part in followed.matrices[path]:
+                shape = part.layout.matrices_shape
+                check_matrix_type(targets[path].sparsity_type, shape, tree_lib.path_string(path))
+
+        of_leaves = {path: functools.partial(check, path) for path in chosen}
         paths, _, _ = tree_lib.flatten_with_paths(params)
-        checks = {}
-        for path, target in targets.items():
-            checks[path] = functools.partial(target.check, matrices[path])
-        check_groups(checks, normalize_setting(self.sparsity_type), paths)
+        check_groups(of_leaves, normalize_setting(self.sparsity_type), paths)
+        return {path: targets[path] for path in chosen}
 
-    def _calibrate_and_prune(
+    def _prune_in_blocks(
         self,
         run: PruningRun,
-        apply_fn: Callable[..., Any],
-        batches: Iterable[Any],
+        apply_fn: Any,
+        batches: list[Any],
+        kind: str,
+        only: Sequence[tree_lib.Path],
         progress: bool,
         weights: SampleWeights | None,
     ) -> None:
-        owl = self._owl_settings()
-        if self.sequential:
-            prune_in_blocks(
-                run,
-                apply_fn,
-                list(batches),
-                blocks=self.blocks,
-                owl=owl,
-                progress=progress,
-                weights=weights,
-            )
-            return
-        params = run.leaves.params
-        only = list(run.targets)
-        # Given as an argument alone: no variable here keeps the statistics from being freed.
-        prune_at_once(
-            run,
-            calibrate(apply_fn, params, batches, self.kind, only, progress, weights),
-            owl,
-            owns_statistics=True,
+        """Prunes each block by statistics of the model in which those before it are pruned."""
+        calibration = SequentialCalibration(
+            apply_fn, run.params, batches, kind, only=only, blocks=self.blocks, weights=weights
         )
-
-    def _owl_settings(self) -> OwlSettings | None:
-        if not self.owl:
-            return None
-        return OwlSettings(self.owl_per, self.blocks or (), self.owl_multiple, self.owl_deviation)
-
-    def _check_reconstructs(self) -> None:
-        if type(self).reconstruct_matrices is CalibratedPruning.reconstruct_matrices:
-            raise ValueError(
-                f'{type(self).__name__} changes no weight that stays, so that masks=… would merely be applied: choose '
-                'sparsegpt, or jaxpruner.FixedMask(masks)'
-            )
         if self.owl:
-            raise ValueError(
-                'owl=True chooses sparsities, which masks=… have already; leave one out'
+            dense = calibrate(
+                apply_fn, run.params, batches, 'second_moment', only, progress, weights
             )
+            self._choose_sparsities(run, [entry for path in dense for entry in dense[path]])
+            del dense
+        number_of_blocks = len(calibration.blocks)
+        done = itertools.count(1)
+        with progress_bar(number_of_blocks * len(batches), progress) as show:
+            batches.clear()  # `calibration` now holds them
+            for number in range(number_of_blocks):
+                name = f'block {number + 1} of {number_of_blocks}'
+                on_batch = lambda totals, name=name: show(name, next(done), totals)  # noqa: E731
+                run.prune(calibration.take(number, run.params, on_batch))
+
+    def _choose_sparsities(self, run: PruningRun, entries: list[CalibratedMatrices]) -> None:
+        if self.owl and entries:
+            sparsities = matrix_sparsities(entries, run.targets, run.read, self)
+            for (matrices, _), sparsity in zip(entries, sparsities, strict=True):
+                run.sparsities[matrices.path, matrices.reading] = sparsity
+
+
+def _followed_by(calibration: Mapping[tree_lib.Path, Any]) -> leaves_lib.FollowedLeaves:
+    followed = getattr(calibration, 'followed', None)
+    if followed is not None:
+        return followed
+    matrices = {path: tuple(part for part, _ in calibration[path]) for path in calibration}
+    return leaves_lib.FollowedLeaves(matrices, {}, frozenset())
+
+
+def _along_inputs(leaf: LeafPlan) -> LeafPlan:
+    if not isinstance(leaf.sparsity_type, NByM):
+        return leaf
+    along_inputs = dataclasses.replace(leaf.sparsity_type, axis=INPUT_AXIS)
+    return dataclasses.replace(leaf, sparsity_type=along_inputs)

@@ -1,7 +1,6 @@
-"""Scores of weight matrices become masks: unstructured or N:M along the inputs, for each output or each layer."""
+"""Scores of weight matrices `[..., inputs, outputs]`, and masks of scores: unstructured, or N:M along the inputs."""
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,17 +8,63 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import n_by_m, selection, sparsity_types
-from jaxpruner.sparsity_types import PartialGroupError
+from jaxpruner import tree as tree_lib
 
-COMPARISONS = ('output', 'layer')
+
+def wanda_scores(weights: jax.Array, second_moment: jax.Array) -> jax.Array:
+    r"""Computes $|w_{ij}| \cdot \lVert x_i \rVert_2$ of weight $j$ of input $i$.
+
+    From Sun et al., "A Simple and Effective Pruning Approach for Large Language Models", 2023, which compares the
+    weights of each output.
+
+    Args:
+      weights: float `[..., inputs, outputs]`.
+      second_moment: sum of squares of each input, `[..., inputs]`.
+
+    Returns:
+      Scores in the weights' shape, float32 (float64 where the weights are).
+
+    >>> wanda_scores(jnp.array([[2.0], [-3.0]]), jnp.array([9.0, 1.0])).tolist()
+    [[6.0], [3.0]]
+    """
+    dtype = tree_lib.at_least_float32(weights.dtype)
+    norms = jnp.sqrt(second_moment.astype(dtype))
+    return jnp.abs(weights.astype(dtype)) * norms[..., None]
+
+
+def ria_scores(weights: jax.Array, second_moment: jax.Array, power: Any = 0.5) -> jax.Array:
+    r"""Scores by relative importance and activations.
+
+    $$\left(\frac{|w_{ij}|}{\sum_k |w_{kj}|} + \frac{|w_{ij}|}{\sum_k |w_{ik}|}\right) \lVert x_i \rVert_2^a$$
+
+    From Zhang et al., "Plug-and-Play: An Efficient Post-training Pruning Method for Large Language Models", 2024, which
+    compares the weights of a layer.
+
+    Args:
+      weights: float `[..., inputs, outputs]`.
+      second_moment: sum of squares of each input, `[..., inputs]`.
+      power: $a$.
+
+    Returns:
+      Scores in the weights' shape, float32 (float64 where the weights are).
+
+    >>> ria_scores(jnp.array([[3.0, 1.0], [0.0, 1.0]]), jnp.ones(2)).tolist()
+    [[1.75, 0.75], [0.0, 1.5]]
+    """
+    sizes = jnp.abs(weights.astype(tree_lib.at_least_float32(weights.dtype)))
+
+    def shares(axis: int) -> jax.Array:
+        sums = sizes.sum(axis, keepdims=True)
+        return sizes / jnp.where(sums == 0, 1, sums)
+
+    activations = second_moment.astype(sizes.dtype) ** (power / 2)
+    return (shares(-2) + shares(-1)) * activations[..., None]
 
 
 def check_comparison(per: str) -> None:
     """Refuses anything but `'output'` and `'layer'`."""
-    if per not in COMPARISONS:
-        raise ValueError(
-            f'weights are compared per {" or per ".join(map(repr, COMPARISONS))}, got per={per!r}'
-        )
+    if per not in ('output', 'layer'):
+        raise ValueError(f"weights are compared per 'output' or per 'layer', got per={per!r}")
 
 
 def check_matrix_type(
@@ -36,7 +81,7 @@ def check_matrix_type(
             f'{where}: calibrated pruning is unstructured or N:M, got {sparsity_type!r}; give Unstructured() or NByM'
         )
     if shape[-2] % sparsity_type.m and not sparsity_type.allow_partial:
-        raise PartialGroupError(
+        raise sparsity_types.PartialGroupError(
             f'{where}: its {shape[-2]} inputs do not divide into groups of m={sparsity_type.m}; choose another m, or '
             f"leave the leaf dense: sparsity_type={{'{where}': None, '*': …}}"
         )
@@ -68,19 +113,13 @@ def keep_in_matrices(
     if isinstance(sparsity_type, sparsity_types.NByM):
         mask = n_by_m.keep_n_of_m(scores, sparsity_type.n, sparsity_type.m, -2)
         return mask | (each == 0)[..., None, None].astype(jnp.uint8)
-    if per == 'layer':
+    if per == 'output':
+        scores = jnp.swapaxes(scores, -2, -1)
+        counts = selection.number_to_keep(inputs, each)[..., None]
+        counts = jnp.broadcast_to(counts, (*leading, outputs))
+    else:
         counts = selection.number_to_keep(inputs * outputs, each)
-        return _keep_in_rows(scores, counts)
-    by_output = jnp.swapaxes(scores, -2, -1)
-    counts = selection.number_to_keep(inputs, each)[..., None]
-    mask = _keep_in_rows(by_output, jnp.broadcast_to(counts, (*leading, outputs)))
-    return jnp.swapaxes(mask, -2, -1)
-
-
-def _keep_in_rows(scores: jax.Array, counts: jax.Array) -> jax.Array:
-    """Keeps the largest scores of each row: `counts` has the number to keep, `scores` further axes for the row."""
-    row_length = math.prod(scores.shape[counts.ndim :])
-    rows = scores.reshape(counts.size, row_length)
+    rows = scores.reshape(counts.size, inputs if per == 'output' else inputs * outputs)
     request = selection.Request(rows, counts.ravel(), is_stacked=True)
-    (kept,) = selection.keep_largest_each([request])
-    return kept.mask.reshape(scores.shape)
+    mask = selection.keep_largest_each([request])[0].mask.reshape(scores.shape)
+    return jnp.swapaxes(mask, -2, -1) if per == 'output' else mask

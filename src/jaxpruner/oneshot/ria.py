@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from jaxpruner.oneshot import matrix_masks, matrix_scores
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
+from jaxpruner.oneshot.matrix_masks import keep_in_matrices, ria_scores
 
 
 @dataclasses.dataclass
@@ -22,10 +22,10 @@ class RIA(CalibratedPruning):
 
     def score_matrices(self, weights, second_moment):
         """Scores weights by the sums of squares of their inputs; a subclass may score otherwise."""
-        return matrix_scores.ria_scores(weights, second_moment, self.power)
+        return ria_scores(weights, second_moment, self.power)
 
     def prune_matrices(self, weights, prepared, sparsity, sparsity_type, where):
         """Makes the mask; weights that are kept do not change."""
         del where
         scores = self.score_matrices(weights, prepared.second_moment)
-        return None, matrix_masks.keep_in_matrices(scores, sparsity, sparsity_type, self.per)
+        return None, keep_in_matrices(scores, sparsity, sparsity_type, self.per)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.oneshot.weight_matrices import WeightMatrices
+from jaxpruner.oneshot.matrices import WeightMatrices
 from jaxpruner.trace import Use, contractions
 
 # A batch -> how much each of its samples counts.
@@ -37,14 +37,9 @@ def weights_of(batch: Any, weights: SampleWeights | None) -> jax.Array | None:
             f'{type(weights).__name__}'
         )
     array = jnp.asarray(weights(batch), jnp.float32)
-    if not _are_weights(array):
+    if not bool(jnp.all(jnp.isfinite(array) & (array >= 0))):
         raise ValueError('weights must be finite and not negative; 0 leaves a sample out')
     return array
-
-
-@jax.jit
-def _are_weights(array: jax.Array) -> jax.Array:
-    return jnp.all(jnp.isfinite(array) & (array >= 0))
 
 
 def check_samples_are_told(matrices: Iterable[WeightMatrices], weights: jax.Array | None) -> None:
@@ -53,10 +48,8 @@ def check_samples_are_told(matrices: Iterable[WeightMatrices], weights: jax.Arra
     Raises:
       ValueError: there is such a leaf.
     """
-    if weights is None:
-        return
     refused = {}
-    for part in matrices:
+    for part in matrices if weights is not None else ():
         for use in part.uses:
             if len(sample_axes(use, weights.shape)) != 1:
                 shape = use.site.equation.invars[1 - use.site.operand].aval.shape
@@ -80,15 +73,15 @@ def weigh(data: jax.Array, weights: jax.Array, axes: Sequence[int]) -> jax.Array
     >>> weigh(jnp.array([[1.0, 2.0], [jnp.nan, 4.0]]), jnp.array([4.0, 0.0]), [0]).tolist()
     [[2.0, 4.0], [0.0, 0.0]]
     """
-    shape = [data.shape[axis] if axis in axes else 1 for axis in range(data.ndim)]
-    weights = weights.reshape(shape)
+    weights = weights.reshape(
+        [data.shape[axis] if axis in axes else 1 for axis in range(data.ndim)]
+    )
     return jnp.where(weights == 0, 0, data * jnp.sqrt(weights).astype(data.dtype))
 
 
 def sample_axes(use: Use, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Lists the places where the inputs of a product may have the axes of weights of this shape."""
-    equation = use.site.equation
-    operand = 1 - use.site.operand
+    equation, operand = use.site.equation, 1 - use.site.operand
     lengths = equation.invars[operand].aval.shape
     if use.op == 'conv':
         images = equation.params['dimension_numbers'].lhs_spec[0]
@@ -96,16 +89,11 @@ def sample_axes(use: Use, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     if equation.primitive.name in contractions.RAGGED:
         return []
     roles = contractions.roles(equation, operand)
-
-    def places_of(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-        places = []
-        for start in range(len(roles.free) - len(shape) + 1):
-            axes = roles.free[start : start + len(shape)]
-            if tuple(lengths[axis] for axis in axes) == shape:
-                places.append(axes)
-        return places
-
-    places = places_of(shape)
-    if not places and len(shape) > 1 and not roles.batch:
-        places = places_of((math.prod(shape),))
-    return places
+    flattened = [(math.prod(shape),)] if len(shape) > 1 and not roles.batch else []
+    for own_shape in (shape, *flattened):
+        starts = range(len(roles.free) - len(own_shape) + 1)
+        places = [roles.free[start : start + len(own_shape)] for start in starts]
+        places = [axes for axes in places if tuple(lengths[axis] for axis in axes) == own_shape]
+        if places:
+            return places
+    return []

@@ -1,46 +1,94 @@
-"""Statistics block by block: those of a block are taken when the blocks before it have been pruned."""
+"""Statistics block by block: those of a block are taken when the blocks before it have been pruned.
 
-import dataclasses
-import functools
+Each batch is run from block to block, and its values are kept in between. So each part of the model is run twice on
+it: for its statistics, and once it is pruned.
+"""
+
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.explicit_meshes import on_explicit_mesh
-from jaxpruner.oneshot.batches import (
-    as_batches,
-    as_inputs,
-    check_inputs,
-    check_samples,
-    shapes_of,
+from jaxpruner.oneshot import batches as batches_lib
+from jaxpruner.oneshot import leaves as leaves_lib
+from jaxpruner.oneshot import sample_weights
+from jaxpruner.oneshot.calibrate import (
+    CalibratedMatrices,
+    check_alike,
+    input_taps,
+    inputs_key,
+    uses_by_inputs,
 )
-from jaxpruner.oneshot.blocks import Names, find_blocks, find_cuts
-from jaxpruner.oneshot.calibration import CalibratedMatrices
-from jaxpruner.oneshot.followed_leaves import follow_named_leaves
-from jaxpruner.oneshot.input_statistics import InputStatistics
-from jaxpruner.oneshot.sample_weights import SampleWeights, check_samples_are_told, weights_of
-from jaxpruner.oneshot.shared_inputs import check_alike, input_taps, inputs_key, uses_by_inputs
-from jaxpruner.oneshot.weight_matrices import WeightMatrices
-from jaxpruner.trace import UseGraph, param_uses
-from jaxpruner.trace.segments import ProgramCut, Segments, State
-from jaxpruner.trace.taps import Taps
+from jaxpruner.oneshot.matrices import WeightMatrices
+from jaxpruner.oneshot.owl import Names, block_of
+from jaxpruner.trace.program import inside
+from jaxpruner.trace.segments import ProgramCut, Segments
+from jaxpruner.trace.segments import ModelSteps
+
+
+class Block(NamedTuple):
+    """Weight matrices that are pruned together.
+
+    Attributes:
+      matrices: whole stacks, or one layer of each.
+      cut: where the program stands before the block.
+      stop: the step before which all of their inputs are known.
+    """
+
+    matrices: tuple[WeightMatrices, ...]
+    cut: ProgramCut
+    stop: int
+
+
+def find_blocks(
+    matrices: Sequence[WeightMatrices], program: ModelSteps, blocks: Sequence[Names] = ()
+) -> list[Block]:
+    """Finds the blocks of a model, in the order in which the program comes to them.
+
+    `blocks` holds globs or paths for each block; within a scan they divide each of its trips. Other leaves form a block
+    if they belong to the same trip of a scan, or, outside of scans, if they meet the same value.
+    """
+    together: dict[Any, list[WeightMatrices]] = {}
+    for part in matrices:
+        scan, number = program.scan_of(part.uses), block_of(part.path, blocks)
+        value = inputs_key(part) if scan is None and number is None else None
+        together.setdefault((scan, number, value), []).append(part)
+    found: list[tuple[Any, Block]] = []
+    for (scan, *_), parts in together.items():
+        paths = [use.site.path for part in parts for use in part.uses]
+        if scan is None:
+            start = program.place_of(min(paths))
+            stop = max(map(program.place_of, paths)) + 1
+            found.append(((start, -1, min(paths)), Block(tuple(parts), ProgramCut(start), stop)))
+            continue
+        loop: Any = inside(program.steps[scan].equation)
+        for trip in range(loop.length):
+            layer = loop.length - 1 - trip if loop.reverse else trip
+            layers = tuple(part.at_layer(layer) for part in parts)
+            block = Block(layers, ProgramCut(scan, trip), scan + 1)
+            found.append(((scan, trip, min(paths)), block))
+    return [block for _, block in sorted(found, key=lambda start_and_block: start_and_block[0])]
+
+
+class _Program(NamedTuple):
+    """A model for batches of one shape."""
+
+    matrices: list[WeightMatrices]
+    segments: Segments
+    blocks: list[Block]
+    observers: dict[Any, Any]  # a trip of a scan has the compiled program of all its trips
 
 
 class SequentialCalibration:
     """A model that is calibrated one block after another, with parameters that change in between.
 
-    Of each batch some values are kept, those between two blocks: where a block begins with more than others, such as
-    the second product of an MLP, it is run from where the block before it began. Each block is run two or three times:
-    as it is, for its statistics, and once it is pruned.
-
     Arguments are those of `calibrate` (all batches are held at once), and `blocks` as in `CalibratedPruning`.
 
     Attributes:
       blocks: in the order in which they have to be pruned.
-      matrices: of all leaves.
 
     Raises:
       ValueError, UnsupportedPrimitive: as in `calibrate`, or the blocks have no order.
@@ -67,30 +115,47 @@ class SequentialCalibration:
         *,
         only: Sequence[str | tree_lib.Path] | str | None = None,
         blocks: Sequence[Names] | None = None,
-        weights: SampleWeights | None = None,
+        weights: sample_weights.SampleWeights | None = None,
     ):
+        self._with_gram = kind == 'gram'
         programs: dict[Any, _Program] = {}
-        self._batches: list[_Batch] = []
-        for number, batch in enumerate(as_batches(batches)):
-            inputs = as_inputs(batch)
-            sample_weights = weights_of(batch, weights)
-            leaves, treedef = jax.tree.flatten((inputs, sample_weights))
-            key = treedef, tuple(map(shapes_of, leaves))
+        # Of each batch its program, the values that are kept of it, where in the program that is, and its weights.
+        self._batches: list[list[Any]] = []
+        for number, batch in enumerate(batches_lib.as_batches(batches)):
+            inputs = batches_lib.as_inputs(batch)
+            own_weights = sample_weights.weights_of(batch, weights)
+            leaves, treedef = jax.tree.flatten((inputs, own_weights))
+            key = treedef, tuple(map(batches_lib.shapes_of, leaves))
             if key not in programs:
-                check_samples(batch, number)
-                check_inputs(apply_fn, batch)
-                graph = param_uses(apply_fn, params, *inputs)
-                matrices = follow_named_leaves(graph, only).all_matrices
-                check_samples_are_told(matrices, sample_weights)
-                programs[key] = _Program(graph, matrices, kind == 'gram', blocks)
+                graph = leaves_lib.trace_model(apply_fn, params, batch, number)
+                matrices = leaves_lib.follow_named_leaves(graph, only).all_matrices
+                sample_weights.check_samples_are_told(matrices, own_weights)
+                segments = Segments(graph, itertools.chain(*uses_by_inputs(matrices).values()))
+                found = find_blocks(matrices, segments.program, blocks or ())
+                programs[key] = _Program(matrices, segments, found, {})
             state = programs[key].segments.begin(*inputs)
-            self._batches.append(_Batch(programs[key], state, ProgramCut(0), sample_weights))
+            self._batches.append([programs[key], state, ProgramCut(0), own_weights])
         if not programs:
             raise ValueError('batches are empty; calibration needs at least one')
         first, *others = programs.values()
         self.blocks = first.blocks
-        self.matrices = first.matrices
-        _check_order(first, others)
+        for part in first.matrices:
+            if not part.fills_stacks:
+                raise ValueError(
+                    f'{part.where}: a loop goes through this leaf and others, so that its trips '
+                    'cannot be pruned one after another; leave sequential out'
+                )
+        for other in others:
+            check_alike(first.matrices, other.matrices)
+            orders = [
+                [[part.where for part in block.matrices] for block in each.blocks]
+                for each in (first, other)
+            ]
+            if orders[0] != orders[1]:
+                raise ValueError(
+                    'with batches of different shapes the model comes to its leaves in different orders, so that they '
+                    'cannot be pruned one after another; give batches of one shape'
+                )
 
     def take(
         self,
@@ -102,96 +167,26 @@ class SequentialCalibration:
 
         In `params` the blocks before it are pruned. `on_batch` is called with the totals after each batch.
         """
-        totals: list[InputStatistics] | None = None
+        totals: Any = None
         for batch in self._batches:
-            batch.advance(params, number)
-            taps, observe = batch.program.observer_of(number)
+            program, state, here, weights = batch
+            block = program.blocks[number]
+            batch[1] = state = program.segments.advance(params, state, here, block.cut)
+            batch[2] = block.cut
+            step, trips = block.cut
+            start = block.cut if trips is None else ProgramCut(step, 0)
+            uses = uses_by_inputs(block.matrices)
+            key = tuple(uses), start, block.stop
+            if key not in program.observers:
+                taps = input_taps(uses.values(), self._with_gram)
+                observe = program.segments.observe(taps, start, block.stop)
+                program.observers[key] = taps, observe
+            taps, observe = program.observers[key]
             if totals is None:
-                zeros = taps.zeros(batch.program.scan_path(number))
-                totals = on_explicit_mesh(zeros, (params, batch.state))
-            totals = observe(totals, params, batch.state, batch.cut.trips, batch.weights)
+                scan = None if trips is None else program.segments.program.steps[step].path
+                totals = on_explicit_mesh(taps.zeros(scan), (params, state))
+            totals = observe(totals, params, state, trips, weights)
             on_batch(totals)
         matrices = self.blocks[number].matrices
-        by_inputs = dict(zip(uses_by_inputs(matrices), totals or (), strict=True))
+        by_inputs = dict(zip(uses_by_inputs(matrices), totals, strict=True))
         return [CalibratedMatrices(part, by_inputs[inputs_key(part)]) for part in matrices]
-
-
-class _Program:
-    """A model for batches of one shape: its blocks, where each is calibrated from, and what observes them."""
-
-    def __init__(
-        self,
-        graph: UseGraph,
-        matrices: list[WeightMatrices],
-        with_gram: bool,
-        blocks: Sequence[Names] | None,
-    ):
-        self.matrices = matrices
-        self._uses = uses_by_inputs(matrices)
-        self.segments = Segments(graph, itertools.chain(*self._uses.values()))
-        self.blocks = find_blocks(matrices, self.segments.program, blocks)
-        self.cuts = find_cuts(self.blocks, self.segments.program)
-        self._with_gram = with_gram
-        # One compiled program for all trips of a scan.
-        self._observer = functools.cache(self._make_observer)
-
-    def order(self) -> list[Any]:
-        """Tells what is pruned when, to be compared."""
-        order = []
-        for block in self.blocks:
-            order.append([part.where for part in block.matrices])
-        return order
-
-    def scan_path(self, number: int) -> tuple[int, ...] | None:
-        """Finds where the scan is of which a block is one trip."""
-        if self.blocks[number].layer is None:
-            return None
-        return self.segments.program.steps[self.cuts[number].step].path
-
-    def observer_of(self, number: int) -> tuple[Taps, Any]:
-        """Makes the taps of a block, and the compiled function that adds their statistics to totals."""
-        block = self.blocks[number]
-        cut = self.cuts[number]
-        start = ProgramCut(cut.step, None if block.layer is None else 0)
-        inputs = tuple(uses_by_inputs(block.matrices))
-        return self._observer(inputs, start, block.stop)
-
-    def _make_observer(
-        self, inputs: tuple[Hashable, ...], start: ProgramCut, stop: int
-    ) -> tuple[Taps, Any]:
-        uses = [self._uses[key] for key in inputs]
-        taps = input_taps(uses, self._with_gram)
-        return taps, self.segments.observe(taps, start, stop)
-
-
-@dataclasses.dataclass
-class _Batch:
-    """What is kept of a batch, where in its program that is, and how much its samples count."""
-
-    program: _Program
-    state: State
-    cut: ProgramCut
-    weights: jax.Array | None
-
-    def advance(self, params: tree_lib.PyTree, number: int) -> None:
-        """Runs the batch on to where a block is calibrated from."""
-        cut = self.program.cuts[number]
-        self.state = self.program.segments.advance(params, self.state, self.cut, cut)
-        self.cut = cut
-
-
-def _check_order(first: _Program, others: Sequence[_Program]) -> None:
-    """Refuses leaves that one loop goes through, and models whose order depends on shapes."""
-    for part in first.matrices:
-        if not part.fills_stacks:
-            raise ValueError(
-                f'{part.where}: a loop goes through this leaf and others, so that its trips '
-                'cannot be pruned one after another; leave sequential out'
-            )
-    for other in others:
-        check_alike(first.matrices, other.matrices)
-        if other.order() != first.order():
-            raise ValueError(
-                'with batches of different shapes the model comes to its leaves in different orders, so that they '
-                'cannot be pruned one after another; give batches of one shape'
-            )

@@ -1,11 +1,9 @@
 """Wanda: a weight counts as much as its magnitude times what its input brings."""
 
 import dataclasses
-import functools
 
-from jaxpruner.oneshot import matrix_masks, matrix_scores
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
-from jaxpruner.oneshot.output_portions import in_portions
+from jaxpruner.oneshot.matrix_masks import keep_in_matrices, wanda_scores
 
 
 @dataclasses.dataclass
@@ -22,16 +20,10 @@ class Wanda(CalibratedPruning):
 
     def score_matrices(self, weights, second_moment):
         """Scores weights by the sums of squares of their inputs; a subclass may score otherwise."""
-        return matrix_scores.wanda_scores(weights, second_moment)
+        return wanda_scores(weights, second_moment)
 
     def prune_matrices(self, weights, prepared, sparsity, sparsity_type, where):
         """Makes the mask; weights that are kept do not change."""
         del where
         scores = self.score_matrices(weights, prepared.second_moment)
-        mask_of = functools.partial(
-            matrix_masks.keep_in_matrices,
-            sparsity=sparsity,
-            sparsity_type=sparsity_type,
-            per=self.per,
-        )
-        return None, in_portions(mask_of, scores) if self.per == 'output' else mask_of(scores)
+        return None, keep_in_matrices(scores, sparsity, sparsity_type, self.per)

@@ -15,12 +15,11 @@ import jax.numpy as jnp
 from jaxpruner import caller_warnings
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot import CalibratedPruning
-from jaxpruner.oneshot.batches import as_inputs, check_inputs, check_samples, first_batch
-from jaxpruner.oneshot.followed_leaves import FollowedLeaves, follow_leaves
-from jaxpruner.oneshot.input_statistics import first_names
-from jaxpruner.oneshot.least_squares import fit_kept_inputs
-from jaxpruner.oneshot.weight_matrices import WeightMatrices
-from jaxpruner.trace import param_uses
+from jaxpruner.oneshot.batches import first_batch
+from jaxpruner.oneshot.leaves import FollowedLeaves, follow_leaves, trace_model
+from jaxpruner.oneshot.matrices import WeightMatrices
+from jaxpruner.oneshot.pruning_run import first_names
+from jaxpruner.oneshot.sparsegpt import fit_kept_inputs
 from jaxpruner.tree import Path, PyTree
 
 DAMPING = 1e-3
@@ -79,13 +78,10 @@ def refit(
       progress: whether a progress bar is shown.
     """
     first, batches = first_batch(batches)
-    check_samples(first, 0)
-    check_inputs(apply_fn, first, params=params)
     paths, ones, treedef = tree_lib.flatten_with_paths(zeroed_ones)
     is_kept = dict(zip(paths, ones, strict=True))
     cut = [path for path in paths if not is_kept[path].all()]
-    uses = param_uses(apply_fn, params, *as_inputs(first))
-    followed = follow_leaves(uses, cut)
+    followed = follow_leaves(trace_model(apply_fn, params, first), cut)
     masks, left_out = _row_masks(followed, is_kept)
     for path, reason in followed.unclear.items():
         left_out[path] = reason

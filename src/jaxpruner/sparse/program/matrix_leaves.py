@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.oneshot.weight_matrices import (
+from jaxpruner.oneshot.matrices import (
     MASKS,
     UnknownWeightsError,
     WeightMatrices,

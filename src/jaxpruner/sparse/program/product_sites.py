@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner.oneshot.contracted_axes import contracted_axes
-from jaxpruner.oneshot.weight_matrices import CASTS, step_name
+from jaxpruner.oneshot.matrices import CASTS, contracted_axes, step_name
 from jaxpruner.sparse.program.convolutions import Convolution, Convolving
 from jaxpruner.trace import Use
 from jaxpruner.trace.program import bind

@@ -6,15 +6,11 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import nnx
 
 import jaxpruner
-from jaxpruner import api
 from jaxpruner.oneshot import SNIP, GraSP, SynFlow
-from jaxpruner.oneshot.batches import first_batch
-from jaxpruner.oneshot.pruning_at_initialization import sparsities_of_rounds
+from jaxpruner.oneshot.at_initialization import sparsities_of_rounds
 from oneshot import references
 
 RANDOM = np.random.default_rng(0)
@@ -129,15 +125,6 @@ def test_masks_equal_the_reference(algorithm, sparsity, rounds):
     assert sum(masks[name].sum() for name in WEIGHTS) == references.number_kept(72, sparsity)
 
 
-def test_published_numbers_of_rounds():
-    assert [api.create_updater_from_config({'algorithm': name}).rounds for name in GIVEN] == [
-        1,
-        1,
-        100,
-    ]
-    assert SNIP(rounds=2, normalize_scores=True).use_normalization
-
-
 def test_rounds_are_nested_and_compiled_once():
     found, traces = [], []
 
@@ -194,52 +181,6 @@ def test_narrow_weights_have_wide_sums():
         assert sum(masks[name].sum() for name in WEIGHTS) == 36
 
 
-@pytest.mark.parametrize('algorithm', GIVEN)
-def test_arrays_of_numpy_are_taken(algorithm):
-    params = {name: np.asarray(PARAMS[name], np.float64) for name in SHAPES}
-    batches = [X[:1]] if algorithm == 'synflow' else BATCHES
-    given = GIVEN[algorithm] | {
-        'batches': jax.tree.map(lambda array: np.asarray(array, np.float64), batches)
-    }
-    masks = [
-        jaxpruner.prune(tree, 0.7, algorithm, rounds=2, **each)[1]
-        for tree, each in ((params, given), (PARAMS, GIVEN[algorithm]))
-    ]
-    for name in WEIGHTS:
-        np.testing.assert_array_equal(masks[0][name], masks[1][name])
-
-
-def test_training_goes_on_with_the_masks():
-    params, masks = jaxpruner.prune(PARAMS, 0.7, 'snip', **GIVEN['snip'])
-    params = {name: params[name] for name in SHAPES}
-    tx = jaxpruner.FixedMask({name: masks[name] for name in SHAPES}).wrap_optax(optax.sgd(0.1))
-    updates, _ = tx.update(jax.grad(loss_fn)(params, X, Y), tx.init(params), params)
-    trained = optax.apply_updates(params, updates)
-    for name in WEIGHTS:
-        np.testing.assert_array_equal(trained[name] != 0, masks[name] != 0)
-        assert (trained[name] != params[name]).any()
-
-
-class Boxes(nnx.Module):
-    def __init__(self):
-        self.hidden, self.out = (
-            nnx.Linear(6, 8, rngs=nnx.Rngs(0)),
-            nnx.Linear(8, 3, rngs=nnx.Rngs(1)),
-        )
-
-
-def test_models_in_boxes():
-    graph, weights = nnx.split(Boxes(), nnx.Param)
-
-    def loss(weights, x, y):
-        model = nnx.merge(graph, weights)
-        return jnp.sum((model.out(jnp.tanh(model.hidden(x))) - y) ** 2)
-
-    _, masks = jaxpruner.prune(weights, 0.5, 'grasp', loss_fn=loss, batches=BATCHES)
-    assert [mask.shape for mask in jax.tree.leaves(masks)] == [(6, 8), (8, 3)]
-    assert sum(mask.sum() for mask in jax.tree.leaves(masks)) == 36
-
-
 def deep(params, x):
     for _ in range(24):
         x = x @ params['w']
@@ -262,8 +203,16 @@ def test_flows_beyond_float32_are_refused_and_float64_holds_them():
     )
 
 
-def prune(algorithm, params=PARAMS, **given):
-    return jaxpruner.prune(params, 0.5, algorithm, **given)
+def prune(algorithm, **given):
+    return jaxpruner.prune(PARAMS, 0.5, algorithm, **given)
+
+
+def snip(**given):
+    return prune('snip', **({'loss_fn': loss_fn, 'batches': BATCHES} | given))
+
+
+def synflow(**given):
+    return prune('synflow', **({'apply_fn': apply, 'batches': [X]} | given))
 
 
 class ReadOnce:
@@ -276,113 +225,60 @@ class ReadOnce:
         return iter(self.batches.pop(0))
 
 
+def of_bias(params, x, y):
+    return jnp.sum(x * params['bias'][:6])
+
+
 BAD = [
     (
         lambda: prune('snip'),
-        ValueError,
         'SNIP takes loss_fn=… and batches=…, and no apply_fn; got none of them',
     ),
+    (lambda: prune('grasp', loss_fn=loss_fn), 'GraSP takes loss_fn=… and batches=….* got loss_fn'),
+    (lambda: snip(loss_fn=None, apply_fn=apply), 'no apply_fn; got apply_fn and batches'),
     (
-        lambda: prune('grasp', loss_fn=loss_fn),
-        ValueError,
-        'GraSP takes loss_fn=… and batches=….* got loss_fn',
-    ),
-    (
-        lambda: prune('snip', apply_fn=apply, batches=BATCHES),
-        ValueError,
-        'no apply_fn; got apply_fn and batches',
-    ),
-    (
-        lambda: prune('synflow', **GIVEN['snip']),
-        ValueError,
-        'SynFlow takes apply_fn=… .* no loss_fn; got loss',
+        lambda: synflow(apply_fn=None, loss_fn=loss_fn),
+        'SynFlow takes apply_fn=… .* no loss_fn; got',
     ),
     (
         lambda: prune('magnitude', loss_fn=loss_fn),
-        ValueError,
         "'magnitude' looks at no loss: leave loss_fn out",
     ),
-    (lambda: prune('wanda', loss_fn=loss_fn), ValueError, "'wanda' looks at no loss"),
-    (
-        lambda: prune('snip', loss_fn=loss_fn, batches=[]),
-        ValueError,
-        'batches are empty; give at least one',
-    ),
-    (lambda: prune('synflow', apply_fn=apply, batches=iter([])), ValueError, 'batches are empty'),
-    (
-        lambda: prune('snip', loss_fn=loss_fn, batches=[(X, Y), (X[:0], Y[:0])]),
-        ValueError,
-        r'batches\[1\] holds no samples: its inputs have shapes \(0, ',
-    ),
-    (
-        lambda: prune('grasp', loss_fn=loss_fn, batches=[(X[:0], Y[:0])]),
-        ValueError,
-        r'batches\[0\] holds no samples',
-    ),
+    (lambda: prune('wanda', loss_fn=loss_fn), "'wanda' looks at no loss"),
+    (lambda: snip(batches=[]), 'batches are empty; give at least one'),
+    (lambda: synflow(batches=iter([])), 'batches are empty'),
+    (lambda: snip(batches=[(X, Y), (X[:0], Y[:0])]), r'batches\[1\] holds no samples: .* \(0, '),
     (
         lambda: prune('grasp', loss_fn=loss_fn, batches=iter(BATCHES)),
-        ValueError,
         'batches are read 2 times, and',
     ),
+    (lambda: snip(batches=ReadOnce(), rounds=2), 'empty when they were read ag'),
+    (lambda: synflow(batches=[(1, 6)]), r'jax.ShapeDtypeStruct\(.*; got 1'),
     (
-        lambda: prune('snip', loss_fn=loss_fn, batches=ReadOnce(), rounds=2),
-        ValueError,
-        'empty when they were read ag',
+        lambda: snip(loss_fn=lambda p, x, y: apply(p, x)[:, 0]),
+        r'of one number, and loss_fn leads to S',
+    ),
+    (lambda: snip(loss_fn=lambda p, x, y: (1.0, x)), r'loss_fn leads to \('),
+    (lambda: synflow(apply_fn=lambda p, x: 3), 'apply_fn leads to .*int32'),
+    (
+        lambda: snip(batches=[(X * jnp.nan, Y)]),
+        'hidden: its scores are not finite in round 1; look f',
     ),
     (
-        lambda: prune('synflow', apply_fn=apply, batches=[(1, 6)]),
-        ValueError,
-        r'jax.ShapeDtypeStruct\(.*; got 1',
+        lambda: snip(loss_fn=of_bias),
+        'all scores of SNIP are zero: what loss_fn returns does not dep',
     ),
-    (
-        lambda: prune('snip', loss_fn=lambda p, x, y: apply(p, x)[:, 0], batches=BATCHES),
-        ValueError,
-        r'derivatives of one number, and loss_fn leads to ShapeDtypeStruct\(shape=\(4,\)',
-    ),
-    (
-        lambda: prune('snip', loss_fn=lambda p, x, y: (1.0, x), batches=BATCHES),
-        ValueError,
-        r'loss_fn leads to \(',
-    ),
-    (
-        lambda: prune('synflow', apply_fn=lambda p, x: 3, batches=[X]),
-        ValueError,
-        'apply_fn leads to .*int32',
-    ),
-    (
-        lambda: prune('snip', loss_fn=loss_fn, batches=[(X * jnp.nan, Y)]),
-        ValueError,
-        'hidden: its scores are not finite in round 1; look for NaN or inf in parameters and batches',
-    ),
-    (
-        lambda: prune('snip', loss_fn=lambda p, x, y: jnp.sum(x * p['bias'][:6]), batches=BATCHES),
-        ValueError,
-        'all scores of SNIP are zero: what loss_fn returns does not depend on the leaves',
-    ),
-    (lambda: SNIP(rounds=0), ValueError, 'rounds must be a whole number from 1 up, got 0'),
-    (lambda: GraSP(rounds=True), TypeError, 'rounds must be .* got True'),
-    (lambda: SynFlow(rounds=2.0), TypeError, 'rounds must be .* got 2.0'),
-    (
-        lambda: prune('snip', **GIVEN['snip'], sparsity_type='2:4'),
-        ValueError,
-        r'SNIP ranks .* needs Unstructured\(\)',
-    ),
-    (
-        lambda: SNIP(stacked='hidden'),
-        ValueError,
-        'SNIP ranks all leaves together: topk_fn and stacked have no meaning',
-    ),
-    (
-        lambda: SynFlow().wrap_optax(None),
-        TypeError,
-        r'SynFlow prunes once .* apply_fn=….* FixedMask\(masks\)',
-    ),
+    (lambda: SNIP(rounds=0), 'rounds must be a whole number from 1 up, got 0'),
+    (lambda: GraSP(rounds=True), 'rounds must be .* got True'),
+    (lambda: snip(sparsity_type='2:4'), r'SNIP ranks .* needs Unstructured\(\)'),
+    (lambda: SNIP(stacked='hidden'), 'SNIP ranks all leaves together: topk_fn and stacked have no'),
+    (lambda: SynFlow().wrap_optax(None), r'SynFlow prunes once .* apply_fn=….* FixedMask\(masks\)'),
 ]
 
 
-@pytest.mark.parametrize(('call', 'error', 'message'), BAD)
-def test_bad_calls(call, error, message):
-    with pytest.raises(error, match=message):
+@pytest.mark.parametrize(('call', 'message'), BAD)
+def test_bad_calls(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         call()
 
 
@@ -396,23 +292,3 @@ def test_leaves_of_which_nothing_is_left_are_warned_of():
         )
     assert not masks['hidden'].any()
     jaxpruner.prune(PARAMS, 1.0, 'snip', **GIVEN['snip'])  # as asked for
-
-
-def test_where_nothing_is_selected_nothing_is_computed():
-    pruner = SNIP(sparsity_distribution_fn=None)
-    with pytest.warns(UserWarning, match='SNIP prunes no leaf of 4'):
-        params, masks = pruner.instant_sparsify(PARAMS, loss_fn=loss_fn, batches=BATCHES)
-    assert params is PARAMS
-    assert jax.tree.leaves(masks) == []
-
-
-def test_an_iterator_is_not_advanced():
-    first, batches = first_batch(iter('abc'))
-    assert [first, *batches] == ['a', 'a', 'b', 'c']
-
-
-def test_rounds_end_at_the_target():
-    for sparsity in (0.0, 1e-9, 0.3, 0.999, 1.0):
-        found = sparsities_of_rounds(sparsity, 7)
-        assert found == sorted(found)
-        assert found[-1] == sparsity

@@ -1,47 +1,30 @@
 """Pruning in one call, by name; the names of the one-shot algorithms."""
 
+import copy
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jaxpruner import api, caller_warnings, sparsity_types
+from jaxpruner import api, caller_warnings, checks, mask_calculator, sparsity_types
 from jaxpruner import tree as tree_lib
-from jaxpruner.oneshot.along_inputs import along_inputs
-from jaxpruner.oneshot.batches import (
-    as_inputs,
-    check_inputs,
-    check_model_is_given,
-    first_batch,
-)
+from jaxpruner.base_updater import BaseUpdater
+from jaxpruner.oneshot import batches as batches_lib
+from jaxpruner.oneshot import leaves as leaves_lib
+from jaxpruner.oneshot.at_initialization import SNIP, GraSP, PruningAtInitialization, SynFlow
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
-from jaxpruner.oneshot.followed_leaves import ignore_vectors
-from jaxpruner.oneshot.grasp import GraSP
-from jaxpruner.oneshot.named_leaves import sparsities_by_name
-from jaxpruner.oneshot.pruning_at_initialization import PruningAtInitialization
 from jaxpruner.oneshot.ria import RIA
 from jaxpruner.oneshot.sample_weights import SampleWeights
-from jaxpruner.oneshot.snip import SNIP
 from jaxpruner.oneshot.sparsegpt import SparseGPT
-from jaxpruner.oneshot.synflow import SynFlow
 from jaxpruner.oneshot.wanda import Wanda
 from jaxpruner.plan import PruningPlan
-from jaxpruner.sparsity_types import is_n_by_m_without_axis, normalize_setting
-from jaxpruner.trace import UseGraph, param_uses
+from jaxpruner.sparsity_types import INPUT_AXIS, NByM
+from jaxpruner.trace import UnsupportedPrimitive, UseGraph, with_input_axes
 
-_ALGORITHMS = {
-    'wanda': Wanda,
-    'ria': RIA,
-    'sparsegpt': SparseGPT,
-    'snip': SNIP,
-    'grasp': GraSP,
-    'synflow': SynFlow,
-}
+for _algorithm in (Wanda, RIA, SparseGPT, SNIP, GraSP, SynFlow):
+    api.register_one_shot_algorithm(_algorithm.__name__.lower(), _algorithm)
 
-for _name, _algorithm in _ALGORITHMS.items():
-    api.register_one_shot_algorithm(_name, _algorithm)
-
-
-_TELL_SPARSITIES = {'custom_sparsity_map', 'sparsity_distribution_fn'}
+_DEFAULT_AXIS = -1  # of `NByM`; whether a user has written it does not show
 
 
 def prune(
@@ -107,44 +90,39 @@ def prune(
     if masks is None:
         settings |= _sparsity_settings(sparsity, settings)
     pruner = api.create_updater_from_config({'algorithm': algorithm, **settings})
-    if not isinstance(pruner, CalibratedPruning):
-        if masks is not None:
-            raise ValueError(
-                f'{algorithm!r} makes masks of its own: leave masks out, or choose sparsegpt'
-            )
-        if donate:
-            raise ValueError(
-                f'{algorithm!r} makes a copy: leave donate out, or choose wanda, ria or sparsegpt'
-            )
-        if weights is not None:
-            raise ValueError(
-                f'{algorithm!r} takes no statistics of inputs that weights could weigh: leave weights out (a loss '
-                'weighs its samples itself), or choose wanda, ria or sparsegpt'
-            )
-    if isinstance(pruner, PruningAtInitialization):
+    name = repr(algorithm)
+    if isinstance(pruner, CalibratedPruning):
+        if loss_fn is None:
+            batches_lib.check_model_is_given(name, 'prune', apply_fn, batches)
+            model = {'apply_fn': apply_fn, 'batches': batches, 'masks': masks, 'weights': weights}
+            return pruner.instant_sparsify(params, **model, progress=progress, donate=donate)
+    elif masks is not None:
+        raise ValueError(f'{name} makes masks of its own: leave masks out, or choose sparsegpt')
+    elif donate:
+        raise ValueError(
+            f'{name} makes a copy: leave donate out, or choose wanda, ria or sparsegpt'
+        )
+    elif weights is not None:
+        raise ValueError(
+            f'{name} takes no statistics of inputs that weights could weigh: leave weights out (a loss '
+            'weighs its samples itself), or choose wanda, ria or sparsegpt'
+        )
+    elif isinstance(pruner, PruningAtInitialization):
         return pruner.instant_sparsify(
             params, apply_fn=apply_fn, loss_fn=loss_fn, batches=batches, progress=progress
         )
     if loss_fn is not None:
-        raise ValueError(
-            f'{algorithm!r} looks at no loss: leave loss_fn out, or choose snip or grasp'
-        )
-    if isinstance(pruner, CalibratedPruning):
-        check_model_is_given(repr(algorithm), 'prune', apply_fn, batches)
-        model = {'apply_fn': apply_fn, 'batches': batches}
-        return pruner.instant_sparsify(
-            params, **model, masks=masks, progress=progress, donate=donate, weights=weights
-        )
+        raise ValueError(f'{name} looks at no loss: leave loss_fn out, or choose snip or grasp')
     if apply_fn is None and batches is None:
         _warn_of_groups_along_the_last_axis(settings.get('sparsity_type'))
         return pruner.instant_sparsify(params)
     if apply_fn is None or batches is None:
         raise ValueError(
-            f'{algorithm!r} reads from a model which axes are its inputs, and takes both apply_fn=… and batches=… for '
+            f'{name} reads from a model which axes are its inputs, and takes both apply_fn=… and batches=… for '
             'that, or neither'
         )
-    pruner = along_inputs(pruner, _graph_of(apply_fn, params, batches), params)
-    with ignore_vectors():
+    pruner, _ = _along_inputs(pruner, apply_fn, params, batches)
+    with leaves_lib.ignore_vectors():
         return pruner.instant_sparsify(params)
 
 
@@ -193,19 +171,98 @@ def plan(
         return pruner.plan(params, apply_fn=apply_fn, batches=batches)
     if isinstance(pruner, PruningAtInitialization) or (apply_fn is None and batches is None):
         return pruner.plan(params)
-    check_model_is_given(repr(algorithm), 'plan', apply_fn, batches, ', or neither')
-    assert apply_fn is not None
-    assert batches is not None
-    pruner = along_inputs(pruner, _graph_of(apply_fn, params, batches), params)
-    with ignore_vectors():
-        return pruner.plan(params)
+    batches_lib.check_model_is_given(repr(algorithm), 'plan', apply_fn, batches, ', or neither')
+    pruner, why_dense = _along_inputs(pruner, apply_fn, params, batches)
+    with leaves_lib.ignore_vectors():
+        planned = pruner.plan(params)
+    leaves = [
+        dataclasses.replace(leaf, why_dense=why_dense.get(leaf.path, leaf.why_dense))
+        for leaf in planned
+    ]
+    return dataclasses.replace(planned, leaves=tuple(leaves))
 
 
-def _graph_of(apply_fn: Callable[..., Any], params: tree_lib.PyTree, batches: Any) -> UseGraph:
-    """Traces the model with the first batch."""
-    first, _ = first_batch(batches)
-    check_inputs(apply_fn, first, params=params)
-    return param_uses(apply_fn, params, *as_inputs(first))
+def _along_inputs(
+    pruner: BaseUpdater, apply_fn: Any, params: tree_lib.PyTree, batches: Any
+) -> tuple[BaseUpdater, dict[tree_lib.Path, str]]:
+    """Makes a pruner that looks at weights alone prune the weight matrices of a model; tells why other leaves stay.
+
+    N:M groups lie along the axis that the model sums over. An axis that was named stays: `NByM(2, 4, axis=1)`. But
+    `NByM(2, 4, axis=-1)` equals `NByM(2, 4)`, so that the last axis can only be named by its positive number. Of the
+    leaves that the pruner selects, those that no contraction reads stay dense, and lookups (embeddings), tied ones,
+    too, unless a setting names them.
+
+    Raises:
+      ValueError: the model uses none of the leaves, or sparsities or shapes do not fit.
+    """
+    first, _ = batches_lib.first_batch(batches)
+    graph = leaves_lib.trace_model(apply_fn, params, first)
+    paths, leaves, _ = tree_lib.flatten_with_paths(params)
+    types = sparsity_types.resolve_types(pruner.sparsity_type, paths, leaves)
+    # Which leaves the pruner selects, whatever the axes of their types.
+    any_types = [None if each is None else sparsity_types.Unstructured() for each in types]
+    described = sparsity_types.resolve_leaves(paths, leaves, any_types, pruner.stacked)
+    with leaves_lib.ignore_vectors():
+        targets, _ = checks.targets_of_leaves(
+            pruner.sparsity_distribution_fn, params, described, pruner.stacked
+        )
+    selected = [path for path, target in zip(paths, targets, strict=True) if target is not None]
+    followed = leaves_lib.follow_leaves(graph, selected)
+    leaves_lib.check_used(followed, type(pruner).__name__)
+    is_named = leaves_lib.names_of(pruner)
+    why_dense, unclear, type_of = {}, {}, {}
+    for path, leaf, sparsity_type in zip(paths, leaves, types, strict=True):
+        type_of[path] = sparsity_type
+        if path not in selected:
+            continue
+        # Without N:M it is no matter which weight meets which input.
+        reason = None if path in followed.unclear else followed.why_dense(path, is_named)
+        if reason:
+            why_dense[path] = reason
+            continue
+        try:
+            type_of[path] = _type_along_inputs(sparsity_type, path, leaf, graph)
+        except (UnsupportedPrimitive, ValueError) as error:
+            unclear[path] = str(error).removeprefix(f'{tree_lib.path_string(path)}: ')
+    leaves_lib.warn_of_unclear(unclear)
+    why_dense |= unclear
+    type_of |= dict.fromkeys(why_dense)
+    if mask_calculator.own_topk_fn(pruner.topk_fn) is None:
+        # Below the pruner has another setting than the one that its user wrote, which an error should name.
+        of_leaves = sparsity_types.resolve_leaves(
+            paths, leaves, list(type_of.values()), pruner.stacked
+        )
+        shape_checks = {leaf.path: leaf.check_shape for leaf in of_leaves if leaf.path in selected}
+        setting = sparsity_types.normalize_setting(pruner.sparsity_type)
+        sparsity_types.check_groups(shape_checks, setting, paths)
+    pruner = copy.copy(pruner)
+    pruner.sparsity_type = lambda path, leaf: type_of[path]
+    return pruner, why_dense
+
+
+def _type_along_inputs(sparsity_type: Any, path: tree_lib.Path, leaf: Any, graph: UseGraph) -> Any:
+    """Returns the type of a leaf; N:M without an axis of its own gets the one that the model sums over.
+
+    Raises:
+      UnsupportedPrimitive, ValueError: that axis is unknown.
+    """
+    if not isinstance(sparsity_type, NByM) or sparsity_type.axis not in (_DEFAULT_AXIS, INPUT_AXIS):
+        return sparsity_type
+    asked = dataclasses.replace(sparsity_type, axis=INPUT_AXIS)
+    along_inputs = with_input_axes(lambda path, leaf: asked, graph)(path, leaf)
+    if along_inputs is not None:
+        return along_inputs
+    if any(use.contract for use in graph[path]):
+        raise ValueError('a depthwise convolution sums over no channels')
+    # A leaf that is named and in no contraction has no inputs.
+    return dataclasses.replace(sparsity_type, axis=_DEFAULT_AXIS)
+
+
+def _types_in(setting: Any) -> list[Any]:
+    """Lists the sparsity types of a setting, which may be a mapping or a list of pairs."""
+    if isinstance(setting, list | tuple):
+        return [entry for _, entry in setting]
+    return list(setting.values()) if isinstance(setting, Mapping) else [setting]
 
 
 def _warn_of_groups_along_the_last_axis(setting: Any) -> None:
@@ -213,30 +270,28 @@ def _warn_of_groups_along_the_last_axis(setting: Any) -> None:
 
     An object `NByM` shows its axis, and so does the string `'nm_2,4,-1'`.
     """
-    if isinstance(setting, Mapping):
-        entries = list(setting.values())
-    elif isinstance(setting, list | tuple):
-        entries = [entry for _, entry in setting]
-    else:
-        entries = [setting]
-    for entry in entries:
-        if is_n_by_m_without_axis(entry):
-            n_by_m = sparsity_types.parse_sparsity_type(entry)
-            assert isinstance(n_by_m, sparsity_types.NByM)
-            n, m = n_by_m.n, n_by_m.m
-            caller_warnings.warn(
-                f'sparsity_type={entry!r} names no axis, so that its groups lie along the last one, which in most '
-                'layouts of JAX are the outputs, where hardware wants the inputs; give the model, apply_fn=… and '
-                f"batches=…, or NByM({n}, {m}, axis=…); 'nm_{n},{m},-1' says that the last axis is meant"
-            )
-            return
+    for entry in filter(sparsity_types.is_n_by_m_without_axis, _types_in(setting)):
+        n, m, _ = sparsity_types.parse_sparsity_type(entry)
+        caller_warnings.warn(
+            f'sparsity_type={entry!r} names no axis, so that its groups lie along the last one, which in most '
+            'layouts of JAX are the outputs, where hardware wants the inputs; give the model, apply_fn=… and '
+            f"batches=…, or NByM({n}, {m}, axis=…); 'nm_{n},{m},-1' says that the last axis is meant"
+        )
+        return
 
 
 def _sparsity_settings(sparsity: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """Turns the argument `sparsity` into settings of a configuration; takes `filter_fn` from the others."""
     if sparsity is None:
-        is_given = _TELL_SPARSITIES & settings.keys()
-        if not is_given and not _may_hold_n_by_m(settings.get('sparsity_type')):
+        types = _types_in(
+            sparsity_types.normalize_setting(settings.get('sparsity_type') or 'unstructured')
+        )
+        # What a function returns is unknown before it is called.
+        may_be_n_by_m = any(isinstance(each, NByM) or callable(each) for each in types)
+        if (
+            not may_be_n_by_m
+            and not {'custom_sparsity_map', 'sparsity_distribution_fn'} & settings.keys()
+        ):
             raise ValueError(
                 'prune needs a sparsity, such as 0.5, unless sparsity_type is N:M, or custom_sparsity_map is given'
             )
@@ -252,19 +307,7 @@ def _sparsity_settings(sparsity: Any, settings: dict[str, Any]) -> dict[str, Any
             raise ValueError(
                 f'a mapping of sparsities says all about the distribution: leave {key} out'
             )
-    distribution = functools.partial(sparsities_by_name, sparsities=dict(sparsity))
+    distribution = functools.partial(leaves_lib.sparsities_by_name, sparsities=dict(sparsity))
     if 'filter_fn' in settings:
         distribution = functools.partial(distribution, filter_fn=settings.pop('filter_fn'))
     return {'sparsity_distribution_fn': distribution}
-
-
-def _may_hold_n_by_m(setting: Any) -> bool:
-    """Whether a setting of sparsity types names N:M, or is a function, whose types are unknown before it is called."""
-    if setting is None:
-        return False
-    normalized = normalize_setting(setting)
-    for sparsity_type in normalized.values() if isinstance(normalized, Mapping) else [normalized]:
-        is_type = sparsity_type is None or isinstance(sparsity_type, sparsity_types.SparsityType)
-        if isinstance(sparsity_type, sparsity_types.NByM) or not is_type:
-            return True
-    return False

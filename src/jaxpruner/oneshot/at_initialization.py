@@ -1,0 +1,397 @@
+"""SNIP, GraSP and SynFlow: weights of an untrained model are scored by derivatives of a loss.
+
+In each round derivatives are summed over the batches, weights are scored by them, and the best of the whole model kept.
+"""
+
+import dataclasses
+import logging
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, NoReturn
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxpruner import base_updater, checks
+from jaxpruner import tree as tree_lib
+from jaxpruner.algorithms import global_pruners, pruners
+from jaxpruner.oneshot.batches import (
+    READ_AGAIN,
+    as_batches,
+    as_inputs,
+    check_inputs,
+    check_samples,
+    first_batch,
+)
+from jaxpruner.progress import progress_bar
+from jaxpruner.trace.compiled_once import CompiledOnce
+
+logger = logging.getLogger(__name__)
+
+LossFn = Callable[..., jax.Array]
+
+
+def gradients(loss: LossFn, weights: tree_lib.PyTree) -> tree_lib.PyTree:
+    """Computes the gradients of the loss of one batch, which most algorithms sum over the batches."""
+    return jax.grad(loss)(weights)
+
+
+def hessian_product(
+    loss: LossFn, weights: tree_lib.PyTree, direction: tree_lib.PyTree
+) -> tree_lib.PyTree:
+    """Multiplies the Hessian of a loss by a vector, which is a tree like the weights, as the result is.
+
+    >>> float(hessian_product(lambda weight: weight**3, jnp.float32(2), jnp.float32(10)))  # the second derivative is 12
+    120.0
+    """
+
+    def cast(vector: jax.Array, weight: jax.Array) -> jax.Array:
+        # JAX's gradient of a complex weight is the conjugate of the direction of steepest ascent.
+        return jnp.conj(vector).astype(weight.dtype)
+
+    tangents = jax.tree.map(cast, direction, weights)
+    return jax.jvp(jax.grad(loss), (weights,), (tangents,))[1]
+
+
+def sparsities_of_rounds(sparsity: float, rounds: int) -> list[float]:
+    """Computes the sparsity after each round: what is kept shrinks by the same factor in each.
+
+    >>> [round(sparsity, 3) for sparsity in sparsities_of_rounds(0.99, 2)]
+    [0.9, 0.99]
+    """
+    after_rounds = [1 - (1 - sparsity) ** (number / rounds) for number in range(1, rounds)]
+    return [*(min(each, sparsity) for each in after_rounds), sparsity]
+
+
+@dataclasses.dataclass
+class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.BaseUpdater):
+    """Base of the pruners that score weights by derivatives before training; one defines `calculate_scores`.
+
+    All weights of the leaves that the distribution selects are ranked together, in rounds: each prunes some more, and
+    takes derivatives anew of the model that the one before has left. What is pruned stays so. Masks are made once: to
+    train with them, use `FixedMask`.
+
+    What was summed over the batches comes to `calculate_scores` as `grads`. A subclass may also override `passes`,
+    `function`, `as_loss` and the default of `rounds`.
+
+    Attributes:
+      rounds: how often weights are scored and pruned.
+      use_normalization: as for other global pruners; the papers do not.
+
+    Raises:
+      TypeError, ValueError: a setting is wrong.
+
+    >>> PruningAtInitialization(rounds=3).rounds
+    3
+    """
+
+    # What gives the batches a meaning: 'loss_fn', or 'apply_fn'.
+    function: ClassVar[str] = 'loss_fn'
+    # What is summed over the batches, one pass after another: `(loss, weights, *sums of earlier passes) -> tree`.
+    passes: ClassVar[tuple[Callable[..., tree_lib.PyTree], ...]] = (gradients,)
+
+    ranks_named_leaves_alone: ClassVar[bool] = False
+
+    rounds: int = 1
+    use_normalization: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.custom_sparsity_map:
+            raise ValueError(
+                f'{type(self).__name__} ranks all leaves together, those of custom_sparsity_map, too; pass '
+                'sparsity_distribution_fn=functools.partial(uniform, sparsity=…, custom_sparsity_map=…), whose targets '
+                'count in the total'
+            )
+
+    def as_loss(
+        self, function: Callable[..., Any], batches: Iterable[Any]
+    ) -> tuple[LossFn, Iterable[Any]]:
+        """Returns the loss whose derivatives are taken, and the batches over which they are summed.
+
+        `function` is the loss or the model that was given.
+        """
+        return function, batches
+
+    def instant_sparsify(
+        self,
+        params: tree_lib.PyTree,
+        grads: None = None,
+        *,
+        loss_fn: LossFn | None = None,
+        apply_fn: Callable[..., Any] | None = None,
+        batches: Iterable[Any] | None = None,
+        progress: bool = True,
+    ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
+        """Scores the weights and prunes them, round by round.
+
+        Args:
+          params: any pytree of arrays. Leaves that hold no floats stay as they are.
+          grads: not used.
+          loss_fn: `(params, *inputs) -> scalar`; not for `SynFlow`.
+          apply_fn: `(params, *inputs) -> results`, the model; for `SynFlow` alone.
+          batches: an iterable of batches, a list if they are read more than once: a tuple holds the inputs, anything
+            else is the only input. Derivatives are summed over them. Each new shape is compiled anew.
+          progress: show a progress bar over the rounds, if stderr is a terminal and rich is installed.
+
+        Returns:
+          The pruned parameters, and the (unpacked) masks. Leaves of which nothing is left are warned of.
+
+        Raises:
+          ValueError: sparsities do not fit, an argument is missing or one too many, there are no batches or one without
+            samples, the loss is no scalar, or scores are not finite.
+        """
+        del grads
+        name = type(self).__name__
+        given = {'loss_fn': loss_fn, 'apply_fn': apply_fn, 'batches': batches}
+        given = {key: value for key, value in given.items() if value is not None}
+        if given.keys() != {self.function, 'batches'}:
+            other = 'apply_fn' if self.function == 'loss_fn' else 'loss_fn'
+            raise ValueError(
+                f'{name} takes {self.function}=… and batches=…, and no {other}; got '
+                f'{" and ".join(given) or "none of them"}'
+            )
+        targets = self.get_target_sparsities(params)
+        loss, batches = self.as_loss(given[self.function], as_batches(batches))
+        first, batches = first_batch(batches, self.rounds * len(self.passes))
+        check_inputs(given[self.function], first, self.function)
+        result = jax.eval_shape(loss, params, *as_inputs(first))
+        is_scalar = getattr(result, 'shape', None) == ()
+        if not is_scalar or not jnp.issubdtype(result.dtype, jnp.floating):
+            raise ValueError(
+                f'{name} takes derivatives of one number, and {self.function} leads to {result}; return a float scalar '
+                'alone, such as the mean over the batch'
+            )
+        masks = self.get_initial_masks(params, targets)
+        if not jax.tree.leaves(masks):
+            checks.check_masks(self, params, masks)
+            return params, masks
+        sizes = [mask.size for mask in jax.tree.leaves(masks)]
+        total = float(global_pruners.total_sparsity(jax.tree.leaves(targets), sizes))
+        # Compiled once for all rounds, and for all calls with a model of the same program.
+        adders = [CompiledOnce(_adder(loss, derive), donate_argnums=(0,)) for derive in self.passes]
+        score = CompiledOnce(
+            lambda sums, params, masks: self.calculate_scores(_selected(params, masks), grads=sums)
+        )
+        paths, _, _ = tree_lib.flatten_with_paths(masks)
+        with progress_bar(self.rounds, progress) as show:
+            for number, sparsity in enumerate(sparsities_of_rounds(total, self.rounds), 1):
+                sums: list[tree_lib.PyTree] = []
+                for add in adders:
+                    sums.append(_sum_over(batches, add, params, masks, sums))
+                scores = score(sums.pop(), params, masks)
+                leaves = jax.tree.leaves(scores)
+                for path, leaf in zip(paths, leaves, strict=True):
+                    if not jnp.isfinite(leaf).all():
+                        raise ValueError(
+                            f'{tree_lib.path_string(path)}: its scores are not finite in round {number}; look for NaN '
+                            'or inf in parameters and batches, and where numbers are merely too large, give the '
+                            "parameters in float64, after jax.config.update('jax_enable_x64', True): the masks fit "
+                            'narrower ones, too'
+                        )
+                if number == 1 and not any(jnp.any(leaf != 0) for leaf in leaves):
+                    raise ValueError(
+                        f'all scores of {name} are zero: what {self.function} returns does not depend on the leaves '
+                        'that are to be pruned, or its derivatives are too small for their dtype'
+                    )
+                scores = jax.tree.map(_keep_pruned, scores, masks)
+                masks = self.create_masks(scores, jax.tree.map(lambda _, now=sparsity: now, scores))
+                logger.info(
+                    '%s: sparsity %.4f after round %d of %d', name, sparsity, number, self.rounds
+                )
+                show(name, number, masks)
+        leaves = jax.tree.leaves(masks)
+        empty = [
+            tree_lib.path_string(path)
+            for path, mask in zip(paths, leaves, strict=True)
+            if mask.size and not checks.keeps_any(mask)
+        ]
+        if empty and total < 1:
+            warnings.warn(
+                f'{", ".join(empty)}: {name} left no weight there, so that what comes before may have no effect; take '
+                'more rounds=…, a lower sparsity, or synflow',
+                UserWarning,
+                stacklevel=2,
+            )
+        checks.check_masks(self, params, masks)
+        return self.apply_masks(params, masks), masks
+
+    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
+        """Returns targets as the base does; leaves that hold no floats have no derivatives, and stay dense."""
+
+        def of_floats(leaf: Any, target: Any) -> Any:
+            return target if tree_lib.holds_weights(leaf) else None
+
+        targets = super().get_target_sparsities(params)
+        return tree_lib.map_with_missing(of_floats, params, targets)
+
+    def wrap_optax(self, inner: optax.GradientTransformation) -> NoReturn:
+        """Refuses: masks are made once, before training."""
+        raise TypeError(
+            f'{type(self).__name__} prunes once and wraps no optimizer; call instant_sparsify(params, '
+            f'{self.function}=…, batches=…), then FixedMask(masks).wrap_optax(tx) to train'
+        )
+
+
+@jax.jit
+def _keep_pruned(scores: jax.Array, mask: jax.Array) -> jax.Array:
+    return jnp.where(mask != 0, scores, -jnp.inf)
+
+
+def _sum_over(
+    batches: Iterable[Any], add: Callable[..., Any], params: Any, masks: Any, sums: Any
+) -> tree_lib.PyTree:
+    """Passes over the batches once; sums are float32 or wider, and lie on the devices of the parameters."""
+
+    def wide_zeros(leaf: Any) -> jax.Array:
+        leaf = jnp.asarray(leaf)  # NumPy's float64 is only that where 64 bits are enabled
+        return jnp.zeros_like(leaf, dtype=tree_lib.at_least_float32(leaf.dtype))
+
+    total = None
+    for number, batch in enumerate(batches):
+        check_samples(batch, number)
+        if total is None:
+            total = jax.tree.map(wide_zeros, _selected(params, masks))
+        total = add(total, sums, params, masks, *as_inputs(batch))
+    if total is None:
+        raise ValueError(f'batches were empty when they were read again; {READ_AGAIN}')
+    return total
+
+
+def _adder(loss_fn: LossFn, derive: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the function that adds what a pass derives from a batch, for the model without its pruned weights."""
+
+    def put_back(leaf: Any, weight: jax.Array | None, mask: Any) -> Any:
+        return leaf if weight is None else jnp.where(mask != 0, weight, 0)
+
+    def add(total: Any, sums: Any, params: Any, masks: Any, *inputs: Any) -> Any:
+        def loss(weights: tree_lib.PyTree) -> jax.Array:
+            return loss_fn(tree_lib.map_with_missing(put_back, params, weights, masks), *inputs)
+
+        terms = derive(loss, _selected(params, masks), *sums)
+        return jax.tree.map(lambda total, term: total + term.astype(total.dtype), total, terms)
+
+    return add
+
+
+def _selected(params: tree_lib.PyTree, masks: tree_lib.PyTree) -> tree_lib.PyTree:
+    """Keeps the leaves that have a mask, `None` for the others."""
+    return tree_lib.map_with_missing(
+        lambda leaf, mask: None if mask is None else leaf, params, masks
+    )
+
+
+@dataclasses.dataclass
+class SNIP(PruningAtInitialization):
+    r"""Keeps the weights with the largest $|w \cdot \partial L / \partial w|$ in the model, $L$ summed over batches.
+
+    From Lee et al., "SNIP: Single-shot Network Pruning based on Connection Sensitivity", 2019. With more than one of
+    `rounds` it is Iter SNIP, from de Jorge et al., "Progressive Skeletonization: Trimming more fat from a network at
+    initialization", 2021.
+
+    >>> params = {'w': jnp.array([[3.0, 1.0]])}
+    >>> pruner = SNIP(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> loss_fn = lambda params, x: jnp.sum(x * params['w'])
+    >>> pruner.instant_sparsify(params, loss_fn=loss_fn, batches=[jnp.array([1.0, 9.0])])[1]['w'].tolist()
+    [[0, 1]]
+    """
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        """Scores weights by the magnitudes of weight times gradient."""
+        del sparse_state
+        return pruners.saliencies(params, grads)
+
+
+@dataclasses.dataclass
+class GraSP(PruningAtInitialization):
+    r"""Keeps the gradient flow: weights with the largest $w \cdot H g$ stay.
+
+    Without weight $w_i$ the gradient's squared norm changes by $-2 w_i (H g)_i$ to first order: those whose removal
+    makes it grow most go first. $g$ and $H$ are derivatives with respect to the leaves that are pruned, each summed
+    over the batches, which are read twice in a round. From Wang et al., "Picking Winning Tickets Before Training by
+    Preserving Gradient Flow", 2020, whose code divides logits by a temperature of 200: that belongs into the loss.
+
+    >>> import jax.numpy as jnp
+    >>> params = {'w': jnp.array([[1.0, 1.0, 1.0]])}
+    >>> pruner = GraSP(sparsity_distribution_fn=lambda params: {'w': 2 / 3})
+    >>> loss_fn = lambda params, x: jnp.sum((params['w'] - x) ** 2)  # gradients are -2, 1 and -4: the second shrinks
+    >>> pruner.instant_sparsify(params, loss_fn=loss_fn, batches=[jnp.array([2.0, 0.5, 3.0])])[1]['w'].tolist()
+    [[0, 1, 0]]
+    """
+
+    passes: ClassVar = (gradients, hessian_product)
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        """Multiplies weights by the Hessian's product with the gradient, which comes as `grads`."""
+        del sparse_state
+
+        def score(weight: jax.Array, product: jax.Array) -> jax.Array:
+            return jnp.real(weight.astype(product.dtype) * product)
+
+        return jax.tree.map(score, params, grads)
+
+
+@dataclasses.dataclass
+class SynFlow(PruningAtInitialization):
+    r"""Keeps the weights with the largest $|w \cdot \partial R / \partial w|$, and needs no data.
+
+    $R$ is the sum of the outputs when all parameters are replaced by their magnitudes, and all inputs by ones: of the
+    batches only the first one's shapes and dtypes are used, which `jax.ShapeDtypeStruct` can give. Whole numbers are
+    ones, too. Apply the model as in evaluation: without dropout, and with constant statistics in batch norm. Where $R$
+    exceeds float32, as in deep models, an error says so. From Tanaka et al., "Pruning neural networks without any data
+    by iteratively conserving synaptic flow", 2020.
+
+    >>> params = {'in': jnp.array([[3.0, -2.0]]), 'out': jnp.array([[-1.0], [4.0]])}  # 3 x 1 here, 2 x 4 there
+    >>> pruner = SynFlow(sparsity_distribution_fn=lambda params: {'in': 0.5, 'out': 0.5})
+    >>> apply_fn = lambda params, x: x @ params['in'] @ params['out']
+    >>> _, masks = pruner.instant_sparsify(params, apply_fn=apply_fn, batches=[jnp.zeros((1, 1))])
+    >>> masks['in'].tolist(), masks['out'].tolist()
+    ([[0, 1]], [[0], [1]])
+    """
+
+    function: ClassVar[str] = 'apply_fn'
+
+    rounds: int = 100
+
+    def as_loss(
+        self, function: Callable[..., Any], batches: Iterable[Any]
+    ) -> tuple[LossFn, Iterable[Any]]:
+        """Returns the flow, and one batch of ones."""
+
+        def flow(params: Any, *inputs: Any) -> Any:
+            magnitudes = jax.tree.map(_magnitude, params)
+            results = jax.tree.leaves(function(magnitudes, *inputs))
+            total = 0
+            for result in filter(_is_float, results):
+                dtype = tree_lib.at_least_float32(result.dtype)
+                total += jnp.sum(result, dtype=dtype)
+            return total
+
+        first, _ = first_batch(batches)
+        inputs = as_inputs(first)
+        for leaf in jax.tree.leaves(inputs):
+            if not hasattr(leaf, 'shape') or not hasattr(leaf, 'dtype'):
+                raise ValueError(
+                    'batches tell SynFlow the shapes of the inputs, by arrays or jax.ShapeDtypeStruct(shape, dtype); '
+                    f'got {leaf!r}'
+                )
+
+        def ones_like(leaf: Any) -> jax.Array:
+            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+            return jnp.ones(leaf.shape, dtype)
+
+        return flow, [jax.tree.map(ones_like, inputs)]
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        """Multiplies weights by derivatives of the flow."""
+        del sparse_state
+        return pruners.saliencies(params, grads)
+
+
+def _magnitude(leaf: Any) -> Any:
+    return jnp.abs(leaf) if _is_float(leaf) else leaf
+
+
+def _is_float(leaf: Any) -> bool:
+    return hasattr(leaf, 'dtype') and jnp.issubdtype(leaf.dtype, jnp.inexact)

@@ -1,0 +1,264 @@
+"""Which leaves of a model are pruned: those that it contracts with data, and those that settings name."""
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxpruner import caller_warnings, sparsity_distributions
+from jaxpruner import tree as tree_lib
+from jaxpruner.base_updater import BaseUpdater
+from jaxpruner.oneshot.batches import as_inputs, check_inputs, check_samples
+from jaxpruner.oneshot.matrices import UnknownWeightsError, WeightMatrices, find_matrices
+from jaxpruner.trace import UseGraph, param_uses
+
+IsNamed = Callable[[tree_lib.Path], bool]
+
+_ALL = '*'  # names nothing in particular
+_UNUSED = 'it has no part in what apply_fn returns'
+_NOT_CONTRACTED = 'no contraction reads it'
+_LOOKED_UP = 'data look up its rows (an embedding); a setting that names it prunes it'
+
+
+class FollowedLeaves(NamedTuple):
+    """How a model uses some leaves; each is in exactly one of `matrices` and `reasons`.
+
+    Attributes:
+      matrices: of leaves that contractions read, their weight matrices.
+      reasons: why there are none of the others: embeddings, biases, norms; leaves of which it is not clear which weight
+        meets which input; leaves that have no part in the results.
+      looked_up: leaves of the whole model of which data look up rows; a tied embedding has matrices, too.
+    """
+
+    matrices: dict[tree_lib.Path, tuple[WeightMatrices, ...]]
+    reasons: dict[tree_lib.Path, str]
+    looked_up: frozenset[tree_lib.Path]
+
+    @property
+    def unused(self) -> list[tree_lib.Path]:
+        """The leaves that have no part in the results."""
+        return [path for path, reason in self.reasons.items() if reason == _UNUSED]
+
+    @property
+    def unclear(self) -> dict[tree_lib.Path, str]:
+        """The leaves of which it is not clear which weight meets which input, and the reason."""
+        clear = _UNUSED, _NOT_CONTRACTED
+        return {path: reason for path, reason in self.reasons.items() if reason not in clear}
+
+    @property
+    def all_matrices(self) -> list[WeightMatrices]:
+        """The weight matrices of all leaves."""
+        return [part for matrices in self.matrices.values() for part in matrices]
+
+    def among(self, paths: Container[tree_lib.Path]) -> 'FollowedLeaves':
+        """Picks those of the leaves that are among some paths."""
+        matrices = {path: self.matrices[path] for path in self.matrices if path in paths}
+        reasons = {path: self.reasons[path] for path in self.reasons if path in paths}
+        return FollowedLeaves(matrices, reasons, self.looked_up)
+
+    def why_dense(self, path: tree_lib.Path, is_named: IsNamed) -> str | None:
+        """Tells why a leaf stays dense; `None` if it is pruned. A setting that names it prunes what can be pruned."""
+        reason = self.reasons.get(path)
+        if reason not in (None, _NOT_CONTRACTED) or is_named(path):
+            return reason
+        return _LOOKED_UP if path in self.looked_up else reason
+
+
+@contextlib.contextmanager
+def ignore_vectors() -> Iterator[None]:
+    """Ignores the warning that a filter takes stacked biases and norms for kernels: no contraction reads them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', '.*looks like a bias or norm')
+        yield
+
+
+def trace_model(apply_fn: Any, params: tree_lib.PyTree, batch: Any, number: int = 0) -> UseGraph:
+    """Traces a model with batch `number`; refuses one without samples, or with another number of inputs."""
+    check_samples(batch, number)
+    check_inputs(apply_fn, batch)
+    return param_uses(apply_fn, params, *as_inputs(batch))
+
+
+def follow_leaves(graph: UseGraph, paths: Iterable[tree_lib.Path]) -> FollowedLeaves:
+    """Sorts leaves by what the model does with them.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpruner.trace import param_uses
+    >>> params = {'w': jnp.ones((3, 2)), 'b': jnp.ones(2), 'old': jnp.ones(2)}
+    >>> graph = param_uses(lambda params, x: x @ params['w'] + params['b'], params, jnp.ones((4, 3)))
+    >>> followed = follow_leaves(graph, [('w',), ('b',), ('old',)])
+    >>> list(followed.matrices), followed.reasons[('b',)], followed.unused
+    ([('w',)], 'no contraction reads it', [('old',)])
+    """
+    matrices, reasons = {}, {}
+    for path in paths:
+        if path in graph.unused:
+            reasons[path] = _UNUSED
+        elif path in graph.opaque:
+            reasons[path] = graph.opaque[path]
+        else:
+            try:
+                matrices[path] = find_matrices(graph, path)
+            except UnknownWeightsError as error:
+                reasons[path] = error.reason
+            else:
+                if not matrices[path]:
+                    del matrices[path]
+                    reasons[path] = _NOT_CONTRACTED
+    looked_up = [path for path, uses in graph.items() if any(use.op == 'gather' for use in uses)]
+    return FollowedLeaves(matrices, reasons, frozenset(looked_up))
+
+
+def follow_named_leaves(
+    graph: UseGraph, only: Sequence[str | tree_lib.Path] | str | None = None
+) -> FollowedLeaves:
+    """Sorts the leaves that names, globs or paths match; by default all leaves.
+
+    Raises:
+      ValueError: a name matches no leaf, or no matrix can be read from a leaf that is named in full, or from any.
+      UnsupportedPrimitive: a leaf that is named in full goes through an operation that is not understood.
+    """
+    paths: list[tree_lib.Path] = [*graph, *graph.opaque, *graph.unused]
+    names = (_ALL,) if only is None else tree_lib.as_names(only)
+    if only is not None:
+        tree_lib.check_names(names, paths, 'only')
+    followed = follow_leaves(graph, [path for path in paths if tree_lib.matches_any(names, path)])
+    for path in followed.unclear:
+        if path in names or tree_lib.path_string(path) in names or not followed.matrices:
+            find_matrices(graph, path)  # raises, with the reason and the remedy
+    return followed
+
+
+def choose_leaves(
+    followed: FollowedLeaves, is_named: IsNamed, algorithm: str
+) -> list[tree_lib.Path]:
+    """Chooses the leaves to prune; warns of those that cannot be followed, or have no part in the results.
+
+    Raises:
+      ValueError: no leaf has a part in the results, or none is left to prune.
+    """
+    check_used(followed, algorithm)
+    warn_of_unclear(followed.unclear)
+    chosen = [path for path in followed.matrices if not followed.why_dense(path, is_named)]
+    if not chosen and (followed.matrices or followed.reasons):
+        raise ValueError(
+            f'{algorithm} has nothing to prune: of the leaves that are selected '
+            f'({_names([*followed.reasons, *followed.matrices])}) none is a weight matrix that a contraction reads. '
+            'Select others by filter_fn, or name embeddings in custom_sparsity_map'
+        )
+    return chosen
+
+
+def check_used(followed: FollowedLeaves, algorithm: str) -> None:
+    """Warns of leaves that the model does not use.
+
+    Raises:
+      ValueError: it uses none of the leaves.
+    """
+    unused = followed.unused
+    if unused and len(unused) == len(followed.reasons) and not followed.matrices:
+        raise ValueError(
+            f'{algorithm}: what apply_fn returns does not depend on the leaves that are to be pruned '
+            f'({_names(unused)}), so that it does not use its first argument. Apply the model to the params that it is '
+            'given: lambda params, x: model.apply(params, x); with nnx merge them first: nnx.merge(graphdef, params)(x)'
+        )
+    if unused:
+        are, stay, them = ('these leaves have', 'stay', 'them')
+        if len(unused) == 1:
+            are, stay, them = ('this leaf has', 'stays', 'it')
+        caller_warnings.warn(
+            f'{_names(unused)}: {are} no part in what apply_fn returns, and {stay} dense. A setting that leaves {them} '
+            f'out avoids this warning, such as {_dense_setting(unused)}'
+        )
+
+
+def warn_of_unclear(unclear: Mapping[tree_lib.Path, str], consequence: str = 'stay dense') -> None:
+    """Warns once of all leaves that cannot be followed; `unclear` maps their paths to reasons."""
+    if unclear:
+        reasons = [f'{tree_lib.path_string(path)}: {reason}' for path, reason in unclear.items()]
+        caller_warnings.warn(
+            f'these leaves {consequence}, since it is not clear which of their weights meets which input: '
+            f'{"; ".join(reasons)}. A setting that leaves them out avoids this warning, such as '
+            f'{_dense_setting(unclear)}'
+        )
+
+
+def _names(paths: Iterable[tree_lib.Path]) -> str:
+    return ', '.join(map(tree_lib.path_string, paths))
+
+
+def _dense_setting(paths: Iterable[tree_lib.Path]) -> str:
+    """Writes the setting under which some leaves stay dense."""
+    keys = [f"'{tree_lib.path_string(path)}': None" for path in paths]
+    return f"sparsity_type={{{', '.join(keys)}, '*': …}}"
+
+
+def sparsities_by_name(
+    params: tree_lib.PyTree,
+    sparsities: Mapping[Any, float | None],
+    filter_fn: Callable[[tree_lib.Path, Any], bool] = sparsity_distributions.NOT_DIM_ONE_FILTER,
+    stacked: tree_lib.Stacked = (),
+) -> tree_lib.PyTree:
+    """Makes a distribution that gives each leaf the sparsity of the first name that matches it, `None` for dense.
+
+    Leaves that no name matches stay dense. Of those that a glob matches `filter_fn` selects some (it sees one layer of
+    a stacked leaf), of floats alone; a leaf that is named in full is pruned whatever its shape and dtype.
+
+    Raises:
+      ValueError: a sparsity outside [0, 1], or a name that matches no leaf.
+
+    >>> import jax.numpy as jnp
+    >>> params = {'a': {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)}, 'b': {'kernel': jnp.ones((2, 2))}}
+    >>> sparsities_by_name(params, {'a/*': 0.5})
+    {'a': {'bias': None, 'kernel': 0.5}, 'b': {'kernel': None}}
+    """
+    for name, value in sparsities.items():
+        if value is not None:
+            sparsity_distributions.check_sparsity(value, f'sparsity[{name!r}]')
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    tree_lib.check_names([name for name in sparsities if name != _ALL], paths, 'sparsity')
+
+    def target(path: tree_lib.Path, leaf: Any) -> float | None:
+        axis = tree_lib.layer_axis(stacked, path, leaf.shape)
+        layer = jax.ShapeDtypeStruct(tree_lib.layer_shape(leaf.shape, axis), leaf.dtype)
+        is_full_name = path in sparsities or tree_lib.path_string(path) in sparsities
+        if is_full_name or (tree_lib.holds_weights(layer) and filter_fn(path, layer)):
+            for name, sparsity in sparsities.items():
+                if tree_lib.matches(name, path):
+                    return sparsity
+        return None
+
+    return tree_lib.unflatten(treedef, map(target, paths, leaves), leaves)
+
+
+def names_of(pruner: BaseUpdater) -> IsNamed:
+    """Whether a setting of a pruner names a leaf: its custom sparsities, its types, or a distribution of one's own.
+
+    >>> import jaxpruner
+    >>> pruner = jaxpruner.create_updater_from_config(
+    ...     {'algorithm': 'magnitude', 'sparsity': 0.5, 'custom_sparsity_map': {'tokens': 0.5}}
+    ... )
+    >>> is_named = names_of(pruner)
+    >>> is_named(('tokens',)), is_named(('head',))
+    (True, False)
+    """
+    distribution = pruner.sparsity_distribution_fn
+    function = distribution.func if isinstance(distribution, functools.partial) else distribution
+    ours = sparsity_distributions.uniform, sparsity_distributions.erk, sparsities_by_name, None
+    if function not in ours:
+        return lambda path: True
+    keywords = getattr(distribution, 'keywords', {})
+    custom = sparsity_distributions.check_custom_map(keywords.get('custom_sparsity_map'))
+    types = pruner.sparsity_type if isinstance(pruner.sparsity_type, Mapping) else {}
+
+    def is_named(path: tree_lib.Path) -> bool:
+        for rules in (custom, keywords.get('sparsities', {}), types):
+            matching = [name for name in rules if tree_lib.matches(name, path)]
+            if matching and matching[0] != _ALL and rules[matching[0]] is not None:
+                return True
+        return False
+
+    return is_named

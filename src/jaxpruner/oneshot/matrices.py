@@ -1,0 +1,389 @@
+"""How the leaves of a model are read as weight matrices.
+
+A product `x @ w` sums over axis 0 of the leaf `w`: its inputs are the rows of a matrix, its outputs the columns. A
+convolution's kernel of shape (3, 3, 8, 16) is a matrix of 72 inputs and 16 outputs. What a loop takes apart, experts
+and groups are several matrices of one shape, `[..., inputs, outputs]`. `WeightMatrices` reads them from the leaf, and
+writes them back, whatever the model does to the leaf before it multiplies.
+
+>>> from jaxpruner.trace import param_uses
+>>> params = {'w': jnp.ones((3, 2)), 'b': jnp.ones(2)}
+>>> graph = param_uses(lambda params, x: x @ params['w'] + params['b'], params, jnp.ones((4, 3)))
+>>> (matrices,) = find_matrices(graph, ('w',))
+>>> matrices.shape, find_matrices(graph, ('b',))
+((3, 2), ())
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpruner import tree as tree_lib
+from jaxpruner.trace import Use, UseGraph, contractions
+from jaxpruner.trace.views import ENTER_LOOP, LEAVE_LOOP, Move, Step
+
+# These may put an element in several places.
+_REPEATS = frozenset('broadcast_in_dim concatenate gather stack tile'.split())
+# These give floats another dtype; exact views are not cast to and from others.
+CASTS = frozenset(('convert_element_type', 'reduce_precision'))
+# Exact views go through these where a constant mask puts zeros in place of some weights.
+MASKS = frozenset(('mul', 'select_n'))
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixLayout:
+    """Which axes of a parameter are the inputs and which the outputs of its weight matrices.
+
+    Attributes:
+      shape: the parameter's.
+      contract: axes that are summed over, in the order in which inputs are to be counted: for a convolution's kernel
+        height, width and channels, so that N:M groups lie along the channels.
+      free: axes of the outputs, in the order in which these are to be counted.
+      leading: axes over which there are matrices of their own: layers of a scan, experts.
+      groups: into how many matrices the outputs are divided, as those of a grouped convolution.
+
+    Raises:
+      ValueError: an axis stands in none of the three or in more than one, or the groups do not divide the outputs.
+
+    >>> MatrixLayout((3, 3, 8, 16), contract=(0, 1, 2), free=(3,)).matrices_shape
+    (72, 16)
+    >>> MatrixLayout((3, 3, 1, 16), contract=(0, 1, 2), free=(3,), groups=16).matrices_shape
+    (16, 9, 1)
+    """
+
+    shape: tuple[int, ...]
+    contract: tuple[int, ...]
+    free: tuple[int, ...]
+    leading: tuple[int, ...] = ()
+    groups: int = 1
+
+    def __post_init__(self):
+        if sorted(self._order) != list(range(len(self.shape))):
+            raise ValueError(
+                f'each axis of shape {self.shape} must be in one of contract={self.contract}, free={self.free} and '
+                f'leading={self.leading}'
+            )
+        outputs = math.prod(self.shape[axis] for axis in self.free)
+        if self.groups < 1 or outputs % self.groups:
+            raise ValueError(f'{self.groups} groups do not divide the {outputs} outputs')
+
+    @property
+    def _order(self) -> tuple[int, ...]:
+        return (*self.leading, *self.contract, *self.free)
+
+    @property
+    def matrices_shape(self) -> tuple[int, ...]:
+        """`[..., inputs, outputs]`; where there are groups, they are the axis before the inputs."""
+        leading = [self.shape[axis] for axis in self.leading]
+        groups = [self.groups] if self.groups > 1 else []
+        inputs = math.prod(self.shape[axis] for axis in self.contract)
+        outputs = math.prod(self.shape[axis] for axis in self.free) // self.groups
+        return (*leading, *groups, inputs, outputs)
+
+    def to_matrices(self, leaf: jax.Array) -> jax.Array:
+        """Makes weight matrices `[..., inputs, outputs]` of a parameter of the layout's shape, or of some layers.
+
+        >>> kernel = jnp.arange(4.0).reshape(2, 2)  # outputs first
+        >>> MatrixLayout((2, 2), contract=(1,), free=(0,)).to_matrices(kernel).tolist()
+        [[0.0, 2.0], [1.0, 3.0]]
+        """
+        *_, inputs, outputs = self.matrices_shape
+        arranged = leaf.transpose(self._order)
+        leading = arranged.shape[: len(self.leading)]
+        if self.groups == 1:
+            return arranged.reshape(*leading, inputs, outputs)
+        return arranged.reshape(*leading, inputs, self.groups, outputs).swapaxes(-3, -2)
+
+    def from_matrices(self, matrices: jax.Array) -> jax.Array:
+        """Makes the parameter (or mask, or scores) whose matrices `to_matrices` gives.
+
+        >>> MatrixLayout((2, 1), contract=(1,), free=(0,)).from_matrices(jnp.ones((1, 2))).shape
+        (2, 1)
+        """
+        arranged = matrices.swapaxes(-3, -2) if self.groups > 1 else matrices
+        leading = arranged.shape[: len(self.leading)]
+        arranged = arranged.reshape(
+            *leading, *[self.shape[axis] for axis in self.contract + self.free]
+        )
+        return arranged.transpose([self._order.index(axis) for axis in range(len(self.shape))])
+
+
+class Contracted(NamedTuple):
+    """The axes that a contraction sums over and shares, of the weights and of the data in the same order."""
+
+    of_weights: tuple[int, ...]
+    batch_of_weights: tuple[int, ...]
+    of_data: tuple[int, ...]
+    batch_of_data: tuple[int, ...]
+
+    @property
+    def summed_or_shared(self) -> set[int]:
+        """The axes of the weights that are not outputs."""
+        return {*self.of_weights, *self.batch_of_weights}
+
+
+def contracted_axes(equation: Any, operand: int) -> Contracted:
+    """Finds the axes of a contraction whose operand number `operand` is the weights.
+
+    Inputs are counted in the order of the weights' axes, and in kernels of convolutions by height, width and channels,
+    so that N:M groups lie along the channels. The data of a convolution have windows instead of axes.
+
+    >>> equation = jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns[0]
+    >>> contracted_axes(equation, operand=1)
+    Contracted(of_weights=(0,), batch_of_weights=(), of_data=(1,), batch_of_data=())
+    """
+    if equation.primitive.name == 'conv_general_dilated':
+        return Contracted(contractions.input_axes(equation, operand), (), (), ())
+    contract, batch, _ = contractions.dot_axes(equation)
+    data = 1 - operand
+    pairs = sorted(zip(contract[operand], contract[data], strict=True))
+    of_weights, of_data = (tuple(pair[side] for pair in pairs) for side in (0, 1))
+    # With the axis of groups, which data do not have.
+    batch_of_weights = contractions.roles(equation, operand).batch
+    return Contracted(of_weights, batch_of_weights, of_data, batch[data])
+
+
+class UnknownWeightsError(ValueError):
+    """A contraction reads a leaf, and it is unknown which weight meets which input; `reason` does not name the leaf."""
+
+    def __init__(self, path: tree_lib.Path, reason: str):
+        name = tree_lib.path_string(path)
+        self.reason = reason
+        super().__init__(
+            f"{name}: {reason}; leave the leaf dense (sparsity_type={{'{name}': None, '*': …}})"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightMatrices:
+    """Weight matrices that a model reads from one leaf: all of it, a part (queries in a fused projection), or a layer.
+
+    One object is one way of reading one leaf. It holds no weights, and stands for one matrix, or for several of one
+    shape: the layers of a stack, experts, groups. A leaf that is read in two ways has two objects.
+
+    Attributes:
+      path: the leaf's.
+      uses: the contractions that read them, all in the same way.
+      layout: of the operand of these contractions; layers that loops take apart stand in front.
+      layer: which layer of the stack; `None` for all.
+
+    >>> from jaxpruner.trace import param_uses
+    >>> params = {'stack': jnp.ones((4, 3, 3))}
+    >>> apply_fn = lambda params, x: lax.scan(lambda x, w: (x @ w, None), x, params['stack'])[0]
+    >>> (matrices,) = find_matrices(param_uses(apply_fn, params, jnp.ones((2, 3))), ('stack',))
+    >>> matrices.read(params['stack']).shape, matrices.at_layer(1).read(params['stack']).shape
+    ((4, 3, 3), (3, 3))
+    """
+
+    path: tree_lib.Path
+    uses: tuple[Use, ...]
+    layout: MatrixLayout
+    layer: int | None = None
+
+    @property
+    def where(self) -> str:
+        """The name of the leaf, with the layer."""
+        name = tree_lib.path_string(self.path)
+        return name if self.layer is None else f'{name}, layer {self.layer}'
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`[..., inputs, outputs]`."""
+        return self.layout.matrices_shape[0 if self.layer is None else 1 :]
+
+    @property
+    def reading(self) -> Any:
+        """How they are read, to be compared."""
+        return self.layout, _comparable_steps(self.uses[0])
+
+    @property
+    def stack(self) -> tuple[Any, ...]:
+        """The axes that loops take apart, outermost first."""
+        return self.uses[0].site.view.stack
+
+    @property
+    def fills_stacks(self) -> bool:
+        """Whether no other leaf lies in the same stacks."""
+        return all(axis.range == (0, axis.length) for axis in self.stack)
+
+    def at_layer(self, layer: int | None) -> 'WeightMatrices':
+        """Takes the matrices of one layer of the stack, or of all for `None`."""
+        return dataclasses.replace(self, layer=layer)
+
+    def read(self, leaf: jax.Array) -> jax.Array:
+        """Reads the matrices `[..., inputs, outputs]`, in the leaf's own dtype, whatever the model casts it to."""
+        if self.layer is None:
+            return self.layout.to_matrices(self._operand(leaf))
+        stack = self.at_layer(None)
+        if self._slices_leaf:
+            return stack.read(leaf[self.layer : self.layer + 1])[0]
+        return stack.read(leaf)[self.layer]
+
+    def write(self, matrices: jax.Array, leaf: Any) -> jax.Array:
+        """Puts float matrices where `read` takes them from.
+
+        The result has the shape of `leaf` (an array, or its shape and dtype), in float32 or wider, and is zero
+        elsewhere.
+        """
+        if self.layer is not None:
+            stack = jnp.zeros(self.layout.matrices_shape, matrices.dtype)
+            matrices = stack.at[self.layer].set(matrices)
+        shape = jax.ShapeDtypeStruct(leaf.shape, tree_lib.at_least_float32(leaf.dtype))
+        # `read` returns zeros at weights that the model masks. `write` must reach them, so it leaves the masks out.
+        read_operand = functools.partial(self._operand, masked=False)
+        operand = jax.eval_shape(read_operand, shape)
+        moved = self.layout.from_matrices(matrices).astype(operand.dtype)
+        (written,) = jax.linear_transpose(read_operand, shape)(moved)
+        return written
+
+    def replace(
+        self, leaf: jax.Array, mask: jax.Array, new: jax.Array | None, kept: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Puts new weights (`None` if those that are kept do not change) and their mask into a leaf and its mask.
+
+        Of a stack from which a layer is replaced the memory is given away.
+        """
+        if self.layer is not None and self._slices_leaf:
+            row = slice(self.layer, self.layer + 1)
+            new = None if new is None else new[None]
+            changed = self.at_layer(None).replace(leaf[row], mask[row], new, kept[None])
+            return _set_row(leaf, changed[0], self.layer), _set_row(mask, changed[1], self.layer)
+        is_removed = self.write(1 - kept.astype(jnp.float32), leaf) > 0
+        if new is not None:
+            is_replaced = self.write(jnp.ones(kept.shape), leaf) > 0
+            leaf = jnp.where(is_replaced, self.write(new, leaf).astype(leaf.dtype), leaf)
+        return jnp.where(is_removed, jnp.zeros_like(leaf), leaf), jnp.where(is_removed, 0, mask)
+
+    @property
+    def _slices_leaf(self) -> bool:
+        """Whether a layer is an element of the leaf's first axis: a loop takes the leaf apart before all else."""
+        depth = 0
+        for step in self.uses[0].site.view.steps:
+            depth += (step == ENTER_LOOP) - (step == LEAVE_LOOP)
+            if depth == 0:
+                return False
+        return depth > 0
+
+    def _operand(self, leaf: jax.Array, masked: bool = True) -> jax.Array:
+        """Takes the operand of the contraction, without what other parameters put beside the leaf."""
+        view = self.uses[0].site.view
+        left_out = CASTS if masked else CASTS | MASKS
+        steps = tuple(step for step in view.steps if step_name(step) not in left_out)
+        operand = dataclasses.replace(view, steps=steps).read(leaf)
+        ranges = (*(axis.range for axis in view.stack), *view.region)
+        return operand[tuple(slice(start, stop) for start, stop in ranges)]
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _set_row(stack: jax.Array, row: jax.Array, number: int) -> jax.Array:
+    return lax.dynamic_update_slice_in_dim(stack, row, number, 0)
+
+
+def step_name(step: Step) -> str | None:
+    """Names the primitive of a step of a view; `None` for what is no equation."""
+    return step.equation.primitive.name if isinstance(step, Move) else None
+
+
+def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices, ...]:
+    """Finds the weight matrices of a leaf in the graph, one for each way in which contractions read it.
+
+    Raises:
+      UnsupportedPrimitive: the leaf cannot be followed.
+      UnknownWeightsError: a contraction meets something that is computed from the leaf, that other parameters have a
+        part in, or that other contractions contract along other axes.
+    """
+    alike: dict[Any, list[Use]] = {}
+    for use in graph[path]:
+        if use.op in ('dot', 'conv'):
+            if reason := _why_unknown(use):
+                raise UnknownWeightsError(path, reason)
+            alike.setdefault((_layout_of(use), _comparable_steps(use)), []).append(use)
+    matrices = [WeightMatrices(path, tuple(uses), layout) for (layout, _), uses in alike.items()]
+    if matrices:
+        leaf = graph.program.in_avals[matrices[0].uses[0].site.view.leaf]
+        if _is_repeated(matrices, leaf):
+            lines = dict.fromkeys(use.where for part in matrices for use in part.uses)
+            raise UnknownWeightsError(
+                path,
+                'a weight of this leaf stands in more than one place of its weight matrices '
+                f'({" and ".join(lines)}), so that it has more than one kind of input',
+            )
+    return tuple(matrices)
+
+
+def _layout_of(use: Use) -> MatrixLayout:
+    """Finds the layout of a leaf's part in the operand of a contraction; axes that loops take apart stand in front."""
+    view = use.site.view
+    contracted = contracted_axes(use.site.equation, use.site.operand)
+    free = sorted(set(range(len(view.region))) - contracted.summed_or_shared)
+    ranges = (*(axis.range for axis in view.stack), *view.region)
+    depth = len(view.stack)
+
+    def behind_stack(axes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(depth + axis for axis in axes)
+
+    return MatrixLayout(
+        shape=tuple(stop - start for start, stop in ranges),
+        contract=behind_stack(contracted.of_weights),
+        free=behind_stack(free),
+        leading=(*range(depth), *behind_stack(contracted.batch_of_weights)),
+        groups=use.site.equation.params.get('feature_group_count', 1),
+    )
+
+
+def _comparable_steps(use: Use) -> tuple[Any, ...]:
+    """Tells how the leaf is read, to be compared."""
+
+    def comparable(step: Step) -> Any:
+        if not isinstance(step, Move):
+            return str(step)
+        shapes = tuple(variable.aval.shape for variable in step.equation.invars)
+        constants = [(number, array.tobytes()) for number, array in step.others.items()]
+        settings = str(step.equation.params), step.operand, step.result
+        return step_name(step), settings, shapes, tuple(constants)
+
+    return tuple(map(comparable, use.site.view.steps))
+
+
+def _why_unknown(use: Use) -> str | None:
+    """Tells why it is unknown which weight meets which input in a contraction; `None` if it is known."""
+    equation, operand = use.site.equation, use.site.operand
+    if not use.exact:
+        return f'what is contracted at {use.where} is computed from this leaf, not read from it'
+    if jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.complexfloating):
+        return f'what it is multiplied with at {use.where} is complex, which has no rule'
+    region = use.site.view.region
+    shape = equation.invars[operand].aval.shape
+    in_part = {axis for axis, length in enumerate(shape) if region[axis] != (0, length)}
+    if equation.params.get('feature_group_count', 1) == 1:
+        in_part &= contracted_axes(equation, operand).summed_or_shared
+    if in_part:
+        return f'other parameters are put beside this leaf before {use.where}, so that it meets a part of the inputs'
+    if equation.primitive.name in contractions.RAGGED:
+        axes = contractions.dot_axes(equation)
+        has_rows_alone = equation.invars[0].aval.ndim == 2 and not axes.batch[0]
+        if operand != 1 or len(axes.groups) != 1 or not has_rows_alone:
+            return f'groups of rows at {use.where} are not those of data that meet a matrix each'
+    if equation.params.get('batch_group_count', 1) != 1:
+        return f'the convolution at {use.where} has batch groups, which have no rule'
+    return None
+
+
+def _is_repeated(matrices: Sequence[WeightMatrices], leaf: Any) -> bool:
+    """Whether a weight of the leaf stands in two matrices, or twice in one."""
+
+    def may_repeat(step: Step) -> bool:
+        # A function may take an element at several indices.
+        if isinstance(step, Move):
+            return step_name(step) in _REPEATS
+        return step not in (ENTER_LOOP, LEAVE_LOOP)
+
+    if len(matrices) == 1 and not any(map(may_repeat, matrices[0].uses[0].site.view.steps)):
+        return math.prod(matrices[0].layout.shape) > leaf.size
+    times = sum(part.write(jnp.ones(part.shape), leaf) for part in matrices)
+    return bool(jnp.max(times) > 1)

@@ -1,0 +1,320 @@
+"""Statistics of what a model's weights meet, against products written out in NumPy."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpruner
+from helpers import rows
+from jaxpruner.oneshot import Wanda, calibrate
+from jaxpruner.trace import UnsupportedPrimitive
+from oneshot import model
+from oneshot.model import normal
+
+pytestmark = pytest.mark.filterwarnings('ignore:samples are fewer')
+
+PATHS = {('conv',): 1, ('fused',): 2, ('stack',): 1, ('experts',): 1, ('out',): 1}
+
+
+@pytest.fixture(scope='module')
+def grams():
+    return calibrate(model.apply, model.PARAMS, model.BATCHES, kind='gram')
+
+
+def test_statistics_are_those_of_the_samples_and_matrices_are_read_and_written_back(grams):
+    assert {path: len(grams[path]) for path in grams} == PATHS
+    expected = model.samples(model.PARAMS)
+    squares = calibrate(model.apply, model.PARAMS, model.BATCHES)
+    for (name,), entries in grams.items():
+        samples = expected[name]
+        products = np.swapaxes(samples, -2, -1) @ samples
+        for (matrices, found), (_, other) in zip(entries, squares[name], strict=True):
+            shape = matrices.shape
+            assert found.gram.shape == (*shape[:-1], shape[-2])
+            assert (np.asarray(found.count) == samples.shape[-2]).all()
+            products = np.broadcast_to(products, found.gram.shape)
+            np.testing.assert_allclose(found.gram, products, atol=1e-5 * products.max())
+            np.testing.assert_allclose(found.second_moment, np.diagonal(found.gram, 0, -2, -1))
+            assert other.gram is None
+            np.testing.assert_allclose(other.second_moment, found.second_moment, rtol=1e-5)
+        leaf = model.PARAMS[name]
+        written = sum(part.write(part.read(leaf), leaf) for part, _ in entries)
+        np.testing.assert_array_equal(written, leaf)
+    first, second = grams['fused']
+    assert first.statistics.gram is second.statistics.gram
+    # Channels of a convolution are the fastest of its inputs.
+    kernel = grams['conv'][0].matrices.read(model.PARAMS['conv'])
+    np.testing.assert_array_equal(kernel[1, 4:8, 0], model.PARAMS['conv'][0, 1, :, 4])
+
+
+def test_narrow_inputs_are_summed_in_float32():
+    params, x = {'w': jnp.ones((2, 3), jnp.bfloat16)}, jnp.full((1000, 2), 0.1, jnp.bfloat16)
+    for kind in ('second_moment', 'gram'):
+        (entry,) = calibrate(lambda p, x: x @ p['w'], params, [x], kind=kind)['w']
+        found = entry.statistics.second_moment
+        assert found.dtype == jnp.float32
+        np.testing.assert_allclose(found, 1000 * float(x[0, 0]) ** 2, rtol=1e-4)
+
+
+def test_a_layer_that_is_called_twice_sees_both_inputs():
+    params, x = {'w': jnp.eye(2) * 2, 'b': jnp.ones(2)}, jnp.array([[1.0, 3.0]])
+    found = calibrate(lambda p, x: (x @ p['w'] + p['b']) @ p['w'], params, [x], kind='gram')
+    (entry,) = found['w']
+    assert entry.statistics.count == 2
+    expected = np.outer([1, 3], [1, 3]) + np.outer([3, 7], [3, 7])
+    np.testing.assert_allclose(entry.statistics.gram, expected)
+
+
+def test_only_some_leaves_and_their_memory(caplog):
+    with caplog.at_level(logging.INFO, 'jaxpruner.oneshot.calibrate'):
+        found = calibrate(model.apply, model.PARAMS, model.BATCHES[:1], kind='gram', only='s*')
+    assert list(found) == [('stack',)]
+    assert 'statistics of 1 leaves take 0.0 MiB' in caplog.text
+    with pytest.raises(KeyError, match="no statistics of 'stacks'; did you mean 'stack'"):
+        found['stacks']
+
+
+def apply_tied(params, x):
+    return jnp.tanh(x @ params['w']) @ params['w'].T
+
+
+def apply_scaled(params, x):
+    return x @ (params['w'] / jnp.linalg.norm(params['w']))
+
+
+def apply_beside(params, x):
+    return jnp.concatenate([x, x[:, :2]], 1) @ jnp.concatenate([params['w'], params['v']], 0)
+
+
+def apply_opaque(params, x):
+    return x @ jnp.linalg.qr(params['w'])[0]
+
+
+def linear(params, x):
+    return x @ params['w']
+
+
+EMPTY = [jnp.ones((2, 3)), jnp.ones((0, 3))]
+BAD = [
+    (apply_tied, {}, r'w: a weight of this leaf stands in more than one place .*test_calibrate'),
+    (apply_scaled, {}, r'w: what is contracted at .* is computed from this leaf'),
+    (apply_beside, {'only': 'w'}, r'w: other parameters are put beside this leaf before .* so'),
+    (apply_opaque, {'only': ['w']}, 'w: no rule'),
+    (apply_tied, {'kind': 'hessian'}, "kind is 'second_moment' or 'gram', got 'hessian'"),
+    (apply_tied, {'only': ['x']}, "only: 'x' matches no parameter"),
+    (apply_tied, {'batches': []}, 'batches are empty'),
+    (linear, {'only': 'w', 'batches': EMPTY}, r'batches\[1\] holds no samples: .* \(0, 3\); leave'),
+    (lambda params, x: x, {}, 'calibrate: what apply_fn returns does not depend on'),
+]
+
+
+@pytest.mark.parametrize(('apply_fn', 'arguments', 'message'), BAD)
+def test_what_cannot_be_calibrated(apply_fn, arguments, message):
+    params = {'w': jnp.ones((3, 3)), 'v': jnp.ones((2, 3))}
+    with pytest.raises((ValueError, UnsupportedPrimitive), match=message):
+        calibrate(apply_fn, params, **({'batches': [jnp.ones((2, 3))]} | arguments))
+
+
+def test_inputs_of_several_axes_are_counted_as_the_weights_lie():
+    params, x = {'w': normal(2, 3, 4)}, normal(5, 3, 2)  # its axes stand the other way round
+    apply = lambda p, x: jnp.einsum('nba,abo->no', x, p['w'])  # noqa: E731
+    (entry,) = calibrate(apply, params, [x], kind='gram')['w']
+    samples = np.asarray(x).swapaxes(1, 2).reshape(5, 6)
+    np.testing.assert_allclose(entry.statistics.gram, samples.T @ samples, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(entry.matrices.read(params['w']), params['w'].reshape(6, 4))
+
+
+def test_batches_of_several_lengths_are_added_up():
+    batches = [normal(2, length, 8) for length in (6, 4, 6)]
+    (entry,) = calibrate(linear, {'w': normal(8, 4)}, batches)['w']
+    expected = sum((np.asarray(batch, np.float64) ** 2).sum((0, 1)) for batch in batches)
+    np.testing.assert_allclose(entry.statistics.second_moment, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize('lengths', [(6, 4), (4, 6)])
+def test_shapes_with_which_other_leaves_share_their_inputs_are_refused(lengths):
+    def last_four(params, x):
+        """Of short batches both leaves meet the same value."""
+        recent = x if x.shape[1] <= 4 else x[:, -4:]
+        return (recent @ params['a']).sum() + (x @ params['b']).sum()
+
+    params, batches = {'a': normal(8, 4), 'b': normal(8, 4)}, [normal(2, n, 8) for n in lengths]
+    words = r'other leaves meet the same value, .* give batches of one shape'
+    with pytest.raises(ValueError, match=words):
+        calibrate(last_four, params, batches)
+    with pytest.raises(ValueError, match=words):
+        jaxpruner.prune(params, 0.5, 'ria', apply_fn=last_four, batches=batches, sequential=True)
+
+
+# Samples that count differently, and padding that counts nothing.
+
+WORDS = 9
+PARAMS = {'tokens': normal(WORDS, 8), 'up': normal(8, 12), 'down': normal(12, 4)}
+MASK = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]])
+IDS = np.arange(15).reshape(3, 5) * 7 % WORDS
+
+
+def batch_of(padding, mask=MASK):
+    return {'ids': jnp.where(MASK != 0, IDS, padding), 'mask': jnp.asarray(mask)}
+
+
+def mask_of(batch):
+    return batch['mask']
+
+
+def mlp(params, x):
+    return jnp.tanh(x @ params['up']) @ params['down']
+
+
+def by_position(params, batch):
+    return mlp(params, params['tokens'][batch['ids']])
+
+
+def flattened(params, batch):
+    return mlp(params, params['tokens'][batch['ids']].reshape(-1, 8))
+
+
+def mapped(params, batch):
+    """As Equinox has it: a function of one token, whose matrices have their outputs first."""
+
+    def of_token(number):
+        return params['down'].T @ jnp.tanh(params['up'].T @ params['tokens'][number])
+
+    return jax.vmap(jax.vmap(of_token))(batch['ids'])
+
+
+def in_heads(params, batch):
+    x = params['tokens'][batch['ids']]
+    heads = jnp.tanh(jnp.einsum('bli,ihd->blhd', x, params['up'].reshape(8, 3, 4)))
+    return jnp.einsum('blhd,hdo->blo', heads, params['down'].reshape(3, 4, 4))
+
+
+def heads_apart(params, batch):
+    """Products of one head each, all with the same inputs: an axis that inputs and weights share."""
+    x = params['tokens'][batch['ids']]
+    x = jnp.broadcast_to(x, (3, *x.shape))
+    heads = jnp.tanh(jnp.einsum('hbli,ihd->hbld', x, params['up'].reshape(8, 3, 4)))
+    return jnp.einsum('hbld,hdo->blo', heads, params['down'].reshape(3, 4, 4))
+
+
+@pytest.mark.parametrize('apply', [by_position, flattened, mapped, in_heads])
+def test_statistics_are_those_of_the_real_tokens_alone(apply):
+    batches, only = [batch_of(padding) for padding in (0, 5)], ['up', 'down']
+    x = np.asarray(PARAMS['tokens'], np.float64)[IDS[MASK != 0]]
+    inputs = {'up': x, 'down': np.tanh(x @ np.asarray(PARAMS['up'], np.float64))}
+    for kind in ('second_moment', 'gram'):
+        found = calibrate(apply, PARAMS, batches, kind, only, weights=mask_of)
+        for name in only:
+            (entry,) = found[name]
+            assert float(entry.statistics.count) == 2 * len(x)
+            gram = 2 * inputs[name].T @ inputs[name]
+            np.testing.assert_allclose(entry.statistics.second_moment, np.diag(gram), rtol=1e-5)
+    np.testing.assert_allclose(entry.statistics.gram, gram, rtol=1e-5, atol=1e-5)
+
+
+WAYS = [{}, {'sequential': True}, {'owl': True}, {'owl': True, 'sequential': True}]
+
+
+@pytest.mark.parametrize(
+    ('apply', 'algorithm', 'settings'),
+    rows.crossed([by_position, mapped, heads_apart], ['wanda', 'ria', 'sparsegpt'], WAYS),
+)
+def test_a_model_is_pruned_by_its_real_tokens_alone(apply, algorithm, settings):
+    def pruned(batch, **weights):
+        given = {'apply_fn': apply, 'batches': [batch]} | settings | weights
+        return jaxpruner.prune(PARAMS, {'tokens': None, '*': 0.5}, algorithm, **given)
+
+    expected, expected_masks = pruned({'ids': IDS[MASK != 0][None]})
+    _, with_padding = pruned(batch_of(5))
+    assert (with_padding['up'] != expected_masks['up']).any()
+    found, masks = pruned(batch_of(5), weights=mask_of)
+    for name in ('up', 'down'):
+        np.testing.assert_array_equal(masks[name], expected_masks[name])
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize('settings', [{}, {'sequential': True}])
+def test_layers_of_a_scan_are_weighed_and_padding_may_be_nan(settings):
+    def apply(params, x, mask):
+        del mask
+        body = lambda x, w: (jnp.tanh(x @ w), None)  # noqa: E731
+        return jax.lax.scan(body, x, params['stack'])[0]
+
+    stack, x = {'stack': normal(3, 8, 8)}, normal(3, 5, 8)
+    padded = jnp.where(MASK[..., None] != 0, x, jnp.nan)
+    given = {'algorithm': 'wanda', 'apply_fn': apply, 'weights': lambda batch: batch[1]} | settings
+    found = jaxpruner.prune(stack, 0.5, batches=[(padded, MASK)], **given)
+    real = x[MASK != 0], np.ones(MASK.sum())
+    expected = jaxpruner.prune(stack, 0.5, batches=[real], **given)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def images(params, batch):
+    x = params['tokens'][batch['ids']]
+    numbers = ('NWC', 'WIO', 'NWC')
+    return jax.lax.conv_general_dilated(x, params['conv'], (1,), 'SAME', dimension_numbers=numbers)
+
+
+def test_images_have_one_weight_each():
+    params, weights = PARAMS | {'conv': normal(3, 8, 4)}, lambda batch: jnp.array([1, 0, 1])
+    ids = {'ids': IDS}, {'ids': IDS[[0, 2]]}
+    ((_, found),) = calibrate(images, params, ids[:1], 'gram', 'conv', weights=weights)['conv']
+    ((_, expected),) = calibrate(images, params, ids[1:], 'gram', 'conv')['conv']
+    close = lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-5, atol=1e-5)  # noqa: E731
+    jax.tree.map(close, found, expected)
+
+
+def pooled(params, batch):
+    return by_position(params, batch).mean(1) @ params['head']
+
+
+def by_experts(params, batch):
+    x = params['tokens'][batch['ids']].reshape(-1, 8)
+    return jax.lax.ragged_dot(x, params['experts'], jnp.array([7, 8]))
+
+
+def square(params, batch):
+    return mlp(params, jnp.stack([params['tokens'][batch['ids'][:, :3]]] * 3))
+
+
+def both(params, batch):
+    return pooled(params, batch), by_experts(params, batch)
+
+
+HEAD, EXPERTS = {'head': normal(4, 4)}, {'experts': normal(2, 8, 4)}
+REFUSED = [
+    (pooled, HEAD, mask_of, r'head: inputs \(3, 4\) at .*\{\'head\': None'),
+    (square, {}, lambda batch: batch['mask'][:, :3], r'up: inputs \(3, 3, 3, 8\)'),
+    (images, {'conv': normal(3, 8, 4)}, mask_of, r'conv: inputs \(3, 5, 8\)'),
+    (both, HEAD | EXPERTS, mask_of, r"experts: .*; head: .*\{'experts': None, 'head': None, '\*'"),
+    (by_position, {}, lambda batch: batch['mask'][:, :4], r'weights of shape \(3, 4\)'),
+    (by_position, {}, lambda batch: batch['mask'] - 1, 'finite and not negative'),
+    (by_position, {}, MASK, r'weights=lambda batch: .* got ndarray'),
+]
+
+
+@pytest.mark.parametrize(('apply', 'more', 'weights', 'words'), REFUSED)
+def test_weights_that_do_not_tell_their_samples_are_refused(apply, more, weights, words):
+    given = {'apply_fn': apply, 'batches': [batch_of(0)], 'weights': weights}
+    sparsity = dict.fromkeys(more or ('up', 'down'), 0.5)
+    for sequential in (False, True):
+        with pytest.raises((TypeError, ValueError), match=words):
+            jaxpruner.prune(PARAMS | more, sparsity, 'wanda', sequential=sequential, **given)
+
+
+def test_weights_are_refused_where_nothing_can_be_weighed():
+    given = {'apply_fn': by_position, 'batches': [batch_of(0)]}
+    for algorithm in ('magnitude', 'synflow'):
+        with pytest.raises(ValueError, match=rf"'{algorithm}' takes no statistics"):
+            jaxpruner.prune(PARAMS, 0.5, algorithm, weights=mask_of, **given)
+    calibration = calibrate(by_position, PARAMS, given['batches'], weights=mask_of)
+    with pytest.raises(ValueError, match='weighed already'):
+        Wanda().instant_sparsify(PARAMS, calibration=calibration, weights=mask_of)
+    # A leaf that stays dense needs no weights.
+    given = {'apply_fn': pooled, 'batches': [batch_of(0)], 'weights': mask_of}
+    sparsity = {'tokens': None, 'head': None, '*': 0.5}
+    _, masks = jaxpruner.prune(PARAMS | HEAD, sparsity, 'wanda', **given)
+    assert (int(masks['up'].sum()), masks['head']) == (48, None)

@@ -1,0 +1,703 @@
+"""`prune` and `plan`: which leaves, along which axes, and no call that prunes something else and says nothing."""
+
+import ast
+import re
+import warnings
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpruner
+from helpers import rows
+from jaxpruner import NByM, tree
+from jaxpruner.oneshot import RIA, SparseGPT, Wanda, calibrate
+from jaxpruner.sparsity_types import Block
+from oneshot import model, references
+from oneshot.model import normal
+
+PARAMS = {'up': normal(8, 16), 'down': normal(16, 8), 'bias': normal(8)}
+X = normal(32, 8)
+CALIBRATED = ['wanda', 'ria', 'sparsegpt']
+EACH_WAY = rows.crossed(CALIBRATED, [{}, {'sequential': True}])
+
+
+def mlp(params, x):
+    return jnp.tanh(x @ params['up']) @ params['down'] + params['bias']
+
+
+MODEL = {'apply_fn': mlp, 'batches': [X]}
+
+
+def groups_along(mask, axis, n=2, m=4):
+    """Whether of each m consecutive weights along an axis n are kept."""
+    moved = np.moveaxis(np.asarray(mask), axis, -1)
+    return bool((moved.reshape(-1, m).sum(-1) == n).all())
+
+
+# Leaves that have no part, or that cannot be followed.
+
+
+@pytest.mark.parametrize('algorithm', [*CALIBRATED, 'magnitude'])
+def test_a_model_that_ignores_its_params_is_refused(algorithm):
+    given = {'apply_fn': lambda params, x: mlp(PARAMS, x), 'batches': [X]}
+    with pytest.raises(ValueError, match=r'does not depend on .*\(down, up\).*lambda params, x: m'):
+        jaxpruner.prune(PARAMS, 0.5, algorithm, **given)
+
+
+def normed(params, x):
+    """Weight norm: what is contracted is computed from the leaf."""
+    return mlp(params | {'up': params['up'] / jnp.linalg.norm(params['up'], axis=0)}, x)
+
+
+@pytest.mark.parametrize(('algorithm', 'settings'), EACH_WAY)
+def test_leaves_that_have_no_part_or_are_computed_with_stay_dense_with_one_warning(
+    algorithm, settings
+):
+    params = PARAMS | {'old': normal(4, 4)}
+    with pytest.warns(UserWarning, match=r"old: this leaf has no part .*\{'old': None") as seen:
+        _, masks = jaxpruner.prune(params, 0.5, algorithm, **MODEL, **settings)
+    assert [warning.filename for warning in seen] == [__file__]
+    assert (masks['old'], masks['up'].sum()) == (None, 64)
+    with pytest.warns(UserWarning, match=r"up: what is contracted .*\{'up': None, '\*'") as seen:
+        _, masks = jaxpruner.prune(PARAMS, 0.5, algorithm, apply_fn=normed, batches=[X], **settings)
+    assert (len(seen), masks['up'], masks['down'].sum()) == (1, None, 64)
+    dense = {'sparsity_type': {'old': None, '*': 'unstructured'}}
+    _, masks = jaxpruner.prune(params, 0.5, algorithm, **MODEL, **settings, **dense)
+    assert masks['old'] is None
+
+
+def test_to_calibrate_follows_the_leaves_that_are_read_as_they_are():
+    with pytest.warns(UserWarning, match='these leaves have no statistics, .* up: what is contr'):
+        assert list(calibrate(normed, PARAMS, [X])) == [('down',)]
+    with pytest.raises(ValueError, match='up: what is contracted'):
+        calibrate(normed, PARAMS, [X], only='up')
+    calibration = calibrate(mlp, PARAMS, [X], only='up')
+    with pytest.warns(UserWarning, match='down: the calibration has no statistics of these leaves'):
+        assert Wanda(sparsity=0.5).instant_sparsify(PARAMS, calibration=calibration)[1]['up'].any()
+
+
+TIED = {'wte': normal(12, 8), 'wpe': normal(4, 8), 'w': normal(8, 8)}
+TOKENS = jnp.arange(32).reshape(8, 4) % 12
+
+
+def tied(params, tokens):
+    x = params['wte'][tokens] + params['wpe']
+    return jnp.tanh(x @ params['w']) @ params['wte'].T
+
+
+@pytest.mark.parametrize(('algorithm', 'settings'), [*EACH_WAY, ('magnitude', {})])
+def test_lookups_are_left_alone_unless_they_are_named(algorithm, settings):
+    given = {'algorithm': algorithm, 'apply_fn': tied, 'batches': [TOKENS]} | settings
+    _, masks = jaxpruner.prune(TIED, 0.5, **given)
+    assert (masks['wte'], masks['wpe']) == (None, None)
+    assert masks['w'].sum() == 32
+    by_type = {'wt*': 'unstructured', '*': None}
+    for named in ({'custom_sparsity_map': {'wte': 0.5}}, {'sparsity_type': by_type}):
+        _, masks = jaxpruner.prune(TIED, 0.5, **given, **named)
+        assert masks['wte'].sum() == 48
+    _, masks = jaxpruner.prune(TIED, {'wte': 0.5, '*': 0.5}, **given, sparsity_type='2:4')
+    assert masks['wpe'] is None
+    assert groups_along(masks['wte'], 1)  # as the product that it is tied to reads it
+
+
+def test_a_calibration_knows_lookups_and_nothing_to_prune_is_refused():
+    calibration = calibrate(tied, TIED, [TOKENS])
+    _, masks = Wanda(sparsity=0.5).instant_sparsify(TIED, calibration=calibration)
+    assert [name for name, mask in masks.items() if mask is not None] == ['w']
+    given = {'apply_fn': tied, 'batches': [TOKENS], 'sparsity_type': {'w': None, '*': '1:2'}}
+    with pytest.raises(ValueError, match=r'Wanda has nothing to prune: .*\(wpe, wte\) none is'):
+        jaxpruner.prune(TIED, 0.5, 'wanda', **given)
+
+
+EXPERTS = {'experts': normal(4, 8, 6).at[3, 0, 0].set(3.2)}
+
+
+def ragged(params, x):
+    return jax.lax.ragged_dot(x, params['experts'], jnp.array([30, 20, 14, 0]))
+
+
+def scanned(params, x):
+    """The experts are layers, of which the last gets nothing."""
+    gates = jnp.array([1.0, 1.0, 1.0, 0.0])
+    body = lambda x, layer: (x, (x * layer[1]) @ layer[0])  # noqa: E731
+    return jax.lax.scan(body, x, (params['experts'], gates))[1]
+
+
+UNSEEN = rows.crossed(
+    [ragged, scanned], ['unstructured', '2:4'], CALIBRATED, [{}, {'sequential': True}]
+)
+
+
+@pytest.mark.parametrize(('apply', 'pattern', 'algorithm', 'settings'), UNSEEN)
+def test_matrices_whose_inputs_never_occur_lose_their_smallest_weights(
+    apply, pattern, algorithm, settings
+):
+    given = {'apply_fn': apply, 'batches': [normal(64, 8) * jnp.arange(1, 9) ** 2]} | settings
+    with pytest.warns(UserWarning, match=': experts, (matrix|layer) 3;') as seen:
+        pruned, masks = jaxpruner.prune(EXPERTS, 0.5, algorithm, **given, sparsity_type=pattern)
+    assert len(seen) == 1
+    n_by_m = (2, 4) if pattern == '2:4' else None
+    per = 'output' if algorithm == 'wanda' else 'layer'
+    first, last = (
+        references.mask_of(np.abs(EXPERTS['experts'][i]), 0.5, n_by_m, per) for i in (0, 3)
+    )
+    np.testing.assert_array_equal(masks['experts'][3], last)
+    np.testing.assert_array_equal(pruned['experts'][3], EXPERTS['experts'][3] * last)
+    assert (masks['experts'][0] != first).any()
+
+
+def test_few_samples_more_damping_and_nan_are_warned_of_once():
+    params = {name: PARAMS[name] for name in ('up', 'down')}
+    given = {'apply_fn': lambda params, x: jnp.tanh(x @ params['up']) @ params['down']}
+    for settings in ({}, {'sequential': True}):
+        with pytest.warns(UserWarning, match=r'fewer than inputs.*: .*up \(2 samples, 8 i') as seen:
+            jaxpruner.prune(params, 0.5, 'wanda', batches=[X[:2]], **given, **settings)
+        assert len(seen) == 1
+        assert '8 times' in str(seen[0].message)
+    settings = {'batches': [jnp.ones((32, 8))], 'damping': 0.0}
+    with pytest.warns(UserWarning, match=r'decomposed with damping 0.0: up \(') as seen:
+        jaxpruner.prune(params, {'down': None, '*': 0.5}, 'sparsegpt', **settings, **given)
+    assert len(seen) == 1
+    calibration = calibrate(given['apply_fn'], params, [X])
+    params['up'] = params['up'].at[0, 0].set(jnp.nan)
+    for pruner in (Wanda(sparsity=0.5), RIA(sparsity=0.5)):
+        with pytest.warns(UserWarning, match='these leaves hold NaN.*: up;') as seen:
+            _, masks = pruner.instant_sparsify(params, calibration=calibration)
+        assert len(seen) == 1
+        assert masks['up'][0, 0] == 0
+
+
+def with_zeros(share):
+    """Both matrices with their smallest weights set to zero; one has more zeros than asked for, and one has fewer."""
+    params = {name: np.asarray(PARAMS[name]).copy() for name in ('up', 'down')}
+    for name, part in (('up', share + 0.25), ('down', share - 0.25)):
+        sizes = np.abs(params[name])
+        params[name][sizes <= np.quantile(sizes, part)] = 0
+    return jax.tree.map(jnp.asarray, params) | {'bias': PARAMS['bias']}
+
+
+@pytest.mark.parametrize('settings', [{}, {'sequential': True}])
+@pytest.mark.parametrize('pattern', ['unstructured', '2:4'])
+def test_sparsegpt_revives_no_weight_of_a_model_with_more_zeros_than_asked_for(pattern, settings):
+    given = {'algorithm': 'sparsegpt', 'sparsity_type': pattern} | MODEL | settings
+
+    def revived(params, **keep_zeros):
+        pruned, _ = jaxpruner.prune(params, 0.5, **given, **keep_zeros)
+        of_leaves = [(pruned[name] != 0) & (params[name] == 0) for name in ('up', 'down')]
+        return sum(int(each.sum()) for each in of_leaves)
+
+    sparse = with_zeros(0.6)
+    words = r'0\.59\d+ of the weights .* zero already, more than the 0\.5 .*keep_zeros=True.*=False'
+    with pytest.warns(UserWarning, match=words) as seen:
+        assert revived(sparse) == 0
+    assert len(seen) == 1
+    assert revived(sparse, keep_zeros=True) == 0
+    if pattern == '2:4':  # of one block the zeros are removed first
+        assert revived(sparse, keep_zeros=False) > 0
+    pruned, _ = jaxpruner.prune(with_zeros(0.4), 0.5, **given)
+    again, _ = jaxpruner.prune(with_zeros(0.4), 0.5, **given, keep_zeros=False)
+    jax.tree.map(np.testing.assert_array_equal, pruned, again)
+
+
+def test_a_pruner_that_has_kept_zeros_equals_one_of_the_same_settings():
+    used, unused = SparseGPT(sparsity=0.5), SparseGPT(sparsity=0.5)
+    with pytest.warns(UserWarning, match='zero already'):
+        used.instant_sparsify(with_zeros(0.6), **MODEL)
+    assert used == unused
+    assert hash(used) == hash(unused)
+
+
+# Groups of N:M.
+
+
+@pytest.mark.parametrize('algorithm', ['magnitude', 'random', *CALIBRATED])
+def test_groups_lie_along_the_inputs_of_a_model_that_is_given(algorithm):
+    params = {'up': normal(8, 12), 'down': normal(8, 12)}  # inputs first, then outputs first
+    given = {'apply_fn': lambda params, x: jnp.tanh(x @ params['up']) @ params['down'].T}
+    for setting in ('2:4', NByM(2, 4, axis='input'), {'up': '2:4', '*': NByM(2, 4)}):
+        settings = given | {'batches': [X], 'sparsity_type': setting}
+        _, masks = jaxpruner.prune(params, algorithm=algorithm, **settings)
+        assert groups_along(masks['up'], 0)
+        assert groups_along(masks['down'], 1)
+
+
+def test_an_axis_that_is_named_stays_and_without_a_model_it_is_the_last():
+    params = {'w': normal(8, 8)}
+    given = {'apply_fn': lambda params, x: x @ params['w'].T, 'batches': [X]}
+    for setting, axis in (('nm_2,4,0', 0), (NByM(2, 4, axis=0), 0), (NByM(2, 4, axis=-1), 1)):
+        _, masks = jaxpruner.prune(params, 0.5, sparsity_type=setting, **given)
+        assert groups_along(masks['w'], axis)
+    for last in ('nm_2,4,-1', NByM(2, 4)):
+        _, masks = jaxpruner.prune(params, 0.5, sparsity_type=last)
+        assert groups_along(masks['w'], 1)
+
+
+def test_groups_of_stacked_layers_lie_along_their_inputs():
+    params = {'layers': {'kernel': normal(3, 8, 8), 'bias': normal(3, 8)}}
+
+    def apply(params, x):
+        body = lambda x, layer: (jnp.tanh(x @ layer['kernel'] + layer['bias']), None)  # noqa: E731
+        return jax.lax.scan(body, x, params['layers'])[0]
+
+    given = {'apply_fn': apply, 'batches': [X], 'sparsity_type': '2:4'}
+    _, masks = jaxpruner.prune(params, 0.5, stacked='layers/*', **given)
+    assert groups_along(masks['layers']['kernel'], 1)
+    _, masks = jaxpruner.prune(params, 0.5, **given)
+    assert masks['layers']['bias'] is None  # two-dimensional, and no contraction reads it
+
+
+@pytest.mark.parametrize('setting', ['1:2', 'nm_1,2', {'w': '1:2', '*': None}, [('*', '1:2')]])
+def test_groups_without_an_axis_and_without_a_model_are_warned_of_once(setting):
+    words = r"'(1:2|nm_1,2)' names no axis, .* apply_fn=… .* NByM\(1, 2, axis=…\); 'nm_1,2,-1'"
+    with pytest.warns(UserWarning, match=words) as seen:
+        _, masks = jaxpruner.prune({'w': normal(8, 8)}, sparsity_type=setting)
+    assert [warning.filename for warning in seen] == [__file__]
+    assert groups_along(masks['w'], 1, 1, 2)
+
+
+def heads(params, x):
+    """Attention's kernels: a group of four may hold weights of two heads, of which each has six."""
+    x = jnp.einsum('bi,ihd->bhd', x, params['query']) + params['bias']
+    return jnp.einsum('bhd,hdo->bo', x, params['out'])
+
+
+HEADS = {'query': normal(8, 4, 6), 'bias': normal(4, 6), 'out': normal(4, 6, 8)}
+
+
+def windows(params, x):
+    numbers = ('NHWC', 'HWIO', 'NHWC')
+    return jax.lax.conv_general_dilated(
+        x, params['conv'], (1, 1), 'VALID', dimension_numbers=numbers
+    )
+
+
+@pytest.mark.parametrize('apply', [heads, windows])
+def test_all_algorithms_group_the_same_weights_where_several_axes_are_summed(apply):
+    params, x, name = HEADS, X, 'out'
+    if apply is windows:
+        params, x, name = {'conv': normal(2, 2, 6, 8)}, jnp.ones((2, 5, 5, 6)), 'conv'
+    masks = {}
+    for algorithm in ('magnitude', *CALIBRATED):
+        given = {'apply_fn': apply, 'batches': [x], 'sparsity_type': '2:4'}
+        _, found = jaxpruner.prune(params, algorithm=algorithm, **given)
+        masks[algorithm] = np.asarray(found[name]).reshape(-1, 8)
+        assert groups_along(masks[algorithm], 0)
+    if apply is windows:  # whose inputs have one norm
+        np.testing.assert_array_equal(masks['magnitude'], masks['wanda'])
+
+
+@pytest.mark.parametrize('algorithm', ['magnitude', *CALIBRATED])
+def test_a_sparsity_that_contradicts_n_by_m_is_warned_of_once(algorithm):
+    given = {'apply_fn': heads, 'batches': [X], 'sparsity_type': '2:4'}
+    with pytest.warns(UserWarning, match=r'^out \(and 1 more leaves\): sparsity 0.6 contr') as seen:
+        _, masks = jaxpruner.prune(HEADS, 0.6, algorithm, **given)
+    assert (len(seen), masks['bias']) == (1, None)
+    jaxpruner.prune(HEADS, {'bias': 0.6, '*': 0.5}, algorithm, **given)  # warnings are errors
+    statistics = dict(calibrate(heads, HEADS, [X]))
+    with pytest.warns(UserWarning, match='out|bias') as seen:
+        Wanda(sparsity=0.6, sparsity_type='2:4').instant_sparsify(HEADS, calibration=statistics)
+    starts = sorted(str(warning.message).partition(':')[0] for warning in seen)
+    assert starts == ['bias', 'out (and 1 more leaves)']
+
+
+def test_depthwise_kernels_without_an_axis_of_inputs_stay_dense_with_a_warning():
+    def depthwise(params, x):
+        kernel, numbers = params['w'].reshape(3, 3, 1, 8), ('NHWC', 'HWIO', 'NHWC')
+        options = {'dimension_numbers': numbers, 'feature_group_count': 2}
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), 'SAME', **options)
+
+    params = {'w': normal(3, 3, 2, 4)}  # four outputs of each channel
+    given = {'apply_fn': depthwise, 'batches': [normal(2, 5, 5, 2)], 'sparsity_type': '2:4'}
+    with pytest.warns(UserWarning, match='prunes no leaf of 1|no channels') as seen:
+        _, masks = jaxpruner.prune(params, **given)
+    assert 'w: a depthwise convolution sums over no channels' in str(seen[0].message)
+    assert masks['w'] is None
+
+
+# A stem, a depthwise convolution, squeeze and excitation of 6 channels, and a layer of 18.
+SHAPES = {
+    'stem': (3, 3, 3, 8),
+    'depthwise': (3, 3, 1, 8),
+    'squeeze': (8, 6),
+    'excite': (6, 8),
+    'wide': (8, 18),
+    'out': (18, 4),
+}
+MIXED = {name: normal(*shape) for name, shape in SHAPES.items()}
+
+
+def cnn(params, x):
+    def conv(x, kernel, groups=1):
+        options = {'dimension_numbers': ('NHWC', 'HWIO', 'NHWC'), 'feature_group_count': groups}
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), 'SAME', **options)
+
+    x = conv(conv(x, params['stem']), params['depthwise'], groups=8)
+    gate = jax.nn.relu(x.mean((1, 2)) @ params['squeeze']) @ params['excite']
+    x = (x * jax.nn.sigmoid(gate)[:, None, None]).mean((1, 2))
+    return jax.nn.relu(x @ params['wide']) @ params['out']
+
+
+@pytest.mark.filterwarnings('ignore:samples are fewer')
+@pytest.mark.parametrize('algorithm', ['wanda', 'magnitude'])
+@pytest.mark.parametrize('sparsity_type', ['2:4', {'wide': '1:4', 'excite': '2:4', '*': 'nm_2,4'}])
+def test_one_error_names_all_leaves_that_cannot_take_n_by_m_and_its_setting_works(
+    algorithm, sparsity_type
+):
+    given = {'algorithm': algorithm, 'apply_fn': cnn, 'batches': [normal(2, 6, 6, 3)]}
+    refused = {'stem', 'depthwise', 'excite', 'out'}
+    with pytest.raises(ValueError, match='leave them dense') as caught:
+        jaxpruner.prune(MIXED, sparsity_type=sparsity_type, **given)
+    reasons, _, setting = str(caught.value).partition('sparsity_type=')
+    setting = ast.literal_eval(setting)
+    assert all(f'{name}: ' in reasons for name in refused)
+    # The rule for `excite` would have no leaf.
+    others = {'*': '2:4'} if isinstance(sparsity_type, str) else {'wide': '1:4', '*': '2:4'}
+    assert set(list(setting)[: -len(others)]) == refused
+    assert list(setting.items())[-len(others) :] == list(others.items())
+    _, masks = jaxpruner.prune(MIXED, sparsity_type=setting, **given)
+    assert {name for name, mask in masks.items() if mask is None} == refused
+
+
+# Sparsities.
+
+
+def kept(*arguments, **settings):
+    _, masks = jaxpruner.prune(PARAMS, *arguments, **settings)
+    return {name: int(mask.sum()) for name, mask in masks.items() if mask is not None}
+
+
+def test_sparsities_by_name_and_by_type():
+    assert kept({'up': 0.25, 'd*': 0.5}) == {'up': 96, 'down': 64}
+    assert kept({'up': 0.25, 'd*': 0.5}, 'wanda', **MODEL) == {'up': 96, 'down': 64}
+    assert kept({'up': None, '*': 0.5}) == {'down': 64}
+    assert kept({'bias': 0.5}) == {'bias': 4}
+    assert kept({'*': 0.5}, filter_fn=lambda path, leaf: leaf.ndim == 1) == {'bias': 4}
+    assert kept(sparsity_type='nm_1,4,-1') == {'up': 32, 'down': 32}
+    for algorithm in ('magnitude', 'sparsegpt'):  # N:M needs no sparsity
+        given = {'algorithm': algorithm, 'sparsity_type': {'up': '1:4', '*': '2:4'}}
+        assert kept(**given, **MODEL) == {'up': 32, 'down': 64}
+    config = {'algorithm': 'snip', 'custom_sparsity_map': {'up': 0.5}}
+    targets = jaxpruner.create_updater_from_config(config).get_target_sparsities(PARAMS)
+    assert targets['up'] == 0.5
+
+
+@pytest.mark.parametrize('dist_type', ['uniform', 'erk'])
+def test_n_by_m_has_its_own_share_in_leaves_that_a_custom_map_does_not_name(dist_type):
+    for value, of_up in ((None, 128), (0.0, 128), (0.5, 64)):
+        settings = {'custom_sparsity_map': {'up*': value}, 'dist_type': dist_type}
+        pruned, _ = jaxpruner.prune(PARAMS, sparsity_type=NByM(2, 4, axis=0), **settings)
+        numbers = [int(jnp.count_nonzero(pruned[name])) for name in ('up', 'down')]
+        assert numbers == [of_up, 64]
+    with pytest.warns(UserWarning, match=r'^up: sparsity 0\.9 contradicts .* 2:4') as seen:
+        jaxpruner.prune(PARAMS, sparsity_type=NByM(2, 4), custom_sparsity_map={'up': 0.9})
+    assert len(seen) == 1
+
+
+def ones_of(scores, sparsity):
+    del sparsity
+    return jnp.ones(scores.shape, jnp.uint8)
+
+
+LOSS = {'loss_fn': lambda params, x: jnp.sum(mlp(params, x) ** 2), 'batches': [X]}
+DENSE = {'sparsity_type': {'*': None}}
+FIXED = jaxpruner.FixedMask(jax.tree.map(jnp.ones_like, PARAMS))
+STRATEGY = {1: {'method': 'unstr_local', 'prune_rate_pattern': 1.0}}
+# A call that prunes nothing, and what its warning says of the reason.
+PRUNES_NOTHING = {
+    'sparsity 0': (lambda: jaxpruner.prune(PARAMS, 0.0), 'down, up: its target is 0'),
+    'vectors': (lambda: jaxpruner.prune({'s': normal(8)}, 0.5), 'default filter leaves out 1-D'),
+    'less than one weight': (lambda: jaxpruner.prune({'w': normal(1, 2)}, 0.1), 'less than one'),
+    'a mapping of dense leaves': (lambda: jaxpruner.prune(PARAMS, {'*': None}), 'down, up'),
+    'all dense by type': (lambda: jaxpruner.prune(PARAMS, 0.5, **DENSE), 'its sparsity type is No'),
+    'integers': (lambda: jaxpruner.prune({'table': jnp.ones((2, 2), int)}, 0.5), 'table: int'),
+    'N:M at 0': (lambda: jaxpruner.prune(PARAMS, 0.0, sparsity_type=NByM(2, 4)), 'target is 0'),
+    'no parameters': (lambda: jaxpruner.prune({}, 0.5), 'there are no parameters'),
+    'own ranking': (lambda: jaxpruner.prune(PARAMS, 0.5, topk_fn=ones_of), 'keep every weight'),
+    'all together': (lambda: jaxpruner.prune(PARAMS, 0.0, 'global_magnitude'), 'its target is 0'),
+    'along inputs': (lambda: jaxpruner.prune(PARAMS, 0.0, **MODEL), 'down, up: its target is 0'),
+    'calibrated': (lambda: jaxpruner.prune(PARAMS, 0.0, 'wanda', **MODEL), 'its target is 0'),
+    'snip': (lambda: jaxpruner.prune(PARAMS, 0.0, 'snip', **LOSS), 'its target is 0'),
+    'no leaf': (lambda: jaxpruner.prune(PARAMS, 0.5, 'snip', **LOSS, **DENSE), 'type is None'),
+    'given masks': (lambda: FIXED.instant_sparsify(PARAMS), 'bias, down, up: its target is 0'),
+    'a strategy': (
+        lambda: jaxpruner.jax_pruning.StrategyPruning(STRATEGY, steps_per_epoch=1).instant_sparsify(
+            {'layer': {'kernel': PARAMS['up']}}
+        ),
+        'layer/kernel: its target is 0',
+    ),
+    'traced': (lambda: jax.jit(lambda p: jaxpruner.prune(p, 0.0))(PARAMS), 'its target is 0'),
+}
+
+
+@pytest.mark.parametrize(('call', 'reason'), PRUNES_NOTHING.values(), ids=list(PRUNES_NOTHING))
+def test_what_prunes_nothing_says_so_once(call, reason):
+    with pytest.warns(UserWarning, match=f'prunes no.*{reason}') as seen:
+        call()
+    assert [warning.filename for warning in seen] == [__file__]
+
+
+def test_no_pruning_is_no_news():
+    pruned, masks = jaxpruner.prune(PARAMS, 0.5, 'no_prune')  # warnings are errors
+    assert pruned is PARAMS
+    assert masks == dict.fromkeys(PARAMS)
+
+
+# Batches.
+
+
+def two_inputs(params, x, y):
+    return mlp(params, x + y)
+
+
+def loss(params, x, y):
+    return jnp.mean(two_inputs(params, x, y) ** 2)
+
+
+class Transition(NamedTuple):
+    observation: jax.Array
+    reward: jax.Array
+
+
+OTHER_NUMBERS = [
+    ([X], r"an array of shape \(32, 8\): missing .* 'y'\. .* plain tuple, batches=\[\(x, y\), …\]"),
+    ([[X, X]], "a list: missing a required argument: 'y'"),
+    ([(X, X, X)], 'a tuple: too many positional arguments'),
+    (
+        [Transition(X, X)],
+        r"a Transition: missing .* lambda params, batch: .*\(params, batch\['x'\]\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(('batches', 'words'), OTHER_NUMBERS)
+@pytest.mark.parametrize('algorithm', ['wanda', 'magnitude', 'snip'])
+def test_batches_that_hold_another_number_of_inputs_are_refused(algorithm, batches, words):
+    name = 'loss_fn' if algorithm == 'snip' else 'apply_fn'
+    given = {name: loss if algorithm == 'snip' else two_inputs, 'batches': batches}
+    with pytest.raises(TypeError, match=f'{name} does not take the first batch, {words}'):
+        jaxpruner.prune(PARAMS, 0.5, algorithm, **given)
+
+
+@pytest.mark.parametrize('algorithm', ['wanda', 'magnitude', 'snip', 'synflow'])
+def test_a_named_tuple_or_a_list_is_one_input(algorithm):
+    name = 'loss_fn' if algorithm == 'snip' else 'apply_fn'
+    rounds = {'rounds': 9} if algorithm == 'synflow' else {}
+
+    def masks_of(function, batch):
+        given = {name: function, 'batches': [batch]} | rounds
+        return jaxpruner.prune(PARAMS, 0.5, algorithm, **given)[1]
+
+    expected = masks_of(loss, (X, X))
+    for batch in (Transition(X, X), [X, X]):
+        found = masks_of(lambda params, batch: loss(params, *batch), batch)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert expected['up'].sum() < PARAMS['up'].size
+
+
+@pytest.mark.parametrize('settings', [{}, {'sequential': True}])
+def test_an_array_as_batches_is_one_batch_with_a_warning(settings):
+    expected = jaxpruner.prune(PARAMS, 0.5, 'wanda', **MODEL, **settings)
+    with pytest.warns(UserWarning, match=r'array of shape \(32, 8\), .* one batch;') as seen:
+        found = jaxpruner.prune(PARAMS, 0.5, 'wanda', apply_fn=mlp, batches=X, **settings)
+    assert len(seen) == 1
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+class Loader:
+    """Begins where it was, and does not say so."""
+
+    def __init__(self, batches):
+        self.left = iter(batches)
+
+    def __iter__(self):
+        return (batch for batch in self.left)
+
+
+@pytest.mark.parametrize('algorithm', ['wanda', 'snip'])
+def test_no_batch_of_what_can_be_read_once_is_lost(algorithm):
+    apply = lambda params, x: x @ params['w']  # noqa: E731
+    given = {'apply_fn': apply}
+    if algorithm == 'snip':
+        given = {'loss_fn': lambda params, x: jnp.mean(apply(params, x))}
+    given['batches'] = Loader([jnp.zeros((16, 8)).at[:, 0].set(100.0), normal(16, 8) / 100])
+    _, masks = jaxpruner.prune({'w': jnp.ones((8, 4))}, 7 / 8, algorithm, **given)
+    assert masks['w'][0].all()  # what the first batch is about
+
+
+def by_length(params, x):
+    names = 'ab' if len(x) > 30 else 'ba'
+    return jnp.tanh(x @ params[names[0]]) @ params[names[1]]
+
+
+def sequential(**given):
+    params = {'a': jnp.ones((8, 8)), 'b': jnp.ones((8, 8))}
+    settings = {key: given.pop(key) for key in ('blocks', 'sparsity_type') if key in given}
+    pruner = Wanda(sparsity=0.5, sequential=True, **settings)
+    pruner.instant_sparsify(params, **({'apply_fn': by_length, 'batches': [X]} | given))
+
+
+def wanda(params=PARAMS, **given):
+    jaxpruner.prune(params, 0.5, 'wanda', **(MODEL | given))
+
+
+NAN = {'up': PARAMS['up'] * jnp.nan}
+INF = [X.at[0, 0].set(jnp.inf)]
+ODD = {'w': jnp.ones((6, 4))}
+needs_train = lambda params, x, *, train: mlp(params, x)  # noqa: E731
+first = {'apply_fn': lambda params, x: x @ params['up'], 'batches': [X]}
+odd = {'apply_fn': lambda params, x: x @ params['w'], 'batches': [normal(9, 6)]}
+BAD = [
+    (lambda: jaxpruner.prune(PARAMS), 'prune needs a sparsity'),
+    (lambda: jaxpruner.prune(PARAMS, 'wanda'), r"got 'wanda': prune\(params, 0.5, 'wanda'\)"),
+    (lambda: jaxpruner.prune(PARAMS, 0.5, 'wandas'), "unknown; did you mean 'wanda'"),
+    (lambda: jaxpruner.prune(PARAMS, {'upp': 0.5}), "sparsity: 'upp' matches no parameter"),
+    (lambda: jaxpruner.prune(PARAMS, {'up': 1.5}), r"sparsity\['up'\] must lie in \[0, 1\]"),
+    (lambda: jaxpruner.prune(PARAMS, {'up': 0.5}, dist_type='erk'), 'leave dist_type out'),
+    (lambda: jaxpruner.prune(PARAMS, 0.5, apply_fn=mlp), 'takes both apply_fn=… and batches=…'),
+    (lambda: jaxpruner.prune(PARAMS, 0.5, 'wanda'), "'wanda' looks .* apply_fn=… and batches=…"),
+    (lambda: wanda(batches=None), r'prune lacks batches=…: .* prune\(…, apply_fn=…, batches=…\)$'),
+    (lambda: Wanda(sparsity=0.5).instant_sparsify(PARAMS), 'instant_sparsify .* a calibration=…'),
+    (lambda: Wanda(sparsity=0.5).plan(PARAMS, batches=[X]), 'Wanda looks .* plan lacks apply_fn=…'),
+    (lambda: jaxpruner.plan(PARAMS, 0.5, apply_fn=mlp), "'magnitude' .* batches=…: .* or neither"),
+    (lambda: jaxpruner.prune(PARAMS, 0.5, apply_fn=mlp, batches=3), 'iterable of batches.* got 3'),
+    (lambda: jaxpruner.prune(PARAMS, 0.5, donate=True), "'magnitude' makes a copy: leave donate"),
+    (lambda: wanda(ODD, **odd, sparsity_type='2:4'), 'w: its 6 inputs do not divide into groups'),
+    (lambda: wanda(batches=[]), 'batches are empty'),
+    (lambda: wanda(batches=[X[:0]]), r'batches\[0\] holds no samples: .* \(0, 8\); leave it out'),
+    (lambda: wanda(batches=INF), 'up: its inputs are not finite; look for NaN or inf'),
+    (
+        lambda: wanda(apply_fn=needs_train),
+        r"'train'.* bound by functools\.partial\(apply_fn, train",
+    ),
+    (lambda: jaxpruner.prune(NAN, 0.5, 'sparsegpt', **first), 'up: its new weights are not finite'),
+    (lambda: Wanda(sparsity_type=Block((2, 2))), 'calibrated pruning is .* got Block'),
+    (lambda: Wanda(sparsity_type='2:4', owl=True), 'owl=True chooses sparsities, which NByM'),
+    (lambda: Wanda(owl=True, owl_per='layer'), "owl_per must be .* got 'layer'"),
+    (lambda: Wanda(blocks=['a']), 'blocks are for sequential=True, or for owl=True per block'),
+    (lambda: RIA(per='row'), "per must be .* got 'row'"),
+    (lambda: Wanda(topk_fn=jnp.abs), 'Wanda ranks weights itself: topk_fn has no meaning'),
+    (lambda: SparseGPT(damping=-1.0), 'damping must be a finite number from 0 up, got -1.0'),
+    (lambda: SparseGPT().wrap_optax(None), r'SparseGPT prunes once .* FixedMask\(masks\)'),
+    (lambda: sequential(blocks='a'), "blocks must be a list with a glob .* got 'a'"),
+    (lambda: sequential(blocks=['a', ['c']]), "blocks: 'c' matches no parameter"),
+    (lambda: sequential(calibration={}), 'sequential=True takes statistics as it goes'),
+    (lambda: sequential(batches=[]), 'batches are empty'),
+    (lambda: sequential(batches=[X, X[:0]]), r'batches\[1\] holds no samples: .* leave it out'),
+    (lambda: sequential(batches=[X, X[:20]]), 'batches of different shapes .* different orders'),
+    (lambda: sequential(sparsity_type='3:6'), 'a: its 8 inputs do not divide into groups of m=6'),
+]
+
+
+@pytest.mark.filterwarnings('ignore:.*Gram matrices could not be decomposed')
+@pytest.mark.parametrize(('call', 'message'), BAD)
+def test_bad_calls(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
+
+
+def test_statistics_that_do_not_fit_are_refused():
+    ((matrices, statistics),) = calibrate(mlp, PARAMS, [X])['up']
+    other = statistics._replace(second_moment=jnp.ones(3))
+    words = (
+        r'up: second_moment has shape \(3,\), and weight matrices of shape \(8, 16\) need \(8,\)'
+    )
+    for pruner, given, message in (
+        (Wanda(sparsity=0.5), other, words),
+        (SparseGPT(sparsity=0.5), statistics, "hold no Gram matrix; calibrate with kind='gram'"),
+    ):
+        calibration = {('up',): ((matrices, given),)}
+        with pytest.raises(ValueError, match=message):
+            pruner.instant_sparsify({'up': PARAMS['up']}, calibration=calibration)
+
+
+# Plans.
+
+PLANNED = {
+    'tokens': normal(5, 8),
+    'heads': {'query': normal(8, 4, 6), 'bias': normal(4, 6), 'out': normal(4, 6, 8)},
+    'mlp': {'kernel': normal(8, 8), 'bias': normal(8), 'normed': normal(8, 8)},
+    'old': normal(4, 4),
+}
+
+
+def apply(params, tokens):
+    x, mlp = heads(params['heads'], params['tokens'][tokens]), params['mlp']
+    x = x @ mlp['kernel'] + mlp['bias']
+    return x @ (mlp['normed'] / jnp.linalg.norm(mlp['normed'], axis=0))
+
+
+WHY_DENSE = {
+    'tokens': r'data look up its rows \(an embedding\)',
+    'heads/bias': 'no contraction reads it',
+    'mlp/bias': 'the default filter leaves out 1-D leaves',
+    'mlp/normed': 'what is contracted at .* is computed from this leaf',
+    'old': 'it has no part in what apply_fn returns',
+}
+AXES = {'heads/query': -3, 'heads/out': (-3, -2), 'mlp/kernel': -2}
+PLANNED_MODEL = {'apply_fn': apply, 'batches': [jnp.arange(40) % 5]}
+ignores_dense = pytest.mark.filterwarnings(
+    'ignore:old. this leaf has no part', 'ignore:these leaves stay dense'
+)
+
+
+@ignores_dense
+@pytest.mark.parametrize('algorithm', ['magnitude', *CALIBRATED])
+def test_a_plan_with_a_model_tells_which_leaves_prune_leaves_dense_and_why(algorithm):
+    dense = {} if algorithm != 'magnitude' else {'mlp/normed': None}  # it needs no input of each
+    given = {'algorithm': algorithm, 'sparsity_type': dense | {'*': '2:4'}} | PLANNED_MODEL
+    plan = jaxpruner.plan(PLANNED, **given)
+    again = jaxpruner.plan(jax.eval_shape(lambda: PLANNED), **given)
+    assert str(again) == str(plan)
+    assert plan.note == ''
+    assert 'prunes 3 of 8 leaves' in str(plan)
+    _, masks = jaxpruner.prune(PLANNED, **given)
+    paths, _, treedef = tree.flatten_with_paths(PLANNED)
+    for path, mask in zip(paths, tree.leaves_like(treedef, masks), strict=True):
+        leaf = plan[path]
+        assert leaf.is_pruned == (mask is not None)
+        if leaf.is_pruned:
+            assert leaf.sparsity_type == NByM(2, 4, AXES[leaf.name])
+            assert leaf.kept == mask.sum()
+        elif leaf.name not in dense:
+            assert re.match(WHY_DENSE[leaf.name], leaf.why_dense)
+            assert leaf.kept == leaf.size
+    assert plan.kept == plan.size - (192 + 192 + 64) // 2
+    named = jaxpruner.plan(PLANNED, custom_sparsity_map={'tokens': None, 'old': 0.25}, **given)
+    assert named['tokens'].why_dense
+
+
+def test_a_plan_of_leaves_that_are_read_in_many_ways_counts_what_masks_keep():
+    given = {'apply_fn': model.apply, 'batches': model.BATCHES}
+    plan = Wanda(sparsity_type='2:4').plan(model.PARAMS, **given)
+    _, masks = Wanda(sparsity_type='2:4').instant_sparsify(model.PARAMS, **given)
+    for name, mask in masks.items():
+        assert plan[name].is_pruned == (mask is not None)
+        assert plan[name].kept == (model.PARAMS[name].size if mask is None else mask.sum())
+
+
+def test_a_plan_without_a_model_says_what_it_does_not_know():
+    plan = SparseGPT(sparsity_type='2:4').plan(PLANNED)
+    assert plan['heads/bias'].sparsity_type == NByM(2, 4, 'input')
+    lines = str(plan).splitlines()
+    assert lines[0] == 'SparseGPT prunes up to 7 of 8 leaves'
+    assert 'plan(params, apply_fn=…, batches=…)' in ' '.join(lines[1:3])
+    assert 'along axis' not in str(plan)
+    assert '2:4 along the inputs' in str(plan)
+    nothing = Wanda().plan(PLANNED)
+    assert (nothing.note, nothing.pruned) == ('', ())
+    plan = jaxpruner.plan(PARAMS, 0.5, 'snip')
+    assert [leaf.name for leaf in plan.pruned] == ['down', 'up']
+
+
+@ignores_dense
+def test_a_plan_warns_of_a_contradiction_once():
+    with pytest.warns(UserWarning, match='contradicts') as seen:
+        Wanda(sparsity=0.6, sparsity_type='2:4').plan(PLANNED, **PLANNED_MODEL)
+    words = [str(warning.message) for warning in seen if 'contradicts' in str(warning.message)]
+    assert [word.split(':')[0] for word in words] == ['heads/out (and 2 more leaves)']
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        jaxpruner.plan(PARAMS, 0.5, 'wanda', **MODEL)

@@ -1,0 +1,310 @@
+"""Ways in which models read their weights: layouts, moves, stacks, masks, groups of rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpruner
+from jaxpruner.oneshot import MatrixLayout, Wanda, calibrate, ria_scores, wanda_scores
+from jaxpruner.oneshot.matrix_masks import keep_in_matrices
+from jaxpruner.sparsity_types import NByM, Unstructured
+from oneshot import references
+from oneshot.model import normal
+
+ALGORITHMS = ['wanda', 'ria', 'sparsegpt']
+
+
+def linear(params, x):
+    return x @ params['w']
+
+
+def equal(found, expected, atol=1e-5):
+    """Masks are equal, and weights nearly."""
+    jax.tree.map(np.testing.assert_array_equal, found[1], expected[1])
+    jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, atol=atol), found[0], expected[0])
+
+
+LAYOUTS = [
+    # layout, and what `einsum` calls its axes
+    (MatrixLayout((4, 3), (0,), (1,)), 'io->io'),
+    (MatrixLayout((3, 4), (1,), (0,)), 'oi->io'),
+    (MatrixLayout((2, 3, 5, 4), (0, 1, 2), (3,)), 'hwio->hwio'),
+    (MatrixLayout((4, 5, 2, 3), (2, 3, 1), (0,)), 'oihw->hwio'),
+    (MatrixLayout((6, 4, 2, 5), (1,), (2, 3), (0,)), 'edhk->edhk'),
+    (MatrixLayout((4, 2, 6, 5), (0, 3), (1,), (2,)), 'doek->edko'),
+]
+
+
+@pytest.mark.parametrize(('layout', 'moved'), LAYOUTS)
+def test_matrices_of_a_layout_and_back(layout, moved):
+    leaf = jnp.asarray(np.random.default_rng(0).normal(size=layout.shape))
+    found = layout.to_matrices(leaf)
+    np.testing.assert_array_equal(found, np.einsum(moved, leaf).reshape(layout.matrices_shape))
+    np.testing.assert_array_equal(layout.from_matrices(found), leaf)
+
+
+def test_a_grouped_convolution_is_a_matrix_for_each_group():
+    layout = MatrixLayout((3, 2, 4), (0, 1), (2,), groups=2)
+    kernel, inputs = normal(*layout.shape), normal(1, 3, 4)  # one window: a product
+    numbers = {'dimension_numbers': ('NWC', 'WIO', 'NWC'), 'feature_group_count': 2}
+    expected = jax.lax.conv_general_dilated(inputs, kernel, (1,), 'VALID', **numbers)
+    windows = inputs.reshape(3, 2, 2).swapaxes(0, 1).reshape(2, 6)
+    matrices = layout.to_matrices(kernel)
+    assert matrices.shape == layout.matrices_shape == (2, 6, 2)
+    found = jnp.einsum('gi,gio->go', windows, matrices).ravel()
+    np.testing.assert_allclose(found, expected.ravel(), rtol=1e-5)
+    np.testing.assert_array_equal(layout.from_matrices(matrices), kernel)
+
+
+BAD_LAYOUTS = [
+    ({'free': ()}, r'each axis of shape \(2, 3\) must be in one of contract=\(0,\)'),
+    ({'free': (0, 1)}, 'must be in one of'),
+    ({'free': (1,), 'groups': 2}, '2 groups do not divide the 3 outputs'),
+]
+
+
+@pytest.mark.parametrize(('settings', 'message'), BAD_LAYOUTS)
+def test_bad_layouts(settings, message):
+    with pytest.raises(ValueError, match=message):
+        MatrixLayout((2, 3), (0,), **settings)
+
+
+WEIGHTS = np.asarray(normal(3, 24, 10))
+INPUTS = np.asarray(normal(3, 50, 24), np.float64) * np.exp(np.asarray(normal(24)))
+KINDS = [
+    (Unstructured(), 'output'),
+    (Unstructured(), 'layer'),
+    (NByM(2, 4), 'output'),
+    (NByM(4, 8), 'layer'),
+]
+
+
+@pytest.mark.parametrize('name', ['wanda', 'ria'])
+def test_scores_and_masks_of_stacked_layers_equal_the_reference(name):
+    scores, reference = {
+        'wanda': (wanda_scores, references.wanda),
+        'ria': (ria_scores, references.ria),
+    }[name]
+    second_moment = jnp.asarray((INPUTS**2).sum(1), jnp.float32)
+    found = scores(jnp.asarray(WEIGHTS), second_moment)
+    pairs = zip(WEIGHTS.astype(np.float64), INPUTS, strict=True)
+    expected = [reference(weights, inputs) for weights, inputs in pairs]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert scores(jnp.asarray(WEIGHTS, jnp.bfloat16), second_moment).dtype == jnp.float32
+    assert not scores(jnp.zeros((3, 2)), jnp.ones(3)).any()
+    sparsities = jnp.array([0.5, 0.6, 0.3])
+    for kind, per in KINDS:
+        masks = keep_in_matrices(found, sparsities, kind, per)
+        n_by_m = (kind.n, kind.m) if isinstance(kind, NByM) else None
+        for mask, layer, sparsity in zip(masks, expected, sparsities, strict=True):
+            np.testing.assert_array_equal(mask, references.mask_of(layer, sparsity, n_by_m, per))
+
+
+def test_ties_nan_and_sparsity_zero():
+    tied, keep = jnp.ones((4, 2)).at[0, 1].set(jnp.nan), keep_in_matrices
+    assert keep(tied, 0.5).T.tolist() == [[1, 1, 0, 0], [0, 1, 1, 0]]
+    assert keep(tied, 0.5, per='layer').tolist() == [[1, 0], [1, 1], [1, 0], [0, 0]]
+    assert keep(tied, 0.5, NByM(2, 4)).T.tolist() == [[0, 0, 1, 1], [0, 0, 1, 1]]
+    for kind, per in KINDS[:3]:
+        assert keep(tied, 0.0, kind, per).all()
+    assert keep(jnp.ones((0, 2)), 0.5).shape == (0, 2)
+
+
+BESIDE = {
+    'concatenated': lambda q, k: jnp.concatenate([q, k], 1),
+    'stacked': lambda q, k: jnp.stack([q, k], 1).reshape(8, -1),
+}
+
+
+@pytest.mark.parametrize('how', BESIDE)
+def test_narrow_leaves_that_are_put_beside_each_other(how):
+    params = {name: normal(8, 4).astype(jnp.bfloat16) for name in 'qk'}
+    apply = lambda params, x: x @ BESIDE[how](params['q'], params['k'])  # noqa: E731
+    batches = [normal(16, 8).astype(jnp.bfloat16)]
+    _, masks = jaxpruner.prune(params, 0.5, 'wanda', apply_fn=apply, batches=batches)
+    assert {name: int(mask.sum()) for name, mask in masks.items()} == {'q': 16, 'k': 16}
+
+
+def test_a_parameter_that_a_compiled_helper_hands_on_beside_data_stays_a_parameter():
+    helper = jax.jit(lambda x, params: (x / (1 + jnp.abs(x)), params))
+
+    def apply(params, x, through=helper):
+        x, handed = through(x, {'b': params['b']})
+        return jnp.tanh(jnp.tanh(x @ params['a']) @ handed['b']) @ params['c']
+
+    def without(params, x):
+        return apply(params, x, lambda x, params: (x / (1 + jnp.abs(x)), params))
+
+    params = {name: normal(8, 8) for name in 'abc'}
+    given = {'batches': [normal(16, 8)], 'sequential': True}
+    found = jaxpruner.prune(params, 0.5, 'sparsegpt', apply_fn=lambda p, x: apply(p, x), **given)
+    equal(found, jaxpruner.prune(params, 0.5, 'sparsegpt', apply_fn=without, **given))
+
+
+def scan_of_leaves(params, x):
+    stack = jnp.concatenate([jnp.stack([params['first'], params['second']]), params['others']])
+    return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, stack)[0]
+
+
+def loop_of_leaves(params, x):
+    for w in (params['first'], params['second'], *params['others']):
+        x = jnp.tanh(x @ w)
+    return x
+
+
+@pytest.mark.parametrize('algorithm', ['wanda', 'sparsegpt'])
+def test_leaves_that_one_scan_goes_through_are_pruned_as_without_it(algorithm):
+    leaves = {'first': normal(8, 8), 'second': normal(8, 8), 'others': normal(2, 8, 8)}
+    given = {'sparsity': 0.5, 'algorithm': algorithm, 'batches': [normal(32, 8)]}
+    found = jaxpruner.prune(leaves, apply_fn=scan_of_leaves, **given)
+    equal(found, jaxpruner.prune(leaves, apply_fn=loop_of_leaves, **given))
+    words = r'first: a loop goes through this leaf and others, .* leave sequential out'
+    with pytest.raises(ValueError, match=words):
+        jaxpruner.prune(leaves, apply_fn=scan_of_leaves, sequential=True, **given)
+
+
+def test_complex_weights_are_refused():
+    weights, x = (normal(*shape) + 1j * normal(*shape) for shape in ((8, 4), (16, 8)))
+    with pytest.raises(ValueError, match=r'w: what it is multiplied with at .* is complex, which'):
+        calibrate(linear, {'w': weights}, [x], only='w')
+
+
+@pytest.mark.parametrize('algorithm', ['magnitude', 'wanda', 'synflow'])
+def test_numbers_of_python_stay_as_they_are(algorithm):
+    apply = lambda params, x: x @ params['w'] * params['scale']  # noqa: E731
+    given = {} if algorithm == 'magnitude' else {'apply_fn': apply, 'batches': [normal(16, 8)]}
+    params = {'w': normal(8, 4), 'scale': 2.0, 'power': 3}
+    pruned, masks = jaxpruner.prune(params, 0.5, algorithm, **given)
+    assert (pruned['scale'], pruned['power']) == (2.0, 3)
+    assert (masks['scale'], masks['power'], masks['w'].sum()) == (None, None, 16)
+
+
+class AsTheyAre(Wanda):
+    """Returns the weights that it was given."""
+
+    def prune_matrices(self, weights, prepared, sparsity, sparsity_type, where):
+        _, mask = super().prune_matrices(weights, prepared, sparsity, sparsity_type, where)
+        return weights, mask
+
+
+def test_weights_that_are_returned_as_they_were_may_be_donated():
+    weights, given = normal(8, 4), {'apply_fn': linear, 'batches': [normal(16, 8)]}
+    copied = {'w': jnp.copy(weights)}
+    pruned, masks = AsTheyAre(sparsity=0.5).instant_sparsify(copied, donate=True, **given)
+    np.testing.assert_array_equal(pruned['w'], weights * masks['w'])
+
+
+MASK = np.tri(8, dtype=np.float32)
+ORDER = np.array([3, 1, 0, 7, 2, 6, 5, 4])
+
+
+def scan_of_layers(params, x):
+    return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params['w'])[0]
+
+
+def layers_by_a_counter(params, x):
+    return jax.lax.fori_loop(0, 3, lambda number, x: jnp.tanh(x @ params['w'][number]), x)
+
+
+def from_behind(params, x):
+    return jax.lax.fori_loop(0, 3, lambda n, x: jnp.tanh(x @ params['w'][:, 2 - n]), x)
+
+
+@pytest.mark.parametrize('in_blocks', [False, True])
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+def test_layers_that_a_counter_takes_are_pruned_as_those_of_a_scan(algorithm, in_blocks):
+    weights, given = normal(3, 8, 8), {'batches': [normal(32, 8)], 'sequential': in_blocks}
+    expected = jaxpruner.prune({'w': weights}, 0.5, algorithm, apply_fn=scan_of_layers, **given)
+    found = jaxpruner.prune({'w': weights}, 0.5, algorithm, apply_fn=layers_by_a_counter, **given)
+    equal(found, expected)
+    params = {'w': weights[::-1].swapaxes(0, 1)}
+    found = jaxpruner.prune(params, 0.5, algorithm, apply_fn=from_behind, **given)
+    equal(jax.tree.map(lambda leaf: leaf.swapaxes(0, 1)[::-1], found), expected)
+
+
+def tiled(params, x):
+    return x @ jnp.tile(params['w'][:, :4, 0], (1, 2)).T
+
+
+def cycling(params, x):
+    body = lambda x, i: (jnp.tanh(x @ params['w'][i]), None)  # noqa: E731
+    return jax.lax.scan(body, x, np.array([0, 1, 2, 0]))[0]
+
+
+def in_two_orders(params, x):
+    """The text of these permutations is the same: NumPy shortens long arrays."""
+    order = np.arange(2000)
+    other = order.copy()
+    other[[900, 1100]] = other[[1100, 900]]
+    long = jnp.tile(x, (1, 250))
+    return long @ params['long'][order] + long @ params['long'][other]
+
+
+@pytest.mark.parametrize('apply', [tiled, cycling, in_two_orders])
+def test_weights_that_stand_in_two_places_are_refused(apply):
+    params = {'w': normal(3, 8, 8), 'long': normal(2000, 1)}
+    only = 'long' if apply is in_two_orders else 'w'
+    with pytest.raises(ValueError, match=f'{only}: a weight of this leaf stands in more than one'):
+        calibrate(apply, params, [normal(16, 8)], only=only)
+
+
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+def test_permuted_weights_are_pruned_by_the_inputs_that_they_meet(algorithm):
+    weights, given = normal(8, 4), {'batches': [normal(32, 8) * np.arange(1, 9)]}
+    permuted = lambda params, x: x @ params['w'][ORDER]  # noqa: E731
+    found = jaxpruner.prune({'w': weights}, 0.5, algorithm, apply_fn=permuted, **given)
+    expected = jaxpruner.prune({'w': weights[ORDER]}, 0.5, algorithm, apply_fn=linear, **given)
+    equal(jax.tree.map(lambda leaf: leaf[ORDER], found), expected)
+
+
+@pytest.mark.parametrize('algorithm', ['wanda', 'sparsegpt'])
+@pytest.mark.parametrize(
+    'masked', [lambda w: w * MASK, lambda w: jnp.where(MASK > 0, w, 0)], ids=['product', 'where']
+)
+def test_weights_behind_a_constant_mask_are_pruned_first(algorithm, masked):
+    weights, given = normal(8, 8), {'batches': [normal(32, 8)]}
+    apply = lambda params, x: x @ masked(params['w'])  # noqa: E731
+    found, masks = jaxpruner.prune({'w': weights}, 0.75, algorithm, apply_fn=apply, **given)
+    np.testing.assert_array_equal(found['w'] == 0, masks['w'] == 0)
+    expected = jaxpruner.prune({'w': weights * MASK}, 0.75, algorithm, apply_fn=linear, **given)
+    equal(({'w': found['w'] * MASK}, masks), ({'w': expected[0]['w'] * MASK}, expected[1]))
+
+
+SIZES = np.array([9, 0, 16, 5])
+
+
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+def test_experts_that_meet_groups_of_rows_are_pruned_by_their_own_rows(algorithm):
+    def experts(params, x):
+        return jax.lax.ragged_dot(x, params['w'].swapaxes(1, 2), jnp.asarray(SIZES))
+
+    weights, x = normal(4, 6, 8), normal(32, 8)  # two rows belong to no expert
+    given = {'sparsity': 0.5, 'algorithm': algorithm}
+    with pytest.warns(UserWarning, match='ranked by magnitude|samples are fewer') as seen:
+        found = jaxpruner.prune({'w': weights}, apply_fn=experts, batches=[x], **given)
+    few, unseen = (str(warning.message) for warning in seen)
+    assert 'w (5 samples, 8 inputs)' in few
+    assert ': w, matrix 1;' in unseen
+    starts = np.cumsum(SIZES) - SIZES
+    for expert in (0, 2):
+        batches = [x[starts[expert] :][: SIZES[expert]]]
+        own = jax.tree.map(lambda leaf, expert=expert: leaf[expert].T, found)
+        params = {'w': weights[expert].T}
+        equal(own, jaxpruner.prune(params, apply_fn=linear, batches=batches, **given))
+
+
+@pytest.mark.parametrize('kind', ['second_moment', 'gram'])
+def test_experts_in_a_scan_of_layers_have_statistics_of_their_own(kind):
+    def layers(params, x):
+        def layer(x, w):
+            return jnp.tanh(jax.lax.ragged_dot(x, w, jnp.array([4, 8]))), x
+
+        return jax.lax.scan(layer, x, params['w'])
+
+    params, x = {'w': normal(3, 2, 8, 8)}, normal(12, 8)
+    (entry,) = calibrate(layers, params, [x, x], kind=kind)['w']
+    inputs = np.asarray(layers(params, x)[1], np.float64)
+    expected = np.stack([2 * (inputs[:, :4] ** 2).sum(1), 2 * (inputs[:, 4:] ** 2).sum(1)], 1)
+    np.testing.assert_allclose(entry.statistics.second_moment, expected, rtol=1e-4)
+    np.testing.assert_array_equal(entry.statistics.count, [[8, 16]] * 3)

@@ -1,0 +1,394 @@
+"""Trained models pruned with statistics of their inputs, at once and block by block, against NumPy in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpruner
+from helpers import rows
+from jaxpruner.oneshot import RIA, SparseGPT, Wanda, calibrate, owl_sparsities
+from oneshot import model, references
+
+ALGORITHMS = {
+    'wanda': (references.wanda, 'output'),
+    'ria': (references.ria, 'layer'),
+    'sparsegpt': (None, 'layer'),
+}
+DENSE = ('embedding', 'bias')
+
+
+def half(params):
+    return jax.tree.map(lambda _: 0.5, params)
+
+
+def equal(found, expected, **tolerance):
+    """Masks are equal, and weights nearly."""
+    jax.tree.map(np.testing.assert_array_equal, found[1], expected[1])
+    close = lambda *pair: np.testing.assert_allclose(*pair, **({'rtol': 1e-5} | tolerance))  # noqa: E731
+    jax.tree.map(close, found[0], expected[0])
+
+
+@pytest.fixture(scope='module')
+def calibration():
+    return calibrate(model.apply, model.PARAMS, model.BATCHES, kind='gram')
+
+
+@pytest.fixture(scope='module')
+def samples():
+    return model.samples(model.PARAMS)
+
+
+def matrices_of(tree, calibration, name):
+    """All weight matrices of a leaf, `[number, inputs, outputs]`."""
+    parts = [entry.matrices.read(jnp.float32(tree[name])) for entry in calibration[name]]
+    return np.concatenate([np.asarray(part).reshape(-1, *part.shape[-2:]) for part in parts])
+
+
+@pytest.mark.parametrize(
+    ('algorithm', 'pattern'), rows.crossed(ALGORITHMS, ['unstructured', '2:4'])
+)
+def test_models_are_pruned_as_the_references_prune_matrices(
+    algorithm, pattern, calibration, samples
+):
+    config = {'algorithm': algorithm, 'sparsity': 0.5, 'sparsity_type': pattern}
+    pruner = jaxpruner.create_updater_from_config(config)
+    params, masks = pruner.instant_sparsify(model.PARAMS, calibration=calibration)
+    assert all(masks[name] is None and params[name] is model.PARAMS[name] for name in DENSE)
+    n_by_m = None if pattern == 'unstructured' else (2, 4)
+    score, per = ALGORITHMS[algorithm]
+    for name in samples:
+        inputs = samples[name].reshape(-1, *samples[name].shape[-2:])
+        trees = [matrices_of(tree, calibration, name) for tree in (model.PARAMS, params, masks)]
+        for i, (before, after, mask) in enumerate(zip(*trees, strict=True)):
+            x = inputs[i % len(inputs)]
+            if score is None:
+                weights, expected = references.sparsegpt(before, x, 0.5, n_by_m)
+            else:
+                scores = score(before.astype(np.float64), x)
+                expected = references.mask_of(scores, 0.5, n_by_m, per)
+                weights = before * expected
+            np.testing.assert_array_equal(mask, expected, err_msg=name)
+            np.testing.assert_allclose(after, weights, atol=1e-4 * np.abs(weights).max())
+
+
+def test_one_call_calibrates_and_prunes_and_masks_hold_in_training(calibration):
+    params, masks = jaxpruner.prune(
+        model.PARAMS, 0.5, 'wanda', apply_fn=model.apply, batches=iter(model.BATCHES), per='layer'
+    )
+    alone = Wanda(per='layer', sparsity_distribution_fn=half)
+    equal((params, masks), alone.instant_sparsify(model.PARAMS, calibration=calibration))
+    tuned = jaxpruner.FixedMask(masks).instant_sparsify(params)[0]
+    jax.tree.map(np.testing.assert_array_equal, tuned, params)
+
+
+def test_parameters_that_are_donated_are_freed(calibration):
+    given = jax.tree.map(jnp.copy, model.PARAMS)
+    pruner = jaxpruner.create_updater_from_config({'algorithm': 'sparsegpt', 'sparsity': 0.5})
+    taken = pruner.instant_sparsify(given, calibration=calibration, donate=True)
+    pruned, masks = pruner.instant_sparsify(model.PARAMS, calibration=calibration)
+    equal(taken, (pruned, masks), rtol=0)
+    is_freed = {name: array.is_deleted() for name, array in given.items()}
+    assert is_freed == {name: mask is not None for name, mask in masks.items()}
+    assert not any(array.is_deleted() for array in model.PARAMS.values())
+
+
+def test_an_array_that_is_two_leaves_is_not_freed():
+    kernel = jnp.arange(1.0, 10).reshape(3, 3)
+    pruned, _ = jaxpruner.prune(
+        {'first': kernel, 'second': kernel},
+        1 / 3,
+        'wanda',
+        apply_fn=lambda params, x: jnp.tanh(x @ params['first']) @ params['second'],
+        batches=[jnp.eye(3)],
+        donate=True,
+    )
+    assert [int((leaf == 0).sum()) for leaf in pruned.values()] == [3, 3]
+
+
+class LargestOfInput(Wanda):
+    """Scores a weight by its rank among the weights of its input."""
+
+    def score_matrices(self, weights, second_moment):
+        del second_moment
+        order = jnp.argsort(jnp.abs(weights), axis=-1)
+        return jnp.argsort(order, axis=-1).astype(jnp.float32)
+
+
+class LargestOfInputInLayer(RIA):
+    score_matrices = LargestOfInput.score_matrices
+
+
+@pytest.mark.parametrize('pruner_class', [LargestOfInput, LargestOfInputInLayer])
+def test_a_subclass_prunes_by_its_own_scores(pruner_class):
+    weights, pruner = model.normal(8, 300), pruner_class(sparsity_distribution_fn=half)
+    given = {'apply_fn': lambda params, x: x @ params['w'], 'batches': [model.normal(32, 8)]}
+    _, masks = pruner.instant_sparsify({'w': weights}, **given)
+    scores = pruner.score_matrices(weights, jnp.ones(8))
+    expected = references.mask_of(np.asarray(scores), 0.5, None, pruner.per)
+    np.testing.assert_array_equal(masks['w'], expected)
+
+
+class Counting(SparseGPT):
+    """Counts how often Gram matrices are decomposed."""
+
+    def prepare(self, statistics):
+        self.prepared = [*getattr(self, 'prepared', []), statistics.gram.shape]
+        return super().prepare(statistics)
+
+
+@pytest.mark.parametrize('sequential', [False, True])
+def test_leaves_that_share_their_inputs_share_a_decomposition(sequential):
+    params = {name: model.normal(8, 6) for name in ('query', 'key', 'value')}
+    params['out'] = model.normal(6, 8)
+
+    def attention(params, x):
+        query, key, value = (x @ params[name] for name in ('query', 'key', 'value'))
+        return jax.nn.softmax(query @ key.T) @ value @ params['out']
+
+    counting = Counting(sparsity_distribution_fn=half, sequential=sequential)
+    _, masks = counting.instant_sparsify(params, apply_fn=attention, batches=[model.normal(32, 8)])
+    assert sorted(counting.prepared) == [(6, 6), (8, 8)]
+    assert all(int(mask.sum()) == 24 for mask in masks.values())
+
+
+@pytest.mark.parametrize('algorithm', ['wanda', 'sparsegpt'])
+def test_leaves_that_are_put_beside_each_other_are_pruned_as_if_alone(algorithm):
+    params = {'hidden': model.normal(8, 6), 'gate': model.normal(8, 4)}
+
+    def beside(params, x):
+        kernels = jnp.concatenate([params['gate'], params['hidden']], -1)
+        gate, hidden = jnp.split(x @ kernels, [4], -1)
+        return jnp.tanh(gate) @ jnp.ones((4, 6)) * hidden
+
+    def alone(params, x):
+        return x @ params['gate'], x @ params['hidden']
+
+    given = {'sparsity': 0.5, 'algorithm': algorithm, 'batches': [model.normal(32, 8)]}
+    found, expected = (
+        jaxpruner.prune(params, apply_fn=apply_fn, **given) for apply_fn in (beside, alone)
+    )
+    equal(found, expected)
+    assert found[1]['gate'].sum() == 16
+
+
+# Block by block.
+
+LAYERS = 3
+STACKED = {
+    'a': model.normal(LAYERS, 8, 16) / 2,
+    'b': model.normal(LAYERS, 16, 8) / 2,
+    'out': model.normal(8, 4),
+}
+UNROLLED = {f'{name}{i}': STACKED[name][i] for name in 'ab' for i in range(LAYERS)}
+UNROLLED['out'] = STACKED['out']
+BATCHES = [model.normal(40, 8) for _ in range(2)]
+
+
+def layer(x, a, b):
+    return jnp.tanh(x @ a) @ b
+
+
+def scanned(params, x):
+    def body(x, taken):
+        return jax.checkpoint(layer)(x, *taken), x.sum()
+
+    x, sums = jax.lax.scan(body, jnp.exp(x * 0.1), (params['a'], params['b']), reverse=True)
+    return (x + sums.sum()) @ params['out']
+
+
+def unrolled(params, x):
+    x, total = jnp.exp(x * 0.1), 0
+    for i in reversed(range(LAYERS)):
+        total += x.sum()
+        x = jax.jit(layer)(x, params[f'a{i}'], params[f'b{i}'])
+    return (x + total) @ params['out']
+
+
+def stacked(tree):
+    by_name = {name: np.stack([tree[f'{name}{i}'] for i in range(LAYERS)]) for name in 'ab'}
+    return by_name | {'out': tree['out']}
+
+
+@pytest.mark.parametrize('donate', [False, True])
+def test_a_scan_is_pruned_as_its_layers_one_after_another(donate):
+    given = {'batches': BATCHES, 'donate': donate}
+    pruner = SparseGPT(sparsity_distribution_fn=half, sequential=True)
+    copied = jax.tree.map(jnp.copy, STACKED)
+    found = pruner.instant_sparsify(copied, apply_fn=scanned, **given)
+    if not donate:
+        jax.tree.map(np.testing.assert_array_equal, copied, STACKED)
+    blocks = [[f'a{i}', f'b{i}'] for i in range(LAYERS)]
+    alone = SparseGPT(sparsity_distribution_fn=half, sequential=True, blocks=blocks)
+    expected = alone.instant_sparsify(jax.tree.map(jnp.copy, UNROLLED), apply_fn=unrolled, **given)
+    equal(found, tuple(map(stacked, expected)), rtol=1e-3, atol=1e-4)
+    at_once = SparseGPT(sparsity_distribution_fn=half)
+    _, other = at_once.instant_sparsify(STACKED, apply_fn=scanned, batches=BATCHES)
+    assert any((other[name] != found[1][name]).any() for name in STACKED)
+
+
+def _wanda(weights, inputs, sparsity):
+    mask = references.mask_of(references.wanda(weights, inputs), sparsity)
+    return weights * mask, mask
+
+
+def test_each_layer_is_calibrated_with_those_before_it_pruned():
+    """Two leaves that meet one value are a block; the next layers see what both of them give."""
+    weights = [np.asarray(model.normal(8, 8), np.float64) for _ in range(4)]
+    params = dict(zip('abcd', map(jnp.float32, weights), strict=True))
+
+    def apply(params, x):
+        x = jnp.tanh(x @ params['a']) + jnp.tanh(x @ params['b'])
+        return jnp.tanh(x @ params['c']) @ params['d']
+
+    for pruner, reference in ((SparseGPT, references.sparsegpt), (Wanda, _wanda)):
+        pruned, masks = pruner(sparsity_distribution_fn=half, sequential=True).instant_sparsify(
+            params, apply_fn=apply, batches=BATCHES
+        )
+        x, new = np.concatenate(BATCHES).astype(np.float64), {}
+        for number, name in enumerate('abcd'):
+            new[name], mask = reference(weights[number], x, 0.5)
+            np.testing.assert_array_equal(masks[name], mask, err_msg=name)
+            np.testing.assert_allclose(pruned[name], new[name], rtol=1e-3, atol=1e-4)
+            if name == 'b':
+                x = np.tanh(x @ new['a']) + np.tanh(x @ new['b'])
+            elif name == 'c':
+                x = np.tanh(x @ new['c'])
+
+
+def test_one_block_is_the_whole_at_once():
+    """Every way in which a model reads its weights, and batches of two shapes; a scan's trips stay apart."""
+    given = {'apply_fn': model.apply, 'batches': model.BATCHES}
+    given['sparsity_type'] = {'stack': None, '*': 'unstructured'}
+    found, expected = (
+        jaxpruner.prune(model.PARAMS, 0.5, 'sparsegpt', **given, **blocks)
+        for blocks in ({'sequential': True, 'blocks': ['*']}, {})
+    )
+    equal(found, expected, atol=1e-6)
+
+
+def test_an_interrupt_leaves_the_parameters_as_they_are():
+    def batches():
+        yield from BATCHES
+        raise KeyboardInterrupt
+
+    params = {name: leaf + 0 for name, leaf in UNROLLED.items()}
+    for sequential in (False, True):
+        pruner = Wanda(sparsity_distribution_fn=half, sequential=sequential)
+        with pytest.raises(KeyboardInterrupt):
+            pruner.instant_sparsify(params, apply_fn=unrolled, batches=batches())
+    jax.tree.map(np.testing.assert_array_equal, params, UNROLLED)
+
+
+# OWL, against the published equations: one share for each block, or for each leaf.
+
+# Some columns are large, so that layers differ in their outliers, and the two matrices of a layer do, too.
+DEEP = {
+    'up': model.normal(LAYERS, 8, 16)
+    * jnp.where(jnp.arange(16) < 2, jnp.array([1.0, 6.0, 3.0])[:, None, None], 1),
+    'down': model.normal(LAYERS, 16, 8)
+    * jnp.where(jnp.arange(8) < 1, jnp.array([4.0, 1.0, 2.0])[:, None, None], 1),
+}
+BY_NUMBER = {'h': {str(i): {name: DEEP[name][i] for name in DEEP} for i in range(LAYERS)}}
+X = model.normal(64, 8)
+OWL = {'owl': True, 'owl_multiple': 2.0, 'owl_deviation': 0.2, 'per': 'layer'}
+
+
+def residual(x, weights):
+    return x + jnp.tanh(x @ weights['up']) @ weights['down'] / 8
+
+
+def deep_scanned(params, x):
+    return jax.lax.scan(lambda x, weights: (residual(x, weights), None), x, params)[0]
+
+
+def deep_unrolled(params, x):
+    for weights in params['h'].values():
+        x = residual(x, weights)
+    return x
+
+
+def layers_in_numpy():
+    x, found = np.asarray(X, np.float64), []
+    for i in range(LAYERS):
+        up, down = (np.asarray(DEEP[name][i], np.float64) for name in ('up', 'down'))
+        hidden = np.tanh(x @ up)
+        found.append([(up, x), (down, hidden)])
+        x = x + hidden @ down / 8
+    return found
+
+
+def expected_sparsities(per):
+    layers = layers_in_numpy()
+    if per == 'block':
+        return np.repeat(references.owl(layers, 0.5, 2.0, 0.2), 2)
+    return references.owl([[matrix] for matrices in layers for matrix in matrices], 0.5, 2.0, 0.2)
+
+
+@pytest.mark.parametrize(
+    ('form', 'sequential', 'per'),
+    rows.crossed(['unrolled', 'scanned'], [False, True], ['block', 'leaf']),
+)
+def test_owl_gives_the_sparsities_of_the_published_equations(form, sequential, per):
+    sparsities = expected_sparsities(per)
+    assert np.ptp(sparsities) > 0.3
+    params, apply_fn = (DEEP, deep_scanned) if form == 'scanned' else (BY_NUMBER, deep_unrolled)
+    pruner = Wanda(sparsity_distribution_fn=half, owl_per=per, sequential=sequential, **OWL)
+    _, masks = pruner.instant_sparsify(params, apply_fn=apply_fn, batches=[X])
+    matrices = [matrix for matrices in layers_in_numpy() for matrix in matrices]
+    for number, ((weights, inputs), sparsity) in enumerate(zip(matrices, sparsities, strict=True)):
+        i, name = number // 2, ('up', 'down')[number % 2]
+        mask = masks[name][i] if form == 'scanned' else masks['h'][str(i)][name]
+        expected = references.mask_of(references.wanda(weights, inputs), sparsity, per='layer')
+        assert mask.sum() == expected.sum()
+        if not sequential:  # where later layers see what the earlier ones have become
+            np.testing.assert_array_equal(mask, expected)
+
+
+def test_blocks_of_owl_may_be_named_and_the_mean_is_kept_where_they_differ_in_size():
+    letters = dict(zip('abc', range(LAYERS), strict=True))
+    params = {f'{name}_{a}': DEEP[name][i] for a, i in letters.items() for name in DEEP}
+
+    def apply(params, x):
+        for letter in letters:
+            x = residual(x, {name: params[f'{name}_{letter}'] for name in DEEP})
+        return x
+
+    blocks = ['*_a', '*_b', ['up_c', 'down_c']]
+    pruner = RIA(sparsity_distribution_fn=half, blocks=blocks, **OWL)
+    _, masks = pruner.instant_sparsify(params, apply_fn=apply, batches=[X])
+    for letter, i in letters.items():
+        kept = references.number_kept(128, expected_sparsities('block')[2 * i])
+        assert masks[f'up_{letter}'].sum() == masks[f'down_{letter}'].sum() == kept
+    pruner = Wanda(sparsity_distribution_fn=half, blocks=['*_a', ['*_b', '*_c']], **OWL)
+    _, masks = pruner.instant_sparsify(params, apply_fn=apply, batches=[X])
+    kept = [int(mask.sum()) for mask in masks.values()]
+    assert sum(kept) == pytest.approx(6 * 64, abs=3)
+    assert kept[0] != 64
+
+
+@pytest.mark.parametrize('sparsity', [0.0, 0.03, 0.5, 0.7, 0.95, 1.0])
+def test_owl_reaches_the_target_and_stays_within_its_bounds(sparsity):
+    shares, sizes = [0.01, 0.05, 0.02, 0.02], [100, 400, 50, 1000]
+    found = np.array(owl_sparsities(shares, sizes, sparsity))
+    assert np.average(found, weights=sizes) == pytest.approx(sparsity)
+    assert ((found >= 0) & (found <= 1)).all()
+    assert np.ptp(found) <= 0.16 + 1e-9
+    if sparsity in (0.5, 0.7):  # density 2 lambda (D - min D) / (max D - min D), shifted
+        raw = 0.16 * (np.array(shares) - 0.01) / 0.04
+        np.testing.assert_allclose(found, sparsity - raw + np.average(raw, weights=sizes))
+    assert owl_sparsities([0.02, 0.02], [10, 20], sparsity) == [sparsity] * 2
+
+
+BAD_OWL = [
+    (([0.1], [1], 1.5), r'sparsity must lie in \[0, 1\]'),
+    (([0.1], [1], 0.5, -1), 'max_deviation must not be negative, got -1'),
+    (([0.1], [1, 2], 0.5), 'got 1 shares and 2 sizes'),
+    (([0.1, np.nan], [1, 2], 0.5), 'shares of outliers must be finite'),
+]
+
+
+@pytest.mark.parametrize(('arguments', 'message'), BAD_OWL)
+def test_bad_calls_of_owl(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        owl_sparsities(*arguments)
