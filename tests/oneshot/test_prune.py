@@ -235,20 +235,6 @@ def test_an_axis_that_is_named_stays_and_without_a_model_it_is_the_last():
         assert groups_along(masks['w'], 1)
 
 
-def test_groups_of_stacked_layers_lie_along_their_inputs():
-    params = {'layers': {'kernel': normal(3, 8, 8), 'bias': normal(3, 8)}}
-
-    def apply(params, x):
-        body = lambda x, layer: (jnp.tanh(x @ layer['kernel'] + layer['bias']), None)  # noqa: E731
-        return jax.lax.scan(body, x, params['layers'])[0]
-
-    given = {'apply_fn': apply, 'batches': [X], 'sparsity_type': '2:4'}
-    _, masks = jaxpruner.prune(params, 0.5, stacked='layers/*', **given)
-    assert groups_along(masks['layers']['kernel'], 1)
-    _, masks = jaxpruner.prune(params, 0.5, **given)
-    assert masks['layers']['bias'] is None  # two-dimensional, and no contraction reads it
-
-
 @pytest.mark.parametrize('setting', ['1:2', 'nm_1,2', {'w': '1:2', '*': None}, [('*', '1:2')]])
 def test_groups_without_an_axis_and_without_a_model_are_warned_of_once(setting):
     words = r"'(1:2|nm_1,2)' names no axis, .* apply_fn=… .* NByM\(1, 2, axis=…\); 'nm_1,2,-1'"

@@ -44,19 +44,6 @@ def test_matrices_of_a_layout_and_back(layout, moved):
     np.testing.assert_array_equal(layout.from_matrices(found), leaf)
 
 
-def test_a_grouped_convolution_is_a_matrix_for_each_group():
-    layout = MatrixLayout((3, 2, 4), (0, 1), (2,), groups=2)
-    kernel, inputs = normal(*layout.shape), normal(1, 3, 4)  # one window: a product
-    numbers = {'dimension_numbers': ('NWC', 'WIO', 'NWC'), 'feature_group_count': 2}
-    expected = jax.lax.conv_general_dilated(inputs, kernel, (1,), 'VALID', **numbers)
-    windows = inputs.reshape(3, 2, 2).swapaxes(0, 1).reshape(2, 6)
-    matrices = layout.to_matrices(kernel)
-    assert matrices.shape == layout.matrices_shape == (2, 6, 2)
-    found = jnp.einsum('gi,gio->go', windows, matrices).ravel()
-    np.testing.assert_allclose(found, expected.ravel(), rtol=1e-5)
-    np.testing.assert_array_equal(layout.from_matrices(matrices), kernel)
-
-
 BAD_LAYOUTS = [
     ({'free': ()}, r'each axis of shape \(2, 3\) must be in one of contract=\(0,\)'),
     ({'free': (0, 1)}, 'must be in one of'),
@@ -124,22 +111,6 @@ def test_narrow_leaves_that_are_put_beside_each_other(how):
     batches = [normal(16, 8).astype(jnp.bfloat16)]
     _, masks = jaxpruner.prune(params, 0.5, 'wanda', apply_fn=apply, batches=batches)
     assert {name: int(mask.sum()) for name, mask in masks.items()} == {'q': 16, 'k': 16}
-
-
-def test_a_parameter_that_a_compiled_helper_hands_on_beside_data_stays_a_parameter():
-    helper = jax.jit(lambda x, params: (x / (1 + jnp.abs(x)), params))
-
-    def apply(params, x, through=helper):
-        x, handed = through(x, {'b': params['b']})
-        return jnp.tanh(jnp.tanh(x @ params['a']) @ handed['b']) @ params['c']
-
-    def without(params, x):
-        return apply(params, x, lambda x, params: (x / (1 + jnp.abs(x)), params))
-
-    params = {name: normal(8, 8) for name in 'abc'}
-    given = {'batches': [normal(16, 8)], 'sequential': True}
-    found = jaxpruner.prune(params, 0.5, 'sparsegpt', apply_fn=lambda p, x: apply(p, x), **given)
-    equal(found, jaxpruner.prune(params, 0.5, 'sparsegpt', apply_fn=without, **given))
 
 
 def scan_of_leaves(params, x):
@@ -292,19 +263,3 @@ def test_experts_that_meet_groups_of_rows_are_pruned_by_their_own_rows(algorithm
         own = jax.tree.map(lambda leaf, expert=expert: leaf[expert].T, found)
         params = {'w': weights[expert].T}
         equal(own, jaxpruner.prune(params, apply_fn=linear, batches=batches, **given))
-
-
-@pytest.mark.parametrize('kind', ['second_moment', 'gram'])
-def test_experts_in_a_scan_of_layers_have_statistics_of_their_own(kind):
-    def layers(params, x):
-        def layer(x, w):
-            return jnp.tanh(jax.lax.ragged_dot(x, w, jnp.array([4, 8]))), x
-
-        return jax.lax.scan(layer, x, params['w'])
-
-    params, x = {'w': normal(3, 2, 8, 8)}, normal(12, 8)
-    (entry,) = calibrate(layers, params, [x, x], kind=kind)['w']
-    inputs = np.asarray(layers(params, x)[1], np.float64)
-    expected = np.stack([2 * (inputs[:, :4] ** 2).sum(1), 2 * (inputs[:, 4:] ** 2).sum(1)], 1)
-    np.testing.assert_allclose(entry.statistics.second_moment, expected, rtol=1e-4)
-    np.testing.assert_array_equal(entry.statistics.count, [[8, 16]] * 3)

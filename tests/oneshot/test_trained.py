@@ -72,16 +72,6 @@ def test_models_are_pruned_as_the_references_prune_matrices(
             np.testing.assert_allclose(after, weights, atol=1e-4 * np.abs(weights).max())
 
 
-def test_one_call_calibrates_and_prunes_and_masks_hold_in_training(calibration):
-    params, masks = jaxpruner.prune(
-        model.PARAMS, 0.5, 'wanda', apply_fn=model.apply, batches=iter(model.BATCHES), per='layer'
-    )
-    alone = Wanda(per='layer', sparsity_distribution_fn=half)
-    equal((params, masks), alone.instant_sparsify(model.PARAMS, calibration=calibration))
-    tuned = jaxpruner.FixedMask(masks).instant_sparsify(params)[0]
-    jax.tree.map(np.testing.assert_array_equal, tuned, params)
-
-
 def test_parameters_that_are_donated_are_freed(calibration):
     given = jax.tree.map(jnp.copy, model.PARAMS)
     pruner = jaxpruner.create_updater_from_config({'algorithm': 'sparsegpt', 'sparsity': 0.5})
@@ -265,19 +255,6 @@ def test_one_block_is_the_whole_at_once():
         for blocks in ({'sequential': True, 'blocks': ['*']}, {})
     )
     equal(found, expected, atol=1e-6)
-
-
-def test_an_interrupt_leaves_the_parameters_as_they_are():
-    def batches():
-        yield from BATCHES
-        raise KeyboardInterrupt
-
-    params = {name: leaf + 0 for name, leaf in UNROLLED.items()}
-    for sequential in (False, True):
-        pruner = Wanda(sparsity_distribution_fn=half, sequential=sequential)
-        with pytest.raises(KeyboardInterrupt):
-            pruner.instant_sparsify(params, apply_fn=unrolled, batches=batches())
-    jax.tree.map(np.testing.assert_array_equal, params, UNROLLED)
 
 
 # OWL, against the published equations: one share for each block, or for each leaf.
