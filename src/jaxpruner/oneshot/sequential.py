@@ -25,8 +25,7 @@ from jaxpruner.oneshot.calibrate import (
 from jaxpruner.oneshot.matrices import WeightMatrices
 from jaxpruner.oneshot.owl import Names, block_of
 from jaxpruner.trace.program import inside
-from jaxpruner.trace.segments import ProgramCut, Segments
-from jaxpruner.trace.segments import ModelSteps
+from jaxpruner.trace.segments import ModelSteps, ProgramCut, Segments
 
 
 class Block(NamedTuple):
