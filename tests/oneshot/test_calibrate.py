@@ -9,12 +9,13 @@ import pytest
 
 import jaxpruner
 from helpers import rows
+from helpers.random_numbers import Normal
 from jaxpruner.oneshot import Wanda, calibrate
 from jaxpruner.trace import UnsupportedPrimitive
 from oneshot import model
-from oneshot.model import normal
 
 pytestmark = pytest.mark.filterwarnings('ignore:samples are fewer')
+normal = Normal(11)
 
 PATHS = {('conv',): 1, ('fused',): 2, ('stack',): 1, ('experts',): 1, ('out',): 1}
 
