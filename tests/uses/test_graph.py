@@ -84,7 +84,6 @@ def test_unused_leaves_change_nothing(apply_fn):
 SQUARE, ROW, X = {'w': floats(4, 4)}, {'w': floats(4)}, floats(2, 4)
 OPAQUE = {
     'svd': (lambda p, x: x @ jnp.linalg.svd(p['w'])[0], SQUARE, 'no rule for svd'),
-    'fft': (lambda p, x: x + jnp.fft.fft(p['w']).real, ROW, 'no rule for fft'),
     'scatter': (
         lambda p, x: x + jnp.zeros(9).at[jnp.arange(4)].set(p['w'])[:4],
         ROW,
@@ -308,24 +307,6 @@ def test_uses(apply_fn, params, x, expected):
 
 FLOPS = {
     'bias': (lambda p, x: x + p['w'], ROW, X, 8),
-    'scan': (
-        lambda p, x: jax.lax.scan(lambda x, w: (x @ w, None), x, p['w'])[0],
-        {'w': floats(7, 4, 4)},
-        X,
-        7 * 64,
-    ),
-    'recurrence': (
-        lambda p, x: jax.lax.fori_loop(0, 7, lambda _, x: x @ p['w'], x),
-        SQUARE,
-        X,
-        7 * 64,
-    ),
-    'loop of unknown length': (
-        lambda p, x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ p['w'], x),
-        SQUARE,
-        X,
-        64,
-    ),
     'rows in groups': (
         lambda p, x: jax.lax.ragged_dot(x, p['w'], jnp.array([2, 0, 3])),
         {'w': floats(3, 4, 6)},

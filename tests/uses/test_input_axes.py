@@ -108,8 +108,7 @@ def test_several_contracted_axes_are_one_where_groups_do_not_fit_the_innermost(a
 
 def test_the_message_names_all_axes_that_groups_do_not_fit():
     params = {'query': floats(8, 3, 6), 'out': floats(3, 6, 8)}
-    graph = uses.param_uses(_attention, params, floats(2, 8))
-    setting = uses.with_input_axes(TWO_OF_FOUR, graph)
+    setting = uses.with_input_axes(TWO_OF_FOUR, uses.param_uses(_attention, params, floats(2, 8)))
     with pytest.raises(ValueError, match=r'out: .* length 18 along axes -3, -2 as one, .* m=4'):
         jaxpruner.MagnitudePruning(sparsity_type=setting).instant_sparsify(params)
 
@@ -180,6 +179,10 @@ def test_erk_by_operations(graph):
     targets = sparsity_distributions.erk(PARAMS, 0.8, flops=graph.leaf_flops)
     kept = sum((1 - targets[name]) * flops for (name,), flops in graph.leaf_flops.items())
     assert kept == pytest.approx(0.2 * graph.flops)
+    with pytest.raises(ValueError, match=r'nothing is said of second, .*custom_sparsity_map='):
+        sparsity_distributions.erk(PARAMS, 0.5, flops={'first': 8})
+    with pytest.raises(ValueError, match='give one of them'):
+        sparsity_distributions.erk(PARAMS, 0.5, flops={'*': 8}, count_excluded=True)
 
 
 def test_summary_with_operations_and_memory(graph):
@@ -193,12 +196,3 @@ def test_summary_with_operations_and_memory(graph):
     assert int(traced['_nbytes_nnz']) == summary['_nbytes_nnz']
     with pytest.raises(ValueError, match="flops: 'third' matches no parameter"):
         jaxpruner.summarize_sparsity(half, flops={'third': 1})
-
-
-def test_operations_of_all_that_is_pruned_have_to_be_known():
-    with pytest.raises(
-        ValueError, match=r"nothing is said of second, .*custom_sparsity_map={'second': None}"
-    ):
-        sparsity_distributions.erk(PARAMS, 0.5, flops={'first': 8})
-    with pytest.raises(ValueError, match='give one of them'):
-        sparsity_distributions.erk(PARAMS, 0.5, flops={'*': 8}, count_excluded=True)

@@ -1,5 +1,6 @@
 """What the walk knows of a value: whether it is data, how it is made of parameters, and constants, such as masks."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,25 +12,16 @@ from jaxpruner.trace.views import Views
 
 # Of whole numbers, such as indices. NumPy need not compile them; JAX computes all else.
 _OF_INTEGERS: dict[str, Any] = {
-    'add': np.add,
+    **{name: getattr(operator, name) for name in 'abs add eq ge gt le lt mul ne neg sub'.split()},
     'and': np.bitwise_and,
     'clamp': lambda low, value, high: np.clip(value, low, high),
     'convert_element_type': lambda value: value,
     'div': lambda a, b: (a - np.fmod(a, b)) // b,  # rounded towards zero
-    'eq': np.equal,
-    'ge': np.greater_equal,
-    'gt': np.greater,
-    'le': np.less_equal,
-    'lt': np.less,
     'max': np.maximum,
     'min': np.minimum,
-    'mul': np.multiply,
-    'ne': np.not_equal,
-    'neg': np.negative,
     'rem': np.fmod,
     'select_n': lambda which, *cases: np.choose(which.astype(int), cases),
     'sign': np.sign,
-    'sub': np.subtract,
 }
 
 
