@@ -1,4 +1,4 @@
-"""Tiny scanned transformers, written as Gemma, MaxText and KerasHub write theirs: name -> a `Transformer`."""
+"""Tiny scanned transformers, written as Gemma and MaxText write theirs: name -> a `Transformer`."""
 
 import dataclasses
 from collections.abc import Callable
@@ -65,11 +65,6 @@ def rms_norm(x, scale):
     return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-6) * scale
 
 
-def layer_norm(x, gamma, beta):
-    mean = jnp.mean(x, -1, keepdims=True)
-    return (x - mean) * jax.lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-5) * gamma + beta
-
-
 def scan_layers(block, x, params, axis=0):
     """Runs blocks whose parameters are stacked along an axis."""
     stacked = {
@@ -113,26 +108,6 @@ def maxtext(params, ids):
     x = params['token_embedder/embedding'][ids]
     x = rms_norm(scan_layers(block, x, params, axis=1), params['decoder_norm/scale'])
     return x @ params['logits_dense/kernel']
-
-
-def keras_hub(params, ids):
-    def dense(p, name, equation, x):
-        return jnp.einsum(equation, x, p[f'{name}/kernel']) + p[f'{name}/bias']
-
-    def block(p, x):
-        query, key, value = (
-            dense(p, f'self_attention/{name}', 'abc,cde->abde', x)
-            for name in ('query', 'key', 'value')
-        )
-        mixed = attend(query, key, value)
-        x = x + dense(p, 'self_attention/attention_output', 'abcd,cde->abe', mixed)
-        x = layer_norm(x, p['self_attention_layer_norm/gamma'], p['self_attention_layer_norm/beta'])
-        h = jax.nn.relu(dense(p, 'feedforward_intermediate', '...b,bc->...c', x))
-        x = x + dense(p, 'feedforward_output', '...b,bc->...c', h)
-        return layer_norm(x, p['feedforward_layer_norm/gamma'], p['feedforward_layer_norm/beta'])
-
-    x = params['embeddings'][ids] + params['position_embeddings'][: ids.shape[1]]
-    return scan_layers(block, x, params) @ params['head/kernel'] + params['head/bias']
 
 
 def _stacked(shapes, axis=0):
@@ -210,46 +185,5 @@ MODELS = {
             p['token_embedder/embedding'][ids], p['layers/pre_self_attention_norm/scale'][:, 0]
         ),
         lambda kernel: kernel[:, 0].reshape(WIDTH, -1),
-    ),
-    'keras_hub': Transformer(
-        keras_hub,
-        {
-            'embeddings': (WORDS, WIDTH),
-            'position_embeddings': (8, WIDTH),
-            'head/kernel': (WIDTH, WORDS),
-            'head/bias': (WORDS,),
-            **_stacked(
-                {
-                    'self_attention/query/kernel': (WIDTH, HEADS, HEAD),
-                    'self_attention/query/bias': (HEADS, HEAD),
-                    'self_attention/key/kernel': (WIDTH, HEADS, HEAD),
-                    'self_attention/key/bias': (HEADS, HEAD),
-                    'self_attention/value/kernel': (WIDTH, HEADS, HEAD),
-                    'self_attention/value/bias': (HEADS, HEAD),
-                    'self_attention/attention_output/kernel': (HEADS, HEAD, WIDTH),
-                    'self_attention/attention_output/bias': (WIDTH,),
-                    'self_attention_layer_norm/gamma': (WIDTH,),
-                    'self_attention_layer_norm/beta': (WIDTH,),
-                    'feedforward_intermediate/kernel': (WIDTH, HIDDEN),
-                    'feedforward_intermediate/bias': (HIDDEN,),
-                    'feedforward_output/kernel': (HIDDEN, WIDTH),
-                    'feedforward_output/bias': (WIDTH,),
-                    'feedforward_layer_norm/gamma': (WIDTH,),
-                    'feedforward_layer_norm/beta': (WIDTH,),
-                }
-            ),
-        },
-        # layer norms subtract a mean, so that width and layers are not exact
-        [
-            (2, 1760, False),
-            (4, 544, True),
-            (4, 576, True),
-            (4, 1120, True),
-            (8, 1888, False),
-            (16, 544, True),
-        ],
-        'layers/self_attention/query/kernel',
-        lambda p, ids: p['embeddings'][ids] + p['position_embeddings'][: ids.shape[1]],
-        lambda kernel: kernel[0].reshape(WIDTH, -1),
     ),
 }

@@ -231,7 +231,7 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
         return f'UseGraph({text})'
 
     def __str__(self) -> str:
-        rows = ['leaf operation contract free batch stack exact FLOPs trips'.split()]
+        rows: list[Any] = ['leaf operation contract free batch stack exact FLOPs trips'.split()]
         for path, uses in self.items():
             for use in uses:
                 axes = (use.contract, use.free, use.batch, use.stack)

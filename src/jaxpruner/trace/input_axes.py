@@ -50,7 +50,7 @@ def with_input_axes(
 
     def resolve(path: tree_lib.Path, leaf: Any) -> sparsity_types.SparsityType | None:
         if callable(setting):
-            leaf_type = setting(path, leaf)
+            leaf_type: Any = setting(path, leaf)
         elif path in types:
             leaf_type = types[path]
         else:

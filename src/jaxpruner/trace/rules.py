@@ -77,8 +77,8 @@ def _moves(*names: str) -> Callable[[Callable[[Any, View, Move], View | None]], 
         @_rule(*names)
         def rule(equation: Any, values: Values) -> Results:
             _refuse_views(equation, values[1:])
-            move = functools.partial(function, equation, step=Move(equation))
-            return [map_views(move, values[0].views)]
+            step = Move(equation)
+            return [map_views(lambda view: function(equation, view, step), values[0].views)]
 
     return add
 

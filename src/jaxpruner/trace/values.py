@@ -81,13 +81,13 @@ class Constant:
             (self._value,) = operands
             return self._value
 
-        function = _OF_INTEGERS.get(equation.primitive.name)
+        compute = _OF_INTEGERS.get(equation.primitive.name)
         result = equation.outvars[0].aval
-        if function and not result.shape and np.dtype(result.dtype).kind in 'bui':
+        if compute and not result.shape and np.dtype(result.dtype).kind in 'bui':
             pairs = zip(operands, equation.invars, strict=True)
             arrays = [np.asarray(operand, variable.aval.dtype) for operand, variable in pairs]
             with np.errstate(all='raise', over='ignore'):
-                self._value = function(*arrays).astype(result.dtype)
+                self._value = compute(*arrays).astype(result.dtype)
             return self._value
 
         def function(*operands: Any) -> Any:
@@ -118,8 +118,9 @@ class Value(NamedTuple):
     @property
     def array(self) -> np.ndarray | None:
         """The constant, if it is one value and known."""
-        is_one_value = self.constant is not None and self.constant.loop is None
-        return self.constant.array() if is_one_value else None
+        if self.constant is None or self.constant.loop is not None:
+            return None
+        return self.constant.array()
 
 
 Values = Sequence[Value]

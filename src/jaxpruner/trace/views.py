@@ -54,6 +54,7 @@ class Factor(NamedTuple):
 Factors = tuple[Factor, ...]
 # From the first element to the one after the last.
 Range = tuple[int, int]
+Indices = range  # an axis has a property of that name
 
 
 class ViewAxis(NamedTuple):
@@ -98,7 +99,7 @@ class ViewAxis(NamedTuple):
         """The axis with more elements in front of it and behind it, as in a concatenation or padding."""
         return self._replace(length=before + self.length + after, start=before + self.start)
 
-    def cut(self, taken: range) -> 'ViewAxis | None':
+    def cut(self, taken: Indices) -> 'ViewAxis | None':
         """The axis of these elements; `None` if none of them is the parameter's."""
         first = max(0, -((taken.start - self.start) // taken.step))
         after = -((taken.start - self.stop) // taken.step)
