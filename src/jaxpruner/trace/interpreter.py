@@ -87,7 +87,12 @@ class Interpreter(abc.ABC, Generic[T]):
     """Goes through a program from its inputs to its results. `T` is what is known of a value.
 
     Methods get what is known of the operands, and return what is known of the results.
+
+    Attributes:
+      shows: whether values are needed that are only printed.
     """
+
+    shows = False
 
     @abc.abstractmethod
     def constant(self, value: Any, aval: Any) -> T:
@@ -113,7 +118,7 @@ class Interpreter(abc.ABC, Generic[T]):
                 return self.constant(variable.val, variable.aval)
             return values[id(variable)]
 
-        needed = live(jaxpr, position.needed).results
+        needed = live(jaxpr, position.needed, self.shows).results
         for number, equation in enumerate(jaxpr.eqns):
             operands = list(map(read, equation.invars))
             if any(needed[number]):

@@ -248,8 +248,11 @@ class Live(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def live(jaxpr: Any, needed: Needed) -> Live:
-    """Finds what a program needs for the needed ones of its results. Other equations are no uses of a parameter."""
+def live(jaxpr: Any, needed: Needed, shown: bool = False) -> Live:
+    """Finds what a program needs for the needed ones of its results. Other equations are no uses of a parameter.
+
+    `shown`: what callbacks show is needed, too.
+    """
     live_ids: set[int] = set()  # literals are not hashable in some versions of JAX
 
     def add(variables: Sequence[Any], flags: Sequence[bool]) -> None:
@@ -259,7 +262,7 @@ def live(jaxpr: Any, needed: Needed) -> Live:
     add(jaxpr.outvars, needed)
     results = []
     for equation in reversed(jaxpr.eqns):
-        has_effect = bool(equation.effects) and equation.primitive.name not in _SHOWS
+        has_effect = bool(equation.effects) and (shown or equation.primitive.name not in _SHOWS)
         flags = tuple(has_effect or id(result) in live_ids for result in equation.outvars)
         results.append(flags)
         if has_effect or any(flags):

@@ -137,6 +137,8 @@ class TapRun(Run):
       given: further arguments of the statistic.
     """
 
+    shows = True
+
     def __init__(
         self,
         taps: Taps,

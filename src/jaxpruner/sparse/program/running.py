@@ -57,6 +57,8 @@ class ProductRun(Run):
       operators: of the layers of this trip, inside of scans.
     """
 
+    shows = True
+
     def __init__(self, replacements: Replacements, operators: Operators):
         self.replacements = replacements
         self.operators = operators
