@@ -82,8 +82,7 @@ NAMES = """
     utils.summarize_sparsity utils.summarize_intersection param_uses Use UseGraph UnsupportedPrimitive
     uses.param_uses uses.with_input_axes uses.run_with_taps
     shrink structure.ShrunkModel channel_groups ChannelGraph structure.channel_groups structure.Group structure.Member
-    structure.OldNumbers structure.OldNumber structure.constructor_arguments structure.ConstructorArguments
-    structure.Folded structure.SourceComparison register_sparsity_type
+    register_sparsity_type
 """.split()
 
 

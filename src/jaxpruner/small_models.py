@@ -12,10 +12,10 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.files import host_arrays
 from jaxpruner.saving import save_safetensors
 from jaxpruner.structure import ChannelGraph
-from jaxpruner.structure.analysis.axes import Axes
-from jaxpruner.structure.cutting.keeping import KeepByGroup, check_keep
-from jaxpruner.structure.cutting.plans import keep_of_json, plan_text
-from jaxpruner.structure.cutting.small_model import check_small, check_structure
+from jaxpruner.structure.axes import Axes
+from jaxpruner.structure.cut import KeepByGroup, check_keep
+from jaxpruner.structure.plans import keep_of_json, plan_text
+from jaxpruner.structure.small_model import check_small, check_structure
 
 _PLAN = 'jaxpruner_plan'  # among the metadata
 

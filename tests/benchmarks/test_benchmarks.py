@@ -32,7 +32,7 @@ from benchmarks import (
 )
 from benchmarks import compile as first_steps
 from benchmarks.timing import Ratio, Timing, interleaved, interval, ratio
-from jaxpruner.structure.choosing import call_times
+from jaxpruner.structure import latency
 
 SLOW = (
     'global',
@@ -118,7 +118,7 @@ def test_each_subject_runs(subject, capsys, monkeypatch):
     monkeypatch.setattr(cold_prunes, 'MOST_PROCESSES', 1)  # of each algorithm
     # No time is read here, so that short ones will do; a search for a latency still takes the median of 30 rounds.
     monkeypatch.setattr(timing, 'LONG_ENOUGH', 1e-3)
-    monkeypatch.setattr(call_times, 'LONG_ENOUGH', 4e-3)
+    monkeypatch.setattr(latency, 'LONG_ENOUGH', 4e-3)
     assert benchmarks.main([subject, '--size', 'small', '--rounds', '2', '--json']) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed['subject'] == subject

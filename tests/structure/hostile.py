@@ -93,10 +93,7 @@ MODELS = {
     'largest odd power': (lambda h: largest(h, h**3), False),
     'largest root of a mean square': (lambda h: largest(h, jnp.sqrt((h * h).mean(0))), True),
     'largest sigmoid': (lambda h: largest(h, jax.nn.sigmoid(h)), False),
-    'largest gated relu': (
-        lambda h: largest(h, jax.nn.relu(h) * jax.nn.sigmoid(h.sum(0))),
-        True,
-    ),
+    'largest gated relu': (lambda h: largest(h, jax.nn.relu(h) * jax.nn.sigmoid(h.sum(0))), True),
     'largest sum': (lambda h: largest(h, jnp.abs(h) + jax.nn.relu6(h) + h**2), True),
     'largest difference': (lambda h: largest(h, jnp.abs(h) - jax.nn.relu(h)), False),
     'largest of two': (lambda h: largest(h, jnp.maximum(jnp.abs(h), 2 * h)), True),

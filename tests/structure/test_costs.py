@@ -4,43 +4,15 @@ import functools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
 from jaxpruner.structure import channel_groups
-from jaxpruner.structure.choosing.costs import cost_function
-from structure import further_models
-from uses import test_models
+from jaxpruner.structure.costs import cost_function
 from uses.layers import conv
 from uses.manual_meshes import abstract_mesh, partly_manual
 from uses.table import floats
-
-MODELS = {name: model.make for name, model in test_models.MODELS.items()}
-for name, entry in further_models.MODELS.items():
-    MODELS[name] = functools.partial(tuple, entry)
-
-
-@pytest.mark.parametrize('name', MODELS)
-def test_the_cost_is_that_of_the_smaller_program(name):
-    """The smaller program is analysed anew: its costs are read off its own shapes."""
-    apply_fn, params, inputs = MODELS[name]()
-    graph = channel_groups(apply_fn, params, *inputs)
-    if not graph.groups:
-        pytest.skip('no group')
-    rng = np.random.default_rng(0)
-    keep = {}
-    for group in graph.groups.values():
-        keep[group.name] = np.arange(rng.integers(1, group.size))
-    cost = graph.cost(keep)
-    cut = functools.partial(graph.shrink, keep=keep, allow_inexact=True)
-    small = jax.eval_shape(cut, params)
-    assert cost.parameters == sum(leaf.size for leaf in jax.tree.leaves(small))
-    assert cost.bytes == sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(small))
-    small_apply = graph.small_apply(keep, allow_inexact=True)
-    assert cost == channel_groups(small_apply, small, *inputs).cost()
-    assert cost.parameters < graph.cost().parameters
 
 
 def plain(p, x):
@@ -118,15 +90,6 @@ def test_control_flow(apply_fn, multiplied):
         assert cost({'w[1]': count}).parameters == 16 + 4 * count
 
 
-def test_removed_layers_cost_nothing():
-    def apply(p, x):
-        return jax.lax.scan(lambda x, w: (x + x @ w, None), x, p['w'])[0]
-
-    graph = channel_groups(apply, {'w': floats(6, 4, 4)}, floats(5, 4))
-    assert graph.groups['w[0]'].is_depth
-    assert graph.cost({'w[0]': [0, 3]}) == (2 * 16, 2 * 5 * 2 * 16, 4 * 2 * 16)
-
-
 def test_what_runs_on_each_device_stays_and_counts_for_all():
     mesh = abstract_mesh(data=2, model=3)
     specs = {
@@ -144,21 +107,6 @@ def test_what_runs_on_each_device_stays_and_counts_for_all():
     params = {'up': floats(4, 8), 'down': floats(8, 4), 'fixed': floats(4, 4)}
     graph = channel_groups(apply, params, floats(6, 4))
     assert graph.cost({'up[1]': [2]}).flops == 2 * 6 * (4 + 4 + 3 * 16)
-
-
-def test_bytes_count_by_dtype():
-    half = jax.ShapeDtypeStruct((4, 8), jnp.bfloat16)
-    params = {'a': half, 'b': floats(8, 2), 'unused': jax.ShapeDtypeStruct((3,), jnp.int8)}
-    graph = channel_groups(lambda p, x: x @ p['a'] @ p['b'], params, floats(5, 4))
-    assert graph.cost({'a[1]': [0, 1, 2]}).bytes == 2 * 12 + 4 * 6 + 3
-
-
-def test_lists_cost_what_one_list_of_their_length_costs():
-    apply_fn, params, inputs = MODELS['linen scanned']()
-    graph = channel_groups(apply_fn, params, *inputs)
-    name = 'params/layers/Dense_1/kernel[2]'
-    lists = np.tile(np.arange(5), (3, 1))
-    assert graph.cost({name: lists}) == graph.cost({name: lists[0]}) < graph.cost()
 
 
 def test_counts_beyond_64_bits_are_exact():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpruner.structure import channel_groups, load_plan, save_plan
+from jaxpruner.structure import channel_groups
 from structure import stateful
 from structure.doubles import doubles, in_doubles, keep_of
 from uses.table import floats
@@ -134,15 +134,6 @@ def test_groups_that_another_program_ties_are_one():
     }
 
 
-def test_leaves_that_one_program_uses_have_a_part():
-    alone, both = graphs(
-        lambda p, x: jnp.sin(x @ p['head']) @ p['last'], head=floats(3, 4), last=floats(4, 2)
-    )
-    assert {path for (path,) in alone.unused} == {'head', 'last'}
-    assert both.unused == ()
-    assert list(both.groups) == ['up[1]', 'mid[1]', 'head[1]']
-
-
 def test_what_one_program_reads_of_a_leaf_is_read():
     def trained(p, x):
         return (x @ p['positions']) @ p['head']
@@ -191,22 +182,6 @@ def test_a_state_that_one_program_fills_is_not_zero_in_the_other():
     assert exact == [True, True, False]
 
 
-def test_states_of_other_batches_are_one_state():
-    decode, params, state, (x,) = stateful.cache()
-    one = jax.tree.map(lambda leaf: leaf[:1] if leaf.ndim else leaf, state)
-
-    def prefill(params, state, x):
-        return decode(params, state, x)
-
-    graph = channel_groups(decode, params, x, state=state)
-    graph = graph.also(prefill, x[:1], state=one)
-    assert list(graph.groups) == ['query[3]', 'query[2]', 'query[1]', 'value[2]']
-    keep = {'query[3]': [0, 2]}
-    for each in (state, one):
-        shape = each['cache']['key'].shape
-        assert graph.shrink(each, keep)['cache']['key'].shape == (*shape[:-1], 2)
-
-
 def test_programs_that_do_not_fit_are_refused():
     graph = channel_groups(first, SHAPES, floats(5, 3))
     with pytest.raises(ValueError, match='has the program first already'):
@@ -223,14 +198,3 @@ def test_programs_that_do_not_fit_are_refused():
     graph = graph.also(with_state, floats(5, 3), state={'s': floats(3)})
     with pytest.raises(ValueError, match=r's of the state has shape \(3,\) .* \(3, 2\) in another'):
         graph.also(with_another, floats(5, 3), state={'s': floats(3, 2)})
-
-
-def test_plans_belong_to_all_programs(tmp_path):
-    def plain(p, x):
-        return x @ p['up'] @ p['mid'] @ p['down']
-
-    alone, both = graphs(plain)
-    save_plan(both, {'up[1]': [0, 3]}, tmp_path / 'plan.json')
-    assert list(load_plan(both, tmp_path / 'plan.json')) == ['up[1]']
-    with pytest.warns(UserWarning, match='was made for another program'):
-        load_plan(alone, tmp_path / 'plan.json')

@@ -33,12 +33,6 @@ REFUSED = {
     'count of none': ({'counts': {'a[1]': 0}}, ValueError, r"counts\['a\[1\]'\] is 0"),
     'count of halves': ({'counts': {'a[1]': 1.5}}, TypeError, r"counts\['a\[1\]'\] is 1.5"),
     'no effect': ({'counts': {'a[1]': 2}, 'round_to': 2}, ValueError, 'round_to=2 has no effect'),
-    'equal to none': ({**HALF, 'equal': '?[1]'}, ValueError, r"equal: '\?\[1\]' has no effect"),
-    'equal twice': (
-        {**HALF, 'equal': ['a*', '*']},
-        ValueError,
-        r"'a\*' and '\*' both match a\[1\]",
-    ),
     'multiples above': ({**HALF, 'round_to': 6}, ValueError, r'round_to=6 .* of a\[1\], 4; leave'),
     'multiples of none': ({**HALF, 'round_to': 0}, ValueError, 'round_to=0.*1 or more'),
     'halves of multiples': ({**HALF, 'round_to': 1.5}, TypeError, 'round_to=1.5.*whole number'),
@@ -122,13 +116,6 @@ def test_groups_that_are_not_exact_are_no_candidates():
         graph.choose(PARAMS, **HALF)
     with pytest.raises(ValueError, match=r'channels of a\[1\] is not the same .*allow_inexact'):
         graph.choose(PARAMS, counts={'a[1]': 2})
-
-
-def test_equal_groups_have_equal_limits():
-    params = {'0': PARAMS['a'][:, :3], '1': jnp.ones((3, 3)), '2': jnp.ones((3, 3))}
-    graph = channel_groups(lambda p, x: jnp.tanh(jnp.tanh(x @ p['0']) @ p['1']) @ p['2'], params, X)
-    with pytest.raises(ValueError, match=r'equal: 0\[1\] and 1\[1\] have .*least=2.*round_to'):
-        graph.choose(params, equal='*', least={'0*': 0.5}, **HALF)
 
 
 def test_layers_are_no_candidates():

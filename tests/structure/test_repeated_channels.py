@@ -181,17 +181,3 @@ def test_each_weight_counts_once_for_each_of_its_channels(model):
     shrunk = optax.apply_updates(params, updates)
     for name, factor in factors.items():
         np.testing.assert_allclose(shrunk[name], params[name] * factor, rtol=1e-4, atol=1e-6)
-
-
-def test_bilinear_pooling():
-    graph = BILINEAR.graph()
-    (group,) = graph.groups.values()
-    assert (group.name, group.size, group.parameters) == ('up0[1]', 4, 44)
-    zeroed = graph.zeroed(BILINEAR.params, {'up0[1]': [0, 2]})
-    assert np.flatnonzero(zeroed['out'].any(1)).tolist() == [0, 2, 8, 10]
-    small = graph.shrink(BILINEAR.params, {'up0[1]': [0, 2]})
-    assert small['out'].shape == (4, 2)
-    assert [member.positions()[1].tolist() for member in group.members if member.name == 'out'] == [
-        [4, 5, 6, 7],
-        [1, 5, 9, 13],
-    ]

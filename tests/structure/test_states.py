@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpruner.structure import channel_groups
-from jaxpruner.structure.choosing.latency import latency_function
-from structure import filled, permuted, stateful
+from structure import stateful
 from structure.doubles import doubles, in_doubles, keep_of
 
 
@@ -15,69 +14,31 @@ def close(one, other):
     np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
-@pytest.fixture(params=stateful.MODELS, scope='module')
-def model(request):
-    """The expected groups, the graph, the parameters, the state and the inputs of a model."""
-    row = stateful.MODELS[request.param]
+@pytest.mark.parametrize('row', stateful.MODELS.values(), ids=stateful.MODELS)
+def test_two_calls_of_the_small_model_are_those_of_the_zeroed_one(row):
     with doubles():
-        apply_fn, params, state, inputs = row.make()
-        params, state, inputs = in_doubles((params, state, inputs))
+        apply_fn, params, state, inputs = in_doubles_of(row)
         graph = channel_groups(apply_fn, params, *inputs, state=state)
-        yield row.groups, graph, params, state, inputs
+        rng = np.random.default_rng(1)
+        keep = {name: keep_of(group, 0.5, rng) for name, group in graph.groups.items()}
+        whole = graph.zeroed(params, keep), graph.zeroed(state, keep)
+        small = graph.shrink(params, keep, verify=False), graph.shrink(state, keep)
+        for _ in range(2):
+            expected = apply_fn(*whole, *inputs)
+            found = graph.small_apply(keep)(*small, *inputs)
+            assert jax.tree.structure(found) == jax.tree.structure(expected)
+            pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+            for number, (one, other) in enumerate(pairs):
+                if number not in graph.trace.returned:
+                    close(one, other)
+            whole = whole[0], next_state(graph, expected, whole[1])
+            small = small[0], next_state(graph, found, small[1])
+            jax.tree.map(close, small[1], graph.shrink(whole[1], keep))
 
 
-def test_states_have_channels_of_groups(model):
-    expected, graph, *_ = model
-    found = {}
-    for group in graph.groups.values():
-        in_state = [f'{member.name}[{member.axis}]' for member in group.in_state]
-        found[group.name] = in_state, [owner.size for owner in group.lists]
-        assert group.exact
-    assert found == expected
-
-
-def test_values_of_programs_with_a_state_are_what_the_graph_says(model):
-    _, graph, params, state, inputs = model
-    compared, moved = permuted.check(graph, params, inputs, state=state)
-    assert compared > moved > 0
-    assert filled.check(graph, params, inputs, state=state) > 0
-
-
-def lists_of(group, rng):
-    """Other channels for each owner of lists."""
-    sizes = [owner.size for owner in group.lists]
-    channels = np.broadcast_to(np.arange(group.size), (*sizes, group.size))
-    return np.sort(rng.permuted(channels, axis=-1)[..., : (group.size + 1) // 2], axis=-1)
-
-
-def test_two_calls_of_the_small_model_are_those_of_the_zeroed_one(model):
-    _, graph, params, state, inputs = model
-    rng = np.random.default_rng(1)
-    keep = {}
-    for group in graph.groups.values():
-        keep[group.name] = lists_of(group, rng) if group.lists else keep_of(group, 0.5, rng)
-    verification = graph.verify(params, keep, *inputs, state=state)
-    assert verification.verdict == 'equal'
-    assert verification.relative_error < 1e-9
-
-    whole = graph.zeroed(params, keep), graph.zeroed(state, keep)
-    small = graph.shrink(params, keep, verify=False), graph.shrink(state, keep)
-    small_apply = graph.small_apply(keep)
-    for _ in range(2):
-        expected = graph.model.apply_fn(*whole, *inputs)
-        found = small_apply(*small, *inputs)
-        assert jax.tree.structure(found) == jax.tree.structure(expected)
-        returned = graph.trace.returned
-        for number, (one, other) in enumerate(
-            zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-        ):
-            if number not in returned:
-                close(one, other)
-        whole = whole[0], next_state(graph, expected, whole[1])
-        small = small[0], next_state(graph, found, small[1])
-        jax.tree.map(close, small[1], graph.shrink(whole[1], keep))
-    expanded = graph.expand(small[1], keep)
-    jax.tree.map(close, expanded, graph.zeroed(whole[1], keep))
+def in_doubles_of(row):
+    apply_fn, *arrays = row.make()
+    return apply_fn, *in_doubles(tuple(arrays))
 
 
 def next_state(graph, results, state):
@@ -198,10 +159,3 @@ def test_small_models_with_a_state_can_be_trained():
         found = gradient(graph.small_apply(keep), *small)
         for one, other in zip(found, expected, strict=True):
             jax.tree.map(close, one, graph.shrink(other, keep))
-
-
-def test_small_models_with_a_state_are_timed():
-    graph = make(lambda h, s: (h + s, s + h))
-    params = {'up': jnp.ones((3, 6)), 'down': jnp.ones((6, 2))}
-    latency = latency_function(graph, params, rounds=1)
-    assert latency({'up[1]': 2}) > 0

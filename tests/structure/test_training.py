@@ -164,17 +164,6 @@ def test_states_of_wrapped_optimizers_are_cut_along(packed):
     )
 
 
-def test_packed_masks_survive_the_way_back():
-    mask = jnp.asarray(RNG.integers(0, 2, (5, 16)), jnp.uint8)
-    masks = {'up': {'kernel': sparse_state_lib.pack(mask), 'bias': None}, 'down': None}
-    small = GRAPH.shrink(masks, KEEP)
-    assert small['down'] is None
-    expanded = sparse_state_lib.unpack_like(GRAPH.expand(small, KEEP)['up']['kernel'], mask.shape)
-    zeroed = sparse_state_lib.unpack_like(GRAPH.zeroed(masks, KEEP)['up']['kernel'], mask.shape)
-    np.testing.assert_array_equal(expanded, zeroed)
-    assert expanded.sum() == mask[:, KEEP[GROUP]].sum()
-
-
 def test_what_belongs_to_no_parameter_or_has_another_shape_is_refused():
     adafactor = optax.adafactor(min_dim_size_to_factor=2)
     with pytest.raises(ValueError, match=r'v_row/.*kernel has shape \(\d+,\).*init'):
@@ -191,12 +180,6 @@ def test_what_belongs_to_no_parameter_or_has_another_shape_is_refused():
         small_apply(PARAMS, X)
     with pytest.raises(ValueError, match='another structure'):
         small_apply({'up': PARAMS['up']}, X)
-
-
-def test_infinite_weights_are_zeroed_as_well():
-    params = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), PARAMS)
-    zeroed = GRAPH.zeroed(params, KEEP)
-    assert int((zeroed['up']['bias'] == 0).sum()) == 10
 
 
 def test_the_smaller_model_takes_other_batches_and_dtypes():

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxpruner
 from jaxpruner.structure import channel_groups
 
 UP, BIAS, GATE, DOWN = ('up', 1), ('bias', 0), ('gate', 1), ('down', 0)
@@ -85,14 +84,6 @@ def test_channels_of_one_group_may_differ_in_what_is_zero():
     assert graph.nonzero_channels(everything)[GROUP].tolist() == [0]
 
 
-def test_masks_say_it_as_parameters_do():
-    params = make_params()
-    masks = jaxpruner.masks_from_zeros(zero(params, [DOWN, UP], 1)) | {'bias': None}
-    graph = channel_groups(mlp(jax.nn.relu), params, X)
-    assert graph.zero_channels(masks)[GROUP].tolist() == [1]
-    assert graph.zero_channels({'up': None, 'bias': None, 'gate': None, 'down': None}) == {}
-
-
 def test_layers_of_a_scan_and_heads():
     """Of a scan a layer that adds nothing goes, and a unit only if it is zero in each layer."""
     keys = jax.random.split(jax.random.key(1), 2)
@@ -118,16 +109,6 @@ def test_layers_of_a_scan_and_heads():
     keep = graph.nonzero_channels(params)
     small = graph.shrink(params, keep)
     np.testing.assert_allclose(graph.small_apply(keep)(small, x), apply(params, x), rtol=1e-6)
-
-
-def test_groups_that_are_not_exact_are_left_out():
-    params = zero(make_params(), [UP, BIAS, GATE, DOWN], 1)
-    graph = channel_groups(
-        lambda p, x: jax.nn.softmax(x @ p['up'] + p['bias']) @ p['down'] + x @ p['gate'][:, :2],
-        params,
-        X,
-    )
-    assert graph.zero_channels(params) == {}
 
 
 def test_what_does_not_fit_is_refused():

@@ -7,24 +7,21 @@ element of its channel.
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure.analysis.axes import Axes, resolve_each, sizes_of
-from jaxpruner.structure.analysis.members import Group
-from jaxpruner.structure.analysis.records import Trace
-from jaxpruner.structure.cutting.cut import Cut
+from jaxpruner.structure.axes import sizes_of
+from jaxpruner.structure.cut import Cut, Index
+from jaxpruner.structure.groups import Group
+from jaxpruner.structure.traces import Trace
 from jaxpruner.tree import Path
 
 Shape = tuple[int, ...]
-# The place of each weight's channel in the table of its group: an array for each axis of the table, in the rank of the
-# leaf, with one element along axes that it does not depend on. It is beyond the end if a weight has no channel.
-Index = tuple[np.ndarray, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,13 +31,36 @@ class ChannelTable:
     Attributes:
       group: the group.
       shape: of the table, `(*sizes of the owners of lists, channels)`.
-      indices: path of a leaf -> axis with channels -> the places of its weights' channels. There are several where the
-        channels are several factors of the axis, as in `h * h`.
+      indices: path of a leaf -> axis with channels -> the places of its weights' channels in the table, beyond the end
+        if a weight has none. There are several where the channels are several factors of the axis, as in `h * h`.
     """
 
     group: Group
     shape: Shape
     indices: Mapping[Path, Mapping[int, Sequence[Index]]]
+
+    @classmethod
+    def of(cls, trace: Trace, group: Group, numbers: Mapping[Path, int]) -> 'ChannelTable':
+        """Makes the table of a group.
+
+        Args:
+          trace: of the model.
+          group: one of its groups.
+          numbers: path of a leaf -> its number in the trace. Leaves that are no members are left out.
+        """
+        owners = [owner.resolved() for owner in group.lists]
+        indices: dict[Path, dict[int, list[Index]]] = {}
+        for path, number in numbers.items():
+            own = {m.axis for m in group.members if m.path == trace.paths[number]}
+            for i in sorted(own):
+                found = Cut({}).channel_indices(
+                    trace.leaves[number], i, group.atom.resolved(), owners
+                )
+                indices.setdefault(path, {})[i] = [
+                    (*of_owners, np.where(channel < 0, group.size, channel))
+                    for *of_owners, channel in found
+                ]
+        return cls(group, (*sizes_of(owners), group.size), indices)
 
     def add_up(self, values: Mapping[Path, jax.Array]) -> jax.Array:
         """Sums over the weights of each channel, in float32 at least. Leaves without values add nothing.
@@ -48,7 +68,7 @@ class ChannelTable:
         >>> import jaxpruner
         >>> params = {'up': jnp.ones((3, 2)), 'down': jnp.array([[5.0], [0.0]])}
         >>> graph = jaxpruner.channel_groups(lambda p, x: x @ p['up'] @ p['down'], params, jnp.ones((1, 3)))
-        >>> table = channel_table(graph.trace, graph.groups['up[1]'], {('up',): 1, ('down',): 0})
+        >>> table = ChannelTable.of(graph.trace, graph.groups['up[1]'], {('up',): 1, ('down',): 0})
         >>> table.add_up({('up',): params['up'], ('down',): params['down']})
         Array([8., 3.], dtype=float32)
         """
@@ -56,18 +76,23 @@ class ChannelTable:
         for path, value in values.items():
             for index, is_again in self._indices_of(path):
                 others = value if is_again is None else jnp.where(is_again, 0, value)
-                total = total + _add_up(others, index, self.shape)
+                # Sums of 16-bit numbers would overflow.
+                dtype = tree_lib.at_least_float32(others.dtype)
+                own = np.broadcast_shapes(*[indices.shape for indices in index])
+                axes = tuple([i for i, size in enumerate(own) if size < others.shape[i]])
+                sums = jnp.sum(others, axis=axes, keepdims=True, dtype=dtype)
+                if len(index) == 1 and np.array_equal(index[0].ravel(), np.arange(self.shape[0])):
+                    sums = sums.ravel()  # position i has channel i
+                else:
+                    sums = jnp.zeros(self.shape, dtype).at[index].add(sums, mode='drop')
+                total = total + sums
         return total
 
     def any_along(self, flags: jax.Array, path: Path, axis: int) -> np.ndarray:
         """Flags the channels along an axis of a leaf that have a flagged weight, in the shape of the table."""
-        *owners, size = self.shape
-        table = np.zeros((*owners, size + 1), bool)  # the last is for weights without a channel
-        for index in self.indices[path][axis]:
-            other_axes = _other_axes(flags.shape, index)
-            flagged = _any_over(flags, other_axes)
-            np.logical_or.at(table, index, np.asarray(flagged))
-        return table[..., :size]
+        indices = {path: {axis: self.indices[path][axis]}}
+        counts = dataclasses.replace(self, indices=indices).add_up({path: flags})
+        return np.asarray(counts > 0)
 
     def look_up(self, table: jax.Array, path: Path) -> jax.Array:
         """The elements of the table for the weights of a leaf, 1 for weights without a channel.
@@ -77,9 +102,7 @@ class ChannelTable:
         product = jnp.ones((), table.dtype)
         for index, is_again in self._indices_of(path):
             entries = table.at[index].get(mode='fill', fill_value=1)
-            if is_again is not None:
-                entries = jnp.where(is_again, 1, entries)
-            product = product * entries
+            product = product * (entries if is_again is None else jnp.where(is_again, 1, entries))
         return product
 
     def _indices_of(self, path: Path) -> Iterator[tuple[Index, jax.Array | None]]:
@@ -98,85 +121,36 @@ class ChannelTable:
                 yield index, is_again
 
 
-def channel_table(trace: Trace, group: Group, numbers: Mapping[Path, int]) -> ChannelTable:
-    """Makes the table of a group.
+def leaf_numbers(trace: Trace, paths: Collection[Path]) -> dict[Path, int]:
+    """Finds the number in a trace of each of these leaves. Leaves that the model does not have are left out.
 
-    Args:
-      trace: of the model.
-      group: one of its groups.
-      numbers: path of a leaf -> its number in the trace. Leaves that are no members are left out.
+    A pruner may have a subtree of the parameters. Then `a/kernel` is `params/a/kernel`.
+
+    Raises:
+      ValueError: the model has none of these leaves, or has them in several subtrees.
     """
-    member_axes = _member_axes(trace, group)
-    indices: dict[Path, dict[int, list[Index]]] = {}
-    for path, number in numbers.items():
-        if number not in member_axes:
-            continue
-        indices[path] = {}
-        axes = trace.leaves[number]
-        for i in member_axes[number]:
-            indices[path][i] = _find_indices(axes, i, group)
-    owners = sizes_of(group.lists)
-    return ChannelTable(group, (*owners, group.size), indices)
-
-
-def _member_axes(trace: Trace, group: Group) -> dict[int, list[int]]:
-    """Number of a leaf with channels of a group -> the axes along which they lie."""
-    number_of = trace.leaf_numbers
-    member_axes: dict[int, list[int]] = {}
-    for member in group.members:
-        number = number_of[member.path]
-        axes_of_leaf = member_axes.setdefault(number, [])
-        if member.axis not in axes_of_leaf:
-            axes_of_leaf.append(member.axis)
-    return member_axes
-
-
-def _find_indices(axes: Axes, i: int, group: Group) -> list[Index]:
-    """The places of the channels along an axis of a leaf in the table of their group."""
-    atom = group.atom.resolved()
-    owners = resolve_each(group.lists)
-    whole = Cut({})
-    beyond_the_end = group.size
-    indices = []
-    for *owner_indices, channel in whole.channel_indices(axes, i, atom, owners):
-        has_channel = channel >= 0
-        channel = np.where(has_channel, channel, beyond_the_end)
-        indices.append((*owner_indices, channel))
-    return indices
-
-
-def _add_up(value: Any, index: Index, shape: Shape) -> jax.Array:
-    """Sums over the weights of each channel, in the shape of the table."""
-    # Sums of 16-bit numbers would overflow.
-    dtype = tree_lib.at_least_float32(value.dtype)
-    other_axes = _other_axes(value.shape, index)
-    sums = jnp.sum(value, axis=other_axes, keepdims=True, dtype=dtype)
-    if _is_in_order(index, shape):
-        return sums.ravel()
-    zeros = jnp.zeros(shape, dtype)
-    return zeros.at[index].add(sums, mode='drop')
-
-
-def _is_in_order(index: Index, shape: Shape) -> bool:
-    """Whether position i has channel i."""
-    if len(index) != 1:
-        return False
-    (channels,) = index
-    (count,) = shape
-    return np.array_equal(channels.ravel(), np.arange(count))
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _any_over(flags: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    return jnp.any(flags, axis=axes, keepdims=True)
-
-
-def _other_axes(shape: Shape, index: Index) -> tuple[int, ...]:
-    """The axes of a leaf that an index does not depend on."""
-    shapes = [indices.shape for indices in index]
-    index_shape = np.broadcast_shapes(*shapes)
-    other_axes = []
-    for i, size in enumerate(index_shape):
-        if size < shape[i]:
-            other_axes.append(i)
-    return tuple(other_axes)
+    number_of: dict[Path, int] = {path: number for number, path in enumerate(trace.paths)}
+    prefix: Path = ()
+    if paths and number_of.keys().isdisjoint(paths):
+        # The subtree that has most of the leaves.
+        counts: Counter[Path] = Counter()
+        for path in paths:
+            for own in trace.paths:
+                depth = len(own) - len(path)
+                counts[own[:depth]] += own[depth:] == path
+        most = max(counts.values(), default=0)
+        best = [each for each, count in counts.items() if count == most > 0]
+        names = ', '.join(sorted(map(tree_lib.path_string, paths)))
+        if not best:
+            raise ValueError(
+                f'none of the leaves {names} is a parameter of the graph, which has '
+                f'{", ".join(map(tree_lib.path_string, trace.paths))}'
+            )
+        if len(best) > 1:
+            raise ValueError(
+                f'the leaves {names} may be those of {" or ".join(map(tree_lib.path_string, best))}; make the graph '
+                'of parameters with other names, or give the whole tree to the pruner'
+            )
+        (prefix,) = best
+    in_model = {path: number_of.get((*prefix, *path)) for path in paths}
+    return {path: number for path, number in in_model.items() if number is not None}

@@ -1,6 +1,6 @@
 """Modules of Equinox: pytrees of arrays and other values. Batch statistics are in an `equinox.nn.State`, an input."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -48,12 +48,8 @@ def arrays_of(
         inputs=tuple(value for i, value in enumerate(inputs) if i not in positions[:1]),
         make=make,
         run=run,
-        submodules=_submodules,
+        submodules=lambda module: dict(_walk(module, ())),
     )
-
-
-def _submodules(module: Any) -> Mapping[Path, Any]:
-    return dict(_walk(module, ()))
 
 
 def _walk(module: Any, path: Path) -> Iterator[tuple[Path, Any]]:

@@ -10,13 +10,10 @@ import numpy as np
 import optax
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure.analysis.leaf_numbers import leaf_numbers
-from jaxpruner.structure.channel_tables import ChannelTable, channel_table
+from jaxpruner.structure.channel_tables import ChannelTable, leaf_numbers
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.grouped_channels import GroupedChannels
 from jaxpruner.tree import Path, PyTree
-
-Arrays = dict[Path, jax.Array]
 
 
 class GroupLassoState(NamedTuple):
@@ -30,9 +27,7 @@ class GroupLassoState(NamedTuple):
 
 
 def group_lasso(
-    graph: ChannelGraph,
-    strength: optax.ScalarOrSchedule,
-    groups: str | Sequence[str] | None = None,
+    graph: ChannelGraph, strength: optax.ScalarOrSchedule, groups: str | Sequence[str] | None = None
 ) -> optax.GradientTransformation:
     r"""Group lasso over channels, in its proximal form: an optax transformation that makes whole channels zero.
 
@@ -78,12 +73,15 @@ def group_lasso(
     """
     chosen = GroupedChannels(graph, groups).chosen
     if not callable(strength):
-        _check_strength(strength)
+        if not tree_lib.is_number(strength):
+            raise TypeError(f'strength is a number or a schedule, got {strength!r}')
+        if not (np.isfinite(strength) and strength >= 0):
+            raise ValueError(f'strength must be finite and at least 0, got {strength}')
 
     @functools.cache
     def tables_of(paths: tuple[Path, ...]) -> list[ChannelTable]:
         numbers = leaf_numbers(graph.trace, paths)
-        return [channel_table(graph.trace, group, numbers) for group in chosen]
+        return [ChannelTable.of(graph.trace, group, numbers) for group in chosen]
 
     def init(params: PyTree) -> GroupLassoState:
         del params
@@ -97,50 +95,30 @@ def group_lasso(
         threshold = strength(state.count) if callable(strength) else strength
         paths, weights, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
         steps = tree_lib.leaves_like(treedef, updates)
-        new_weights = {}
-        for path, weight, step in zip(paths, weights, steps, strict=True):
-            if step is not None:
-                new_weights[path] = weight + step
-        factors = _factors(tables_of(tuple(paths)), new_weights, threshold)
+        new_weights = {
+            path: weight + step
+            for path, weight, step in zip(paths, weights, steps, strict=True)
+            if step is not None
+        }
+        factors: dict[Path, Any] = {}
+        for table in tables_of(tuple(paths)):
+            own = {path: new_weights[path] for path in table.indices if path in new_weights}
+            squares = {path: jnp.square(weight.astype(jnp.float32)) for path, weight in own.items()}
+            ones = {path: jnp.ones(weight.shape) for path, weight in own.items()}
+            norms = jnp.sqrt(table.add_up(squares))
+            least_norms = threshold * jnp.sqrt(table.add_up(ones))
+            stays = norms > least_norms
+            of_channels = jnp.where(stays, 1 - least_norms / jnp.where(stays, norms, 1), 0)
+            for path in own:
+                factors[path] = factors.get(path, 1) * table.look_up(of_channels, path)
         new_steps = []
         for path, weight, step in zip(paths, weights, steps, strict=True):
             if path in factors:
                 new_weight = new_weights[path]
-                shrunk = (new_weight * factors[path]).astype(new_weight.dtype)
                 # Shrunk to 0, the step is minus the weight, so that their sum is exactly 0.
-                step = shrunk - weight
+                step = (new_weight * factors[path]).astype(new_weight.dtype) - weight
             new_steps.append(step)
         count = jnp.asarray(optax.safe_increment(state.count))
         return jax.tree.unflatten(treedef, new_steps), GroupLassoState(count)
 
     return optax.GradientTransformation(init, update)
-
-
-def _factors(tables: Sequence[ChannelTable], weights: Arrays, threshold: Any) -> Arrays:
-    """The factors of the weights of each leaf."""
-    factors: Arrays = {}
-    for table in tables:
-        squares: Arrays = {}
-        ones: Arrays = {}
-        for path in table.indices:
-            if path in weights:
-                squares[path] = jnp.square(weights[path].astype(jnp.float32))
-                ones[path] = jnp.ones(weights[path].shape)
-        norms = jnp.sqrt(table.add_up(squares))
-        least = threshold * jnp.sqrt(table.add_up(ones))
-        stays = norms > least
-        divisors = jnp.where(stays, norms, 1)
-        factors_of_channels = jnp.where(stays, 1 - least / divisors, 0)
-        for path in squares:
-            factor = table.look_up(factors_of_channels, path)
-            if path in factors:
-                factor = factors[path] * factor
-            factors[path] = factor
-    return factors
-
-
-def _check_strength(strength: Any) -> None:
-    if not tree_lib.is_number(strength):
-        raise TypeError(f'strength is a number or a schedule, got {strength!r}')
-    if not (np.isfinite(strength) and strength >= 0):
-        raise ValueError(f'strength must be finite and at least 0, got {strength}')

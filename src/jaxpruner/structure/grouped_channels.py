@@ -9,15 +9,13 @@ import jax
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure.analysis.axes import sizes_of
-from jaxpruner.structure.analysis.leaf_numbers import leaf_numbers
-from jaxpruner.structure.analysis.members import Group
-from jaxpruner.structure.analysis.records import Trace
-from jaxpruner.structure.channel_tables import ChannelTable, channel_table
-from jaxpruner.structure.choosing.choice_settings import matching
-from jaxpruner.structure.cutting.cut import Cut
-from jaxpruner.structure.cutting.keeping import lists_of
+from jaxpruner.structure.axes import sizes_of
+from jaxpruner.structure.channel_tables import ChannelTable, leaf_numbers
+from jaxpruner.structure.choosing import matching
+from jaxpruner.structure.cut import Cut, Lists
 from jaxpruner.structure.graph import ChannelGraph
+from jaxpruner.structure.groups import Group
+from jaxpruner.structure.traces import Trace
 from jaxpruner.structure.zero_channels import insufficient_members
 from jaxpruner.tree import Path
 
@@ -83,7 +81,24 @@ class GroupedChannels:
                 f'GroupedChannels takes a graph, as channel_groups(apply_fn, params, *inputs) makes it, got '
                 f'{self.graph!r}'
             )
-        object.__setattr__(self, 'chosen', _choose(self.graph.groups, self.groups))
+        groups, chosen = self.graph.groups, []
+        for name in [self.groups] if isinstance(self.groups, str) else self.groups or ['*']:
+            if name in groups:
+                chosen.append(groups[name])
+                continue
+            names = matching(name, groups, 'groups')
+            matches = [group for group in groups.values() if group.name in names]
+            usable = [group for group in matches if group.exact and not group.is_depth]
+            if not usable:
+                raise ValueError(f'groups={name!r}: no group is exact; print(graph) says why')
+            chosen += usable
+        for group in chosen:
+            if not group.exact:
+                raise ValueError(
+                    f'groups={self.groups!r}: removing channels of {group.name!r} is not the same as zeroing them: '
+                    f'{group.reason}'
+                )
+        object.__setattr__(self, 'chosen', tuple(dict.fromkeys(chosen)))
 
     def __repr__(self) -> str:
         return f'GroupedChannels({", ".join(group.name for group in self.chosen)})'
@@ -94,52 +109,8 @@ class GroupedChannels:
     def join(self, shapes: Mapping[Path, tuple[int, ...]]) -> 'Sequence[GroupInLeaves]':
         """The groups whose leaders are among these leaves."""
         key = frozenset(shapes.items())
-        if key not in self._joined:
-            self._joined[key] = self._find(shapes)
-        return self._joined[key]
-
-    def check_members(self, groups: 'Sequence[GroupInLeaves]', masked: Collection[Path]) -> None:
-        """Refuses groups whose channels are not removed by masks of these leaves."""
-        masked_in_model: set[Path] = set()
-        for group in groups[:1]:  # all groups know the same leaves
-            masked_in_model.update(map(group.path_in_model, masked))
-        zeroed = {}
-        missing = {}
-        for group in groups:
-            atom = group.table.group.atom.resolved()
-            members = group.table.group.members
-            zeroed_members: set[tuple[Path, int]] = set()
-            missing_names: set[str] = set()
-            for member in members:
-                if member.path in masked_in_model:
-                    zeroed_members.add((member.path, member.axis))
-                else:
-                    missing_names.add(member.name)
-            zeroed[atom] = frozenset(zeroed_members)
-            missing[atom] = sorted(missing_names)
-        if not any(missing.values()):
-            return  # all members are zero, and the groups are exact
-        for atom in insufficient_members(self.graph.traces, zeroed):
-            if missing.get(atom):
-                raise ValueError(
-                    f'channels do not vanish while {", ".join(missing[atom])} get no masks; prune these leaves, too, '
-                    f'or leave their group out of groups={self.groups!r}'
-                )
-
-    def kept_weights(self, counts: 'Sequence[tuple[GroupInLeaves, int]]', leaf: Path) -> int:
-        """How many weights of a leaf are kept if these groups keep so many channels."""
-        lists = {}
-        for group_in_leaves, count in counts:
-            *owner_sizes, _ = group_in_leaves.table.shape
-            kept = np.broadcast_to(np.arange(count), (*owner_sizes, count))
-            group = group_in_leaves.table.group
-            lists[group.atom.resolved()] = lists_of(group, kept)
-        first, _ = counts[0]
-        number = first.numbers[leaf]
-        axes = self.graph.trace.leaves[number]
-        return math.prod(Cut(lists).shape(axes))
-
-    def _find(self, shapes: Mapping[Path, tuple[int, ...]]) -> 'list[GroupInLeaves]':
+        if key in self._joined:
+            return self._joined[key]
         trace = self.graph.trace
         numbers = leaf_numbers(trace, shapes)
         for path, number in numbers.items():
@@ -152,11 +123,48 @@ class GroupedChannels:
         path_of = {number: path for path, number in numbers.items()}
         groups = []
         for group in self.chosen:
-            leader = path_of.get(_find_leader(trace, group))
-            if leader is not None:
-                table = channel_table(trace, group, numbers)
-                groups.append(GroupInLeaves(trace, leader, table, numbers))
+            member_paths = {member.path for member in group.members}
+            own = [number for number, path in enumerate(trace.paths) if path in member_paths]
+            # Of the leaves with more than one axis, the one that the model uses first.
+            leader = min(own, key=lambda n: (len(trace.leaves[n]) < 2, trace.first_uses[n]))
+            if leader in path_of:
+                table = ChannelTable.of(trace, group, numbers)
+                groups.append(GroupInLeaves(trace, path_of[leader], table, numbers))
+        self._joined[key] = groups
         return groups
+
+    def check_members(self, groups: 'Sequence[GroupInLeaves]', masked: Collection[Path]) -> None:
+        """Refuses groups whose channels are not removed by masks of these leaves."""
+        masked_in_model: set[Path] = set()
+        for group in groups[:1]:  # all groups know the same leaves
+            masked_in_model.update(map(group.path_in_model, masked))
+        zeroed, missing = {}, {}
+        for group in groups:
+            atom = group.table.group.atom.resolved()
+            members = group.table.group.members
+            zeroed[atom] = frozenset(
+                [(member.path, member.axis) for member in members if member.path in masked_in_model]
+            )
+            names = {member.name for member in members if member.path not in masked_in_model}
+            missing[atom] = ', '.join(sorted(names))
+        if not any(missing.values()):
+            return  # all members are zero, and the groups are exact
+        for atom in insufficient_members(self.graph.traces, zeroed):
+            if missing.get(atom):
+                raise ValueError(
+                    f'channels do not vanish while {missing[atom]} get no masks; prune these leaves, too, '
+                    f'or leave their group out of groups={self.groups!r}'
+                )
+
+    def kept_weights(self, counts: 'Sequence[tuple[GroupInLeaves, int]]', leaf: Path) -> int:
+        """How many weights of a leaf are kept if these groups keep so many channels."""
+        lists = {}
+        for group_in_leaves, count in counts:
+            group = group_in_leaves.table.group
+            kept = np.broadcast_to(np.arange(count), (*sizes_of(group.lists), count))
+            lists[group.atom.resolved()] = Lists.of(group, kept)
+        axes = self.graph.trace.leaves[counts[0][0].numbers[leaf]]
+        return math.prod(Cut(lists).shape(axes))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -201,42 +209,4 @@ class GroupInLeaves:
 
     def spread(self, verdicts: jax.Array, leaf: Path) -> jax.Array:
         """The verdict on the channel of each weight."""
-        table = verdicts.reshape(self.table.shape)
-        return self.table.look_up(table, leaf)
-
-
-def _choose(groups: Mapping[str, Group], names: str | Sequence[str] | None) -> tuple[Group, ...]:
-    """The groups with these names, and the exact ones that globs match, without layers of a scan."""
-    chosen = []
-    patterns = [names] if isinstance(names, str) else names or ['*']
-    for name in patterns:
-        if name in groups:
-            chosen.append(groups[name])
-            continue
-        matches = matching(name, groups, 'groups')
-        usable = []
-        for group in groups.values():
-            if group.name in matches and group.exact and not group.is_depth:
-                usable.append(group)
-        if not usable:
-            raise ValueError(f'groups={name!r}: no group is exact; print(graph) says why')
-        chosen += usable
-    for group in chosen:
-        if not group.exact:
-            raise ValueError(
-                f'groups={names!r}: removing channels of {group.name!r} is not the same as zeroing them: '
-                f'{group.reason}'
-            )
-    return tuple(dict.fromkeys(chosen))
-
-
-def _find_leader(trace: Trace, group: Group) -> int:
-    """The number of the leaf whose sparsity a group has."""
-
-    def order(number: int) -> tuple[bool, int]:
-        has_one_axis = len(trace.leaves[number]) < 2
-        return has_one_axis, trace.first_uses[number]
-
-    member_paths = {member.path for member in group.members}
-    numbers = [number for number, path in enumerate(trace.paths) if path in member_paths]
-    return min(numbers, key=order)
+        return self.table.look_up(verdicts.reshape(self.table.shape), leaf)

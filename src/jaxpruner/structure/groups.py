@@ -1,109 +1,200 @@
-"""Makes the groups of a `ChannelGraph` from the axes of a traced model, and names them."""
+"""Groups: which channels can be removed together, where they lie, and which may differ between layers and heads.
 
-import functools
+Layers of a scan share the group of their hidden units, so all have the same number of units. But layer 3 may keep other
+units than layer 5, since no operation compares units of different layers. The same holds for the features of heads and
+the hidden units of experts. Each index of an atom t owns a list of channels of its own if
+
+- every value with the channels also has t, once, or lies in the body of the scan whose trips t counts. A bias of the
+  features alone, which all heads share, breaks this;
+- no operation mixes different indices of t, as sorting the heads would;
+- no contraction over t leaves the channels in its result, as the sum of all heads, feature by feature, would;
+- no contraction of the channels has t in only one operand, as the product of the queries of many heads with the keys of
+  one does: it pairs the features of different heads.
+"""
+
+import dataclasses
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure.analysis.axes import Axes, Axis, atoms_of_values, sizes_of
-from jaxpruner.structure.analysis.lists import owners_of_lists
-from jaxpruner.structure.analysis.members import Group, Member, PinnedAxis
-from jaxpruner.structure.analysis.positions import Occurrence, occurrences
-from jaxpruner.structure.analysis.records import Trace
-from jaxpruner.structure.analysis.zeros import inexact_atoms
-from jaxpruner.structure.graph import ChannelGraph
+from jaxpruner.structure.axes import Axes, Axis, Occurrence, Pin, atoms, drop, occurrences, sizes_of
+from jaxpruner.structure.traces import Trace
+from jaxpruner.structure.zeros import inexact_atoms
 from jaxpruner.tree import Path
 
 
-class _Spot(NamedTuple):
-    """Where an atom lies along an axis of a leaf of the parameters or of the states.
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """Where the channels of a group lie along an axis of a leaf.
 
     Attributes:
-      leaf: its number.
+      path: of the leaf.
       axis: of the leaf.
-      occurrence: of the atom in the axis.
+      offset: where the first channel begins.
+      stride: how many neighbouring positions make one channel.
+      repeats: pairs of a count and a distance, outermost first. For each pair, the channels occur `count` times, each
+        time `distance` positions further on.
+
+    >>> Member(('mlp', 'kernel'), axis=1, offset=0, stride=1, repeats=()).name
+    'mlp/kernel'
     """
 
+    path: Path
+    axis: int
+    offset: int
+    stride: int
+    repeats: tuple[tuple[int, int], ...]
+    _occurrence: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """The leaf's path as text."""
+        return tree_lib.path_string(self.path)
+
+    def positions(self) -> np.ndarray:
+        """Where each channel lies: whole numbers of shape (channels, positions of one channel)."""
+        return self._occurrence.positions()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Group:
+    """Channels that can be removed from a model, each with all of its members.
+
+    Attributes:
+      name: the leaf and the axis that make the channels, such as `mlp/up/kernel[1]`. If they are a part of the axis, a
+        slice follows: `attention/qkv[1][0:64:16]` are 4 heads of 16 features.
+      size: how many channels there are.
+      members: what is removed with a channel, by path and axis.
+      parameters: how many parameters lie along all channels together.
+      exact: whether removing a channel is the same as setting its members to zero.
+      reason: why it is not exact; empty if it is.
+      atom: the group's atom in the axes of a `Trace`.
+      lists: atoms that own lists of channels. Each of their indices, such as a trip of a scan, an expert or a head, may
+        keep channels of its own. The kept channels are then an array of shape `(*sizes of these atoms, channels that
+        are kept)`; `cut.Lists` holds it, with these atoms as its `owners`. Empty if all keep the same channels.
+      is_depth: whether the channels are trips of a scan, such as stacked layers. Such a group is exact if a trip with
+        zero parameters returns what it got, as a residual block does.
+      in_state: where the channels lie in the state, which is cut and holds no parameters.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpruner.structure import channel_groups
+    >>> graph = channel_groups(lambda p, x: (x @ p['a']) @ p['b'], {'a': jnp.ones((3, 8)), 'b': jnp.ones((8, 2))},
+    ...                        jnp.ones((1, 3)))
+    >>> group = graph.groups['a[1]']
+    >>> group.size, group.parameters, group.members[1].positions()[:2].tolist()
+    (8, 40, [[0], [1]])
+    """
+
+    name: str
+    size: int
+    members: tuple[Member, ...]
+    parameters: int
+    exact: bool
+    reason: str
+    atom: Axis = dataclasses.field(repr=False)
+    lists: tuple[Axis, ...] = dataclasses.field(default=(), repr=False)
+    is_depth: bool = False
+    in_state: tuple[Member, ...] = dataclasses.field(default=(), repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class PinnedAxis:
+    """A leaf's axis, or a part of one, along which nothing can be removed.
+
+    Attributes:
+      path: of the leaf.
+      axis: of the leaf; `None` if no axis of the leaf has more than one element.
+      offset: where the part begins.
+      size: how many indices it has.
+      pin: why.
+    """
+
+    path: Path
+    axis: int | None
+    offset: int
+    size: int
+    pin: Pin | None
+
+
+class _Spot(NamedTuple):
+    """Where an atom lies along an axis of a leaf of the parameters or of the states."""
+
+    path: Path
     leaf: int
     axis: int
     occurrence: Occurrence
 
+    def member(self) -> Member:
+        """This place, for users."""
+        _, offset, stride, repeats = self.occurrence
+        return Member(self.path, self.axis, offset, stride, repeats, self.occurrence)
 
-Spots = Sequence[_Spot]
+
+def _spots(leaves: Iterable[tuple[Path, Axes]]) -> Iterator[_Spot]:
+    for leaf, (path, axes) in enumerate(leaves):
+        for i, axis in enumerate(axes):
+            for occurrence in occurrences(axis):
+                yield _Spot(path, leaf, i, occurrence)
 
 
-def find_groups(traces: Sequence[Trace]) -> ChannelGraph:
-    """Makes the graph of a model with these programs: its groups, pinned axes and unused leaves."""
+def find_groups(
+    traces: Sequence[Trace],
+) -> tuple[dict[str, Group], tuple[PinnedAxis, ...], tuple[Path, ...]]:
+    """Finds the groups of a model by name, its pinned axes, and its unused leaves.
+
+    The groups are in the order in which the model uses their first leaves.
+    """
     trace = traces[0]
+    used = [any(flags) for flags in zip(*[trace.used for trace in traces], strict=True)]
+    unused = [path for path, is_used in zip(trace.paths, used, strict=True) if not is_used]
     pinned: list[PinnedAxis] = []
-    unused: list[Path] = []
-    spots_of: dict[Axis, list[_Spot]] = {}
-    for leaf, (path, axes) in enumerate(trace.named_leaves):
-        is_used = any(trace.used[leaf] for trace in traces)
-        if not is_used:
-            unused.append(path)
-            continue
-        if all(axis.size <= 1 for axis in axes):
+    spots_of: dict[Axis, list[_Spot]] = defaultdict(list)
+    for (path, axes), is_used in zip(trace.named_leaves, used, strict=True):
+        if is_used and max(sizes_of(axes), default=1) <= 1:
             pinned.append(PinnedAxis(path, None, 0, 1, None))
-        for spot in _spots_in(leaf, axes):
-            _, axis, occurrence = spot
-            atom = occurrence.atom
-            if atom.size <= 1:
-                continue
-            if atom.pin is None:
-                spots_of.setdefault(atom, []).append(spot)
-            else:
-                offset = occurrence.offset
-                pinned.append(PinnedAxis(path, axis, offset, atom.size, atom.pin))
-    return ChannelGraph(
-        groups=_make_groups(traces, spots_of),
-        pinned=tuple(pinned),
-        unused=tuple(unused),
-        trace=trace,
-        others=tuple(traces[1:]),
-    )
+    for spot in _spots(trace.named_leaves):
+        atom = spot.occurrence.atom
+        if not used[spot.leaf] or atom.size <= 1:
+            continue
+        if atom.pin is None:
+            spots_of[atom].append(spot)
+        else:
+            place = spot.path, spot.axis, spot.occurrence.offset
+            pinned.append(PinnedAxis(*place, atom.size, atom.pin))
+    axes_of_states: dict[Path, Axes] = {}
+    for each in traces:  # a leaf of several programs counts once
+        axes_of_states = dict(each.named_states) | axes_of_states
+    in_states: dict[Axis, list[Member]] = defaultdict(list)
+    for spot in _spots(axes_of_states.items()):
+        in_states[spot.occurrence.atom].append(spot.member())
 
+    def order(spot: _Spot) -> tuple[int, ...]:
+        """Sorts leaves by first use, axes of a leaf from last to first, and outer parts before inner ones."""
+        uses = [trace.first_uses[spot.leaf] for trace in traces]
+        return *uses, -spot.axis, spot.occurrence.offset, -spot.occurrence.stride
 
-def _spots_in(leaf: int, axes: Axes) -> Iterator[_Spot]:
-    """Yields where atoms lie in a leaf."""
-    for i, axis in enumerate(axes):
-        for occurrence in occurrences(axis):
-            yield _Spot(leaf, i, occurrence)
-
-
-def _make_groups(traces: Sequence[Trace], spots_of: Mapping[Axis, Spots]) -> dict[str, Group]:
-    """Makes the groups by name, in the order in which the model uses their first leaves."""
-    trace = traces[0]
     inexact = inexact_atoms(traces)
-    owners = owners_of_lists(traces, spots_of)
-    all_trips = [tuple(trace.trips.values()) for trace in traces]
-    trips = set(atoms_of_values(all_trips))
-    in_states = _members_in_states(traces)
-    order = functools.partial(_order_of, traces)
+    owners = _owners_of_lists(traces, spots_of)
+    trips = {atom for trace in traces for atom in atoms(*trace.trips.values())}
+    first_spots = {atom: min(spots, key=order) for atom, spots in spots_of.items()}
     groups = {}
-    first_spots = {}
-    for atom, spots in spots_of.items():
-        first_spots[atom] = min(spots, key=order)
-
-    def order_of_first(atom: Axis) -> tuple[int, ...]:
-        return order(first_spots[atom])
-
-    for atom in sorted(spots_of, key=order_of_first):
-        spots = spots_of[atom]
+    for atom in sorted(spots_of, key=lambda atom: order(first_spots[atom])):
         reason = inexact.get(atom, '')
-        name = _name_group(trace, first_spots[atom])
-        members = []
-        for spot in spots:
-            path = trace.paths[spot.leaf]
-            members.append(_make_member(path, spot))
+        path, leaf, axis, (_, start, stride, _) = first_spots[atom]
+        name = f'{tree_lib.path_string(path)}[{axis}]'
+        if atom.size != trace.leaves[leaf][axis].size:
+            step = f':{stride}' if stride > 1 else ''
+            name += f'[{start}:{start + atom.size * stride}{step}]'
         groups[name] = Group(
             name=name,
             size=atom.size,
-            members=tuple(members),
-            parameters=_count_parameters(trace, spots),
+            members=tuple([spot.member() for spot in spots_of[atom]]),
+            parameters=_count_parameters(trace, spots_of[atom]),
             exact=not reason,
             reason=reason,
             atom=atom,
@@ -111,49 +202,10 @@ def _make_groups(traces: Sequence[Trace], spots_of: Mapping[Axis, Spots]) -> dic
             is_depth=atom in trips,
             in_state=tuple(in_states.get(atom, ())),
         )
-    return groups
+    return groups, tuple(pinned), tuple(unused)
 
 
-def _members_in_states(traces: Iterable[Trace]) -> dict[Axis, list[Member]]:
-    """Where atoms lie in states. A leaf of several programs counts once."""
-    axes_of_states: dict[Path, Axes] = {}
-    for trace in traces:
-        for path, axes in trace.named_states:
-            axes_of_states.setdefault(path, axes)
-    members: dict[Axis, list[Member]] = {}
-    for leaf, (path, axes) in enumerate(axes_of_states.items()):
-        for spot in _spots_in(leaf, axes):
-            member = _make_member(path, spot)
-            members.setdefault(spot.occurrence.atom, []).append(member)
-    return members
-
-
-def _order_of(traces: Iterable[Trace], spot: _Spot) -> tuple[int, ...]:
-    """A key that sorts leaves by first use, axes of a leaf from last to first, and outer parts before inner ones."""
-    uses = [trace.first_uses[spot.leaf] for trace in traces]
-    occurrence = spot.occurrence
-    return *uses, -spot.axis, occurrence.offset, -occurrence.stride
-
-
-def _make_member(path: Path, spot: _Spot) -> Member:
-    _, offset, stride, repeats = spot.occurrence
-    return Member(path, spot.axis, offset, stride, repeats, spot.occurrence)
-
-
-def _name_group(trace: Trace, spot: _Spot) -> str:
-    """Names the leaf and axis of a group, with a slice if its channels are only a part of the axis."""
-    path = tree_lib.path_string(trace.paths[spot.leaf])
-    name = f'{path}[{spot.axis}]'
-    length = trace.leaves[spot.leaf][spot.axis].size
-    atom, start, stride, _ = spot.occurrence
-    if atom.size == length:
-        return name
-    stop = start + atom.size * stride
-    step = f':{stride}' if stride > 1 else ''
-    return f'{name}[{start}:{stop}{step}]'
-
-
-def _count_parameters(trace: Trace, spots: Spots) -> int:
+def _count_parameters(trace: Trace, spots: Sequence[_Spot]) -> int:
     """Counts the parameters along an atom, each once."""
     # Leaf -> for each axis, flags of positions without a channel.
     has_none: dict[int, list[np.ndarray]] = {}
@@ -163,6 +215,110 @@ def _count_parameters(trace: Trace, spots: Spots) -> int:
         flags[spot.axis][spot.occurrence.positions()] = False
     count = 0
     for leaf, flags in has_none.items():
-        sizes_without = map(np.count_nonzero, flags)
-        count += math.prod(sizes_of(trace.leaves[leaf])) - math.prod(map(int, sizes_without))
+        count += math.prod(sizes_of(trace.leaves[leaf]))
+        count -= math.prod([int(np.count_nonzero(own)) for own in flags])
     return count
+
+
+# The atoms of one part of an axis, without sums: `(a + b) * c` has the terms (a, c) and (b, c).
+_Term = tuple[Axis, ...]
+
+
+def _terms_of(axis: Axis) -> list[_Term]:
+    """The terms of an expression, in order."""
+    if axis.form == 'atom':
+        return [(axis.resolved(),)]
+    of_parts = map(_terms_of, axis.parts)
+    if axis.form == 'sum':
+        return list(itertools.chain.from_iterable(of_parts))
+    # One of each factor.
+    return [tuple(itertools.chain.from_iterable(each)) for each in itertools.product(*of_parts)]
+
+
+class _Value(NamedTuple):
+    """A value that has a group's channels.
+
+    Attributes:
+      terms: of each axis.
+      trips: atoms of the scans around it.
+    """
+
+    terms: Sequence[Sequence[_Term]]
+    trips: Sequence[Axis]
+
+    def has_one_owner(self, atom: Axis, owner: Axis) -> bool:
+        """Whether each channel has exactly one index of an owner beside it.
+
+        A channel lies in a term of one axis. Beside it are the scans around the value, the rest of that term, and one
+        term of each other axis. Together they must have the owner once:
+
+            trips.count(owner) + term.count(owner) + sum over the other axes of term.count(owner) = 1
+
+        With heads h and features c, axes (h, c) and (h * c,) have one owner. Axes (h, h * c) have two. Axes (h + g, c)
+        have one beside the first elements of axis 0 and none beside the others, which counts as none.
+        """
+        counts = [{term.count(owner) for term in terms} for terms in self.terms]
+        # Infinity if the terms of an axis differ, so that no sum with it is 1.
+        times_in = [own.pop() if len(own) == 1 else math.inf for own in counts]
+        for i, terms in enumerate(self.terms):
+            beside = self.trips.count(owner) + sum(drop(times_in, [i]))
+            for term in terms:
+                # Two channels in one axis would need two owners.
+                if atom in term and (term.count(atom) > 1 or term.count(owner) + beside != 1):
+                    return False
+        return True
+
+
+def _owners_of_lists(
+    traces: Sequence[Trace], removable: Iterable[Axis]
+) -> dict[Axis, tuple[Axis, ...]]:
+    """For each atom of a group the atoms that own its lists: each of their indices may keep channels of its own."""
+    candidates = set(removable)
+    mixed: set[tuple[Axis, Axis]] = (
+        set()
+    )  # a channel's atom, and one whose indices are mixed for it
+    for trace in traces:
+        candidates.difference_update(atoms(*trace.trips.values()))  # the order of layers matters
+        for contraction in trace.contractions:
+            shared, summed, free = [set(atoms(*axes)) for axes in contraction]
+            mixed.update(itertools.product((shared - summed) | free, summed))
+            mixed.update(itertools.product(shared, free))
+    values: dict[Axis, list[_Value]] = defaultdict(list)
+    for trace in traces:
+        for axes, trips in _distinct_values(trace):
+            atoms_along = candidates.intersection(atoms(*axes))
+            if atoms_along:
+                value = _Value(list(map(_terms_of, axes)), trips)
+                for atom in atoms_along:
+                    values[atom].append(value)
+    owners_of: dict[Axis, tuple[Axis, ...]] = {}
+    for atom, of_atom in values.items():
+        terms_beside = itertools.chain.from_iterable(of_atom[0].terms)
+        beside = [*of_atom[0].trips, *itertools.chain.from_iterable(terms_beside)]
+        owners_of[atom] = tuple(
+            [
+                owner
+                for owner in dict.fromkeys(beside)
+                if owner is not atom
+                and owner.size > 1
+                and (atom, owner) not in mixed
+                and not (owner.pin is not None and owner.pin.mixes)
+                and all(value.has_one_owner(atom, owner) for value in of_atom)
+            ]
+        )
+    return owners_of
+
+
+def _distinct_values(trace: Trace) -> Iterable[tuple[Axes, Sequence[Axis]]]:
+    """The axes of values, and the atoms of the scans around them, without duplicates."""
+    values: dict[Any, tuple[Axes, Sequence[Axis]]] = {}
+    places = [((), (*trace.leaves, *trace.states))]
+    places += [(path, equation.values) for path, equation in trace.equations.items()]
+    for path, values_here in places:
+        scans = [path[:length] for length in range(1, len(path) - 1)]
+        trips = tuple(atoms(*[trace.trips[scan] for scan in scans if scan in trace.trips]))
+        for axes in values_here:
+            identities = [id(axis.resolved()) for axis in axes]
+            key = len(axes), *identities, *map(id, trips)
+            values.setdefault(key, (axes, trips))
+    return values.values()

@@ -15,10 +15,7 @@ _FILES = {
     'equinox': 'jaxpruner.structure.equinox_modules',
 }
 # Of models that are no functions, the functions that they have.
-_FUNCTIONS = {
-    'linen': 'lambda variables, x: module.apply(variables, x)',
-    'haiku': 'model.apply',
-}
+_FUNCTIONS = {'linen': 'lambda variables, x: module.apply(variables, x)', 'haiku': 'model.apply'}
 _LONGEST = 60  # of an object in a message
 
 

@@ -19,6 +19,10 @@ def arrays_of(module: Any, inputs: tuple[Any, ...], call: Callable[..., Any] | N
         # The module may take the variables as they are, so that others would see what it changes.
         return nnx.merge(graphdef, *jax.tree.map(lambda array: array, parts))
 
+    def submodules(module: Any) -> Mapping[Path, Any]:
+        graph = nnx.iter_graph(module)
+        return {tuple(map(str, path)): v for path, v in graph if isinstance(v, nnx.Module)}
+
     def run(module: Any, state: PyTree, *inputs: Any) -> Any:
         del state  # the module holds it
         module.eval()
@@ -30,16 +34,8 @@ def arrays_of(module: Any, inputs: tuple[Any, ...], call: Callable[..., Any] | N
         inputs=inputs,
         make=make,
         run=run,
-        submodules=_submodules,
+        submodules=submodules,
     )
-
-
-def _submodules(module: Any) -> Mapping[Path, Any]:
-    submodules = {}
-    for path, value in nnx.iter_graph(module):
-        if isinstance(value, nnx.Module):
-            submodules[tuple(map(str, path))] = value
-    return submodules
 
 
 def shrunk_optimizer(

@@ -1,4 +1,4 @@
-"""The programs of a model, and the state that they take and return.
+"""The programs of a model, the state that they take and return, and their traces.
 
 A program may take a state after the parameters, such as the statistics of batch normalization or the keys and values of
 earlier tokens. It returns the state with other numbers. The state is found among the results by its names and shapes:
@@ -16,10 +16,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
+from jaxpruner.structure.axes import Axes, Pin, Ties, atoms, new_axes, set_pin, sizes_of
+from jaxpruner.structure.inference import Inference
+from jaxpruner.structure.traces import Trace, live_in_whole
+from jaxpruner.trace.interpreter import Position
+from jaxpruner.trace.program import Program, shape_of
+from jaxpruner.trace.walk import leaf_shape
 from jaxpruner.tree import Path, PyTree
 
-Shape = tuple[int, ...]
-Shapes = Mapping[Path, Shape]
+_Shapes = Mapping[Path, tuple[int, ...]]
 
 
 class ModelProgram(NamedTuple):
@@ -44,11 +49,9 @@ class ModelProgram(NamedTuple):
         """A program with these inputs, and with a state unless it is `None`."""
         has_state = state is not None
         arguments = (state, *inputs) if has_state else tuple(inputs)
+        are_arrays = all(map(is_array, jax.tree.leaves(arguments)))
         shapes = jax.tree.map(shape_of_leaf, arguments)
-        leaves = jax.tree.leaves(arguments)
-        are_arrays = all(map(is_array, leaves))
-        examples = arguments if are_arrays else None
-        return cls(apply_fn, has_state, shapes, examples)
+        return cls(apply_fn, has_state, shapes, arguments if are_arrays else None)
 
     @property
     def state(self) -> PyTree:
@@ -57,10 +60,7 @@ class ModelProgram(NamedTuple):
 
     def split(self, arguments: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
         """Splits arguments into the state, an empty tree if there is none, and the inputs."""
-        if not self.has_state:
-            return (), arguments
-        state, *inputs = arguments
-        return state, inputs
+        return (arguments[0], arguments[1:]) if self.has_state else ((), arguments)
 
     @property
     def name(self) -> str:
@@ -74,12 +74,10 @@ class Model(NamedTuple):
     Attributes:
       params: of the model, `jax.ShapeDtypeStruct` for arrays.
       programs: one or more programs that use these parameters.
-      analyse: `(params, programs) -> ChannelGraph`, makes the graph of other parameters and programs.
     """
 
     params: PyTree
     programs: tuple[ModelProgram, ...]
-    analyse: Callable[..., Any]
 
     @property
     def apply_fn(self) -> Callable[..., Any]:
@@ -101,36 +99,26 @@ class Model(NamedTuple):
             return 0
         for number, program in enumerate(self.programs):
             # A program without some blocks is also found by the function of the whole program.
-            whole = getattr(program.apply_fn, 'whole', None)
-            if apply_fn in (program.apply_fn, whole):
+            if apply_fn in (program.apply_fn, getattr(program.apply_fn, 'whole', None)):
                 return number
         names = ', '.join([program.name for program in self.programs])
         raise ValueError(
             f'the graph was made of {names}, not of {apply_fn!r}; add it with graph.also before channels are chosen'
         )
 
-    def with_program(self, number: int, params: PyTree, program: ModelProgram) -> Any:
-        """The graph of the model with other parameters, and with one program replaced."""
-        programs = list(self.programs)
-        programs[number] = program
-        return self.analyse(params, programs)
-
     def are_params(self, tree: PyTree) -> bool:
         """Whether a tree can be the parameters: arrays of their structure and dtypes."""
         leaves, structure = jax.tree.flatten(tree)
         own_leaves, own_structure = jax.tree.flatten(self.params)
-        if structure != own_structure:
-            return False
-        for leaf, own in zip(leaves, own_leaves, strict=True):
-            if not is_array(leaf) or jnp.result_type(leaf) != own.dtype:
-                return False
-        return True
+        return structure == own_structure and all(
+            is_array(leaf) and jnp.result_type(leaf) == own.dtype
+            for leaf, own in zip(leaves, own_leaves, strict=True)
+        )
 
 
 def is_array(leaf: Any) -> bool:
     """Whether a leaf has values, and is neither a shape nor traced."""
-    is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
-    return not is_shape and not tree_lib.is_traced(leaf)
+    return not isinstance(leaf, jax.ShapeDtypeStruct) and not tree_lib.is_traced(leaf)
 
 
 def shape_of_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -141,11 +129,7 @@ def shape_of_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
 def signature(shapes: PyTree) -> Hashable:
     """The structure, shapes and dtypes of a tree, as a key for what was traced with them."""
     leaves, treedef = jax.tree.flatten(shapes)
-    shapes_and_dtypes = []
-    for leaf in leaves:
-        shape_and_dtype = jnp.shape(leaf), jnp.result_type(leaf)
-        shapes_and_dtypes.append(shape_and_dtype)
-    return treedef, tuple(shapes_and_dtypes)
+    return treedef, tuple([(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves])
 
 
 def returned_leaves(state: PyTree, results: PyTree) -> dict[int, int]:
@@ -160,35 +144,31 @@ def returned_leaves(state: PyTree, results: PyTree) -> dict[int, int]:
     Raises:
       ValueError: several parts of the results could be the state.
     """
-    state_shapes = _shapes_by_path(state)
-    result_shapes = _shapes_by_path(results)
+    state_shapes, result_shapes = _shapes_by_path(state), _shapes_by_path(results)
     if not state_shapes:
         return {}
     matches = _match(state_shapes, result_shapes)
     if not matches:
-        first_parts = [path[0] for path in state_shapes if path]
-        for name in dict.fromkeys(first_parts):
+        for name in dict.fromkeys([path[0] for path in state_shapes if path]):
             if not name.isdigit():  # the position in a tuple is no name
                 entry = _take_part(state_shapes, (name,), ())
                 matches |= _match(entry, result_shapes, name)
     number_of = {path: number for number, path in enumerate(state_shapes)}
-    returned = {}
-    for number, path in enumerate(result_shapes):
-        if path in matches:
-            returned[number] = number_of[matches[path]]
-    return returned
+    return {
+        number: number_of[matches[path]]
+        for number, path in enumerate(result_shapes)
+        if path in matches
+    }
 
 
-def _shapes_by_path(tree: PyTree) -> Shapes:
-    is_bare_leaf = jax.tree.structure(tree) == jax.tree.structure(0)
-    if is_bare_leaf:
+def _shapes_by_path(tree: PyTree) -> _Shapes:
+    if jax.tree.structure(tree) == jax.tree.structure(0):  # a bare leaf
         return {(): jnp.shape(tree)}
     paths, leaves, _ = tree_lib.flatten_with_paths(tree)
-    shapes = map(jnp.shape, leaves)
-    return dict(zip(paths, shapes, strict=True))
+    return dict(zip(paths, map(jnp.shape, leaves), strict=True))
 
 
-def _match(state: Shapes, results: Shapes, *name: str) -> dict[Path, Path]:
+def _match(state: _Shapes, results: _Shapes, *name: str) -> dict[Path, Path]:
     """Path of a result -> path in the state, for the part of the results that is the state or this entry of it."""
     first = next(iter(state))
     prefixes = []
@@ -198,24 +178,115 @@ def _match(state: Shapes, results: Shapes, *name: str) -> dict[Path, Path]:
         if is_first and _take_part(results, (*prefix, *name), prefix) == state:
             prefixes.append(prefix)
     if len(prefixes) > 1:
-        names = [tree_lib.path_string(prefix) or 'the whole' for prefix in prefixes]
-        parts = ' and '.join(names)
+        parts = ' and '.join([tree_lib.path_string(prefix) or 'the whole' for prefix in prefixes])
         raise ValueError(
             f'{parts} of the results could each be the state that comes back; give the state a name, '
             'state={"cache": state}, and return it under this name'
         )
-    matches = {}
-    for prefix in prefixes:
-        for path in state:
-            matches[*prefix, *path] = path
-    return matches
+    return {(*prefix, *path): path for prefix in prefixes for path in state}
 
 
-def _take_part(shapes: Shapes, beginning: Path, prefix: Path) -> Shapes:
+def _take_part(shapes: _Shapes, beginning: Path, prefix: Path) -> _Shapes:
     """The entries whose paths begin so, by their paths without the prefix."""
-    part = {}
-    for path, shape in shapes.items():
-        if path[: len(beginning)] == beginning:
-            below = path[len(prefix) :]
-            part[below] = shape
-    return part
+    return {
+        path[len(prefix) :]: shape
+        for path, shape in shapes.items()
+        if path[: len(beginning)] == beginning
+    }
+
+
+def trace_programs(
+    params: PyTree, programs: Sequence[ModelProgram]
+) -> tuple[Model, tuple[Trace, ...]]:
+    """Traces the programs of a model, and finds the axes of all their values."""
+    paths, arrays, _ = tree_lib.flatten_with_paths(params)
+    shapes = map(leaf_shape, arrays, paths)  # raises where a leaf is no array
+    leaves = list(map(new_axes, shapes))
+    states: dict[Path, Axes] = {}
+    traces, traced, read = [], [], []
+    for program in programs:
+        owner = 'the model' if len(programs) == 1 else program.name
+        make_jaxpr = jax.make_jaxpr(program.apply_fn, return_shape=True)
+        closed_jaxpr, results = make_jaxpr(params, *program.arguments)
+        returned = returned_leaves(program.state, results)
+        state_paths, state_axes = _axes_of_state(program.state, states, frozenset(paths))
+        arguments = [*leaves, *state_axes]
+        for number, variable in enumerate(closed_jaxpr.jaxpr.invars[len(arguments) :]):
+            arguments.append(new_axes(shape_of(variable)))
+            _pin_each(arguments[-1], f'input {number} of {owner}')
+        inference = Inference(leaves)
+        axes_of_results = inference.visit_program(
+            Program.of(closed_jaxpr), arguments, Position.of_whole(closed_jaxpr)
+        )
+        for number, axes in enumerate(axes_of_results):
+            where = f'result {number} of {owner}'
+            if number in returned:
+                ties = Ties(lambda reason, where=where: Pin(f'{where}, a state: {reason}'))
+                ties.unify_each(axes, state_axes[returned[number]])
+            else:
+                _pin_each(axes, where)
+        never = len(inference.equations)
+        trace = Trace(
+            program=closed_jaxpr,
+            equations=inference.equations,
+            constants=inference.constants,
+            trips=inference.trips,
+            contractions=inference.contractions,
+            paths=paths,
+            leaves=leaves,
+            state_paths=state_paths,
+            states=state_axes,
+            returned=returned,
+            used=live_in_whole(closed_jaxpr.jaxpr).inputs[: len(paths)],
+            first_uses=[inference.first_uses.get(number, never) for number in range(len(paths))],
+        )
+        traces.append(trace)
+        traced.append(program._replace(results=jax.tree.structure(results)))
+        read += [*inference.read, *axes_of_results]
+    # Parts of parameters that no program reads, such as positions beyond the length of the inputs.
+    read_atoms = {atom for axes in read for atom in atoms(*axes)}
+    reason = 'the model does not read this part for inputs of these shapes'
+    for axes in leaves:
+        set_pin(
+            Pin(reason, mixes=False), *[atom for atom in atoms(*axes) if atom not in read_atoms]
+        )
+    return Model(jax.tree.map(shape_of_leaf, params), tuple(traced)), tuple(traces)
+
+
+def _pin_each(axes: Axes, owner: str) -> None:
+    for i, axis in enumerate(axes):
+        set_pin(Pin(f'axis {i} of {owner}', mixes=False), axis)
+
+
+def _axes_of_state(
+    state: PyTree, earlier: dict[Path, Axes], param_paths: frozenset[Path]
+) -> tuple[Sequence[Path], list[Axes]]:
+    """The paths and axes of the leaves of a state. Leaves with the same path in an earlier program are the same.
+
+    Raises:
+      ValueError: a leaf has the path of a parameter, or a different rank in another program.
+    """
+    paths, leaves, _ = tree_lib.flatten_with_paths(state)
+    axes_of_leaves = []
+    for path, leaf in zip(paths, leaves, strict=True):
+        name = tree_lib.path_string(path)
+        if path in param_paths:
+            raise ValueError(
+                f'{name} is the path of a leaf of the state and of a parameter; give the '
+                'state a name, state={"state": state}'
+            )
+        own = new_axes(leaf.shape)
+        others = earlier.setdefault(path, own)
+        if len(others) != len(own):
+            raise ValueError(
+                f'the leaf {name} of the state has shape {sizes_of(others)} in one program and {leaf.shape} in '
+                'another; give different states different names'
+            )
+        shared = []
+        for i, (axis, other) in enumerate(zip(own, others, strict=True)):
+            if axis.size != other.size:  # such as the batch of a cache
+                reason = f'axis {i} of the state {name} has sizes {other.size} and {axis.size}'
+                set_pin(Pin(reason, mixes=False), axis, other)
+            shared.append(other if axis.size == other.size else axis)
+        axes_of_leaves.append(tuple(shared))
+    return paths, axes_of_leaves

@@ -9,13 +9,11 @@ import jax
 import numpy as np
 
 from jaxpruner.oneshot.batches import as_inputs
-from jaxpruner.structure import held_numbers, modules
-from jaxpruner.structure.choosing.choices import Choice
-from jaxpruner.structure.graph import ChannelGraph
+from jaxpruner.structure import modules, shrunk_modules
+from jaxpruner.structure.choosing import Choice
+from jaxpruner.structure.graph import ChannelGraph, channel_groups
 from jaxpruner.structure.modules import ModelArrays
 from jaxpruner.structure.programs import is_array
-from jaxpruner.structure.shrunk_modules import ShrunkModules
-from jaxpruner.structure.tracing import channel_groups
 from jaxpruner.tree import PyTree
 
 
@@ -77,7 +75,7 @@ class ShrunkModel:
         return f'ShrunkModel({type(self.model).__name__}, {self.plan!r})'
 
     def __str__(self) -> str:
-        return '\n'.join([str(self.plan), *held_numbers.describe(self.numbers)])
+        return '\n'.join([str(self.plan), *shrunk_modules.describe(self.numbers)])
 
 
 def shrink(
@@ -149,7 +147,7 @@ def shrink(
     plan = graph.choose(arrays.params, budget, **settings)
     allow_inexact = settings.get('allow_inexact', False)
     if not is_pair:
-        candidates = ShrunkModules(arrays, graph)
+        candidates = shrunk_modules.ShrunkModules(arrays, graph)
         numbers = candidates.numbers(plan.keep, allow_inexact)
         module = candidates.module(plan.keep, numbers)
         return ShrunkModel(
@@ -158,7 +156,7 @@ def shrink(
             graph=graph,
             numbers={number.name: (number.old, number.new) for number in numbers},
             _set_numbers=functools.partial(
-                held_numbers.set_in,
+                shrunk_modules.set_numbers,
                 kind=type(module),
                 submodules=arrays.submodules,
                 numbers=numbers,

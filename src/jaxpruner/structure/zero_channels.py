@@ -10,7 +10,6 @@ as they are for exactness.
     left_over         the other channels, for a cut
 """
 
-import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -21,14 +20,13 @@ import numpy as np
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
 from jaxpruner.sparse_state import only_sparse_state, sparse_states
-from jaxpruner.structure.analysis.axes import Axis, sizes_of
-from jaxpruner.structure.analysis.fills import Fill
-from jaxpruner.structure.analysis.leaf_numbers import leaf_numbers
-from jaxpruner.structure.analysis.members import Group
-from jaxpruner.structure.analysis.records import Trace
-from jaxpruner.structure.analysis.zeros import ZeroWalk, inexact_atoms
-from jaxpruner.structure.channel_tables import ChannelTable, channel_table
-from jaxpruner.structure.cutting import trees
+from jaxpruner.structure import trees
+from jaxpruner.structure.axes import Axis, sizes_of
+from jaxpruner.structure.channel_tables import ChannelTable, leaf_numbers
+from jaxpruner.structure.fills import Fill
+from jaxpruner.structure.groups import Group
+from jaxpruner.structure.traces import Trace
+from jaxpruner.structure.zeros import ZeroWalk, inexact_atoms
 from jaxpruner.tree import Path, PyTree
 
 # The leaf and axis of some members.
@@ -58,8 +56,7 @@ def nonzero_weights(trace: Trace, tree: PyTree) -> dict[Path, jax.Array]:
     for path, number in leaf_numbers(trace, paths).items():
         value = value_of[path]
         expected = sizes_of(trace.leaves[number])
-        is_whole = jnp.shape(value) == expected
-        if not is_whole and trees.is_packed(value, expected):
+        if jnp.shape(value) != expected and trees.is_packed(value, expected):
             value = sparse_state_lib.unpack_like(value, expected)
         if jnp.shape(value) != expected:
             raise ValueError(
@@ -86,27 +83,18 @@ def find(
     """
     trace = traces[0]
     numbers = leaf_numbers(trace, nonzero)
-    searches = []
-    for group in groups:
-        if group.exact:
-            table = channel_table(trace, group, numbers)
-            zero_members = _zero_members(trace, table, nonzero, numbers)
-            searches.append(_Search(table, zero_members))
-    pending = [search for search in searches if search.undecided]
-    while pending:
-        asked = {}
-        for search in pending:
-            asked[search.atom] = search.undecided[0]
+    searches = [
+        _Search(trace, ChannelTable.of(trace, group, numbers), nonzero, numbers)
+        for group in groups
+        if group.exact
+    ]
+    while pending := [search for search in searches if search.undecided]:
+        asked = {search.atom: search.undecided[0] for search in pending}
         insufficient = insufficient_members(traces, asked)
         for search in pending:
             search.decide(search.atom not in insufficient)
-        pending = [search for search in pending if search.undecided]
-    zero_channels = {}
-    for search in searches:
-        is_zero = search.channels()
-        if is_zero.any():
-            zero_channels[search.table.group.name] = is_zero
-    return zero_channels
+    flags = {search.table.group.name: search.channels() for search in searches}
+    return {name: is_zero for name, is_zero in flags.items() if is_zero.any()}
 
 
 def left_over(is_zero: np.ndarray) -> np.ndarray:
@@ -120,14 +108,11 @@ def left_over(is_zero: np.ndarray) -> np.ndarray:
     [0]
     """
     rows = is_zero.reshape(-1, is_zero.shape[-1])
-    first_row = rows[0]
-    if (rows == first_row).all():
-        is_zero = first_row
-    counts = np.count_nonzero(~is_zero, axis=-1)
-    count = max(int(np.max(counts)), 1)
+    if (rows == rows[0]).all():
+        is_zero = rows[0]
+    count = max(int(np.max(np.count_nonzero(~is_zero, axis=-1))), 1)
     others_first = np.argsort(is_zero, axis=-1, kind='stable')
-    kept = others_first[..., :count]
-    return np.sort(kept, axis=-1)
+    return np.sort(others_first[..., :count], axis=-1)
 
 
 class _Search:
@@ -139,12 +124,25 @@ class _Search:
       undecided: sets of members that are zero in some channel, and may or may not suffice.
     """
 
-    def __init__(self, table: ChannelTable, zero_members: list[Members]):
+    def __init__(
+        self,
+        trace: Trace,
+        table: ChannelTable,
+        nonzero: Mapping[Path, jax.Array],
+        numbers: Mapping[Path, int],
+    ):
         self.table = table
         self.atom = table.group.atom.resolved()
-        self._zero_members = zero_members  # of each channel
-        some_zero = filter(None, set(zero_members))
-        self.undecided = sorted(some_zero, key=len, reverse=True)
+        flags = {}  # for each member, by its path in the model, whether it is zero in each channel
+        for path, by_axis in table.indices.items():
+            for axis in by_axis:
+                is_zero = ~table.any_along(nonzero[path], path, axis)
+                flags[trace.paths[numbers[path]], axis] = is_zero.ravel()
+        self._zero_members: list[Members] = []  # of each channel
+        for channel in range(math.prod(table.shape)):
+            zero = [member for member, is_zero in flags.items() if is_zero[channel]]
+            self._zero_members.append(frozenset(zero))
+        self.undecided = sorted(filter(None, set(self._zero_members)), key=len, reverse=True)
         self._sufficient: list[Members] = []
 
     def decide(self, suffices: bool) -> None:
@@ -161,46 +159,21 @@ class _Search:
 
     def channels(self) -> np.ndarray:
         """Flags of the channels that can be removed, in the shape of the table."""
-        suffices = functools.cache(self._suffices)
-        flags = list(map(suffices, self._zero_members))
-        return np.reshape(flags, self.table.shape)
-
-    def _suffices(self, members: Members) -> bool:
-        return any(map(members.issuperset, self._sufficient))
-
-
-def _zero_members(
-    trace: Trace,
-    table: ChannelTable,
-    nonzero: Mapping[Path, jax.Array],
-    numbers: Mapping[Path, int],
-) -> list[Members]:
-    """For each element of a table, the members that are zero, by their paths in the model."""
-    flags = {}
-    for path, by_axis in table.indices.items():
-        path_in_model = trace.paths[numbers[path]]
-        for axis in by_axis:
-            is_zero = ~table.any_along(nonzero[path], path, axis)
-            flags[path_in_model, axis] = is_zero.ravel()
-    zero_members = []
-    for channel in range(math.prod(table.shape)):
-        zero = [member for member, is_zero in flags.items() if is_zero[channel]]
-        zero_members.append(frozenset(zero))
-    return zero_members
+        suffices = {
+            members: any(map(members.issuperset, self._sufficient))
+            for members in set(self._zero_members)
+        }
+        return np.reshape([suffices[members] for members in self._zero_members], self.table.shape)
 
 
 def insufficient_members(traces: Sequence[Trace], asked: Mapping[Axis, Members]) -> set[Axis]:
     """Finds the atoms whose channels the results depend on although these members are zero."""
-    trace = traces[0]
-    walk = ZeroWalk(trace)
+    walk = ZeroWalk(traces[0])
     fills = []
-    for path, axes in trace.named_leaves:
+    for path, axes in traces[0].named_leaves:
         channels = []
         for i, axis in enumerate(axes):
-            zeros = {}
-            for atom in walk.candidates(axis):
-                if (path, i) in asked.get(atom, ()):
-                    zeros[atom] = 0
-            channels.append(zeros)
+            zero = [atom for atom in walk.candidates(axis) if (path, i) in asked.get(atom, ())]
+            channels.append(dict.fromkeys(zero, 0))
         fills.append(Fill(None, tuple(channels)))
     return set(inexact_atoms(traces, fills))

@@ -16,7 +16,7 @@ import numpy as np
 from jaxpruner.sparse.execution.executed_formats.base import ExecutedFormat, PackedArrays
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 from jaxpruner.sparse.program.product_sites import ProductSite
-from jaxpruner.structure.choosing.call_times import Call, in_turns, repeats_of
+from jaxpruner.structure.latency import Call, in_turns, repeats_of
 from jaxpruner.trace.program import bind
 
 _LONG_ENOUGH = 5e-3  # seconds

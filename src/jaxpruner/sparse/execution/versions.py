@@ -11,7 +11,7 @@ from jaxpruner.sparse.execution.choosing import CHANNELS
 from jaxpruner.sparse.execution.executed_formats.table import DENSE
 from jaxpruner.sparse.execution.packed_models import Model, PackedApply
 from jaxpruner.sparse.execution.report import ExecutionReport, LayerExecution
-from jaxpruner.structure.choosing.call_times import Call, in_turns, repeats_of
+from jaxpruner.structure.latency import Call, in_turns, repeats_of
 
 FORMATS = 'formats'
 # How many times as fast as dense the whole model has to be; otherwise it stays dense.

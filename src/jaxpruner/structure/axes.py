@@ -1,0 +1,389 @@
+"""Axes of values as expressions over atoms: how two of them become one, and where atoms lie along them.
+
+An atom is one set of indices that several axes share: wherever it occurs, the same indices are kept. An axis is an
+expression over atoms. A reshape turns axes into a product of atoms, a concatenation turns them into a sum:
+
+>>> heads, features = Axis(4), Axis(16)
+>>> merged = product([heads, features])
+>>> fused = total([merged, Axis(8), Axis(8)])
+>>> print(fused)
+((4*16) + 8 + 8)
+
+Two expressions become one axis. Their atoms become one, or are split until both sides are alike:
+
+>>> other = Axis(80)
+>>> ties = Ties(lambda reason: Pin(reason, '', lambda: 'model.py:1'))
+>>> ties.unify(other, fused)
+>>> [part.size for part in atoms(other)]
+[4, 16, 8, 8]
+>>> whole = Axis(64)
+>>> ties.unify(whole, merged)
+>>> atoms(whole) == atoms(merged)
+True
+
+What does not fit is pinned. That is always right, since no index of a pinned atom is ever removed.
+
+>>> ties.unify(product([Axis(3), Axis(4)]), total([Axis(5), Axis(7)]))
+>>> ties.pin('returned by the model', heads)
+>>> atoms(whole)[0].pin.reason
+'returned by the model'
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+from jaxpruner.trace.views import all_but
+
+Form = Literal['atom', 'product', 'sum']
+T = TypeVar('T')
+
+
+class Pin(NamedTuple):
+    """Why no index of an atom can be removed.
+
+    Attributes:
+      reason: in words.
+      primitive: the operation that pins it; empty for inputs and results of the model.
+      find_line: returns the operation's line of the source. It is called late, since looking it up takes time.
+      mixes: whether elements at different indices meet, as they do along the axis of a sort. If they do not, the atom
+        may still own lists of channels: heads that all stay may keep different features.
+    """
+
+    reason: str
+    primitive: str = ''
+    find_line: Callable[[], str] = str
+    mixes: bool = True
+
+    def __str__(self) -> str:
+        text = f'{self.primitive}: {self.reason}' if self.primitive else self.reason
+        line = self.find_line()
+        return f'{text} ({line})' if line else text
+
+
+class Axis:
+    """An axis of one or more values: an atom, a product (first factor outermost), or a sum.
+
+    An axis can become another one, as in a union-find. Two axes are the same if `resolved` returns one object for both.
+
+    Attributes:
+      size: how many indices it has.
+    """
+
+    __slots__ = ('_form', '_parent', '_parts', '_pin', 'size')
+
+    def __init__(self, size: int, form: Form = 'atom', parts: Sequence['Axis'] = ()):
+        # `split` has NumPy's numbers among its parameters, which JSON does not take.
+        self.size = int(size)
+        self._form: Form = form
+        self._parts = tuple(parts)
+        self._pin: Pin | None = None
+        self._parent: Axis | None = None
+
+    def resolved(self) -> 'Axis':
+        """The axis that this one has become."""
+        axis = self
+        while axis._parent is not None:
+            if axis._parent._parent is not None:
+                axis._parent = axis._parent._parent
+            axis = axis._parent
+        return axis
+
+    @property
+    def form(self) -> Form:
+        """Whether it is an atom, a product or a sum."""
+        return self.resolved()._form
+
+    @property
+    def parts(self) -> tuple['Axis', ...]:
+        """The factors of a product or the segments of a sum; an atom has none."""
+        return tuple([part.resolved() for part in self.resolved()._parts])
+
+    @property
+    def pin(self) -> Pin | None:
+        """Why no index of this atom can be removed; `None` if indices can be removed."""
+        return self.resolved()._pin
+
+    def become(self, other: 'Axis') -> None:
+        """Makes this axis the same as another."""
+        self._parent = other
+        if self._pin is not None:
+            set_pin(self._pin, other)
+
+    def __repr__(self) -> str:
+        if self.form == 'atom':
+            return str(self.size)
+        sign = '*' if self.form == 'product' else ' + '
+        return f'({sign.join(map(repr, self.parts))})'
+
+
+Axes = tuple[Axis, ...]
+
+
+def new_axes(shape: Iterable[int]) -> Axes:
+    """A new atom for each axis of a value."""
+    return tuple(map(Axis, shape))
+
+
+def sizes_of(axes: Iterable[Axis]) -> tuple[int, ...]:
+    """The shape of a value of these axes."""
+    return tuple([axis.size for axis in axes])
+
+
+def pick(entries: Sequence[T], numbers: Iterable[int]) -> tuple[T, ...]:
+    """Returns the entries with these numbers, in the order of the numbers."""
+    return tuple([entries[number] for number in numbers])
+
+
+def drop(entries: Sequence[T], numbers: Iterable[int]) -> tuple[T, ...]:
+    """Returns all entries but those with these numbers."""
+    return pick(entries, all_but(numbers, entries))
+
+
+def replace(entries: Sequence[T], number: int, entry: T) -> tuple[T, ...]:
+    """Returns the entries with one of them replaced."""
+    replaced = list(entries)
+    replaced[number] = entry
+    return tuple(replaced)
+
+
+def product(factors: Iterable[Axis]) -> Axis:
+    """Returns the axis that a reshape makes of several; the first is outermost."""
+    parts = _flat_parts('product', factors)
+    return parts[0] if len(parts) == 1 else Axis(math.prod(sizes_of(parts)), 'product', parts)
+
+
+def total(segments: Iterable[Axis]) -> Axis:
+    """Returns the axis that a concatenation makes of several."""
+    parts = _flat_parts('sum', segments)
+    return parts[0] if len(parts) == 1 else Axis(sum(sizes_of(parts)), 'sum', parts)
+
+
+def _flat_parts(form: Form, axes: Iterable[Axis]) -> list[Axis]:
+    """Returns factors without nested products and factors of 1, or segments without nested sums and empty segments."""
+    neutral_size = 1 if form == 'product' else 0
+    parts: list[Axis] = []
+    for axis in axes:
+        if axis.size != neutral_size:
+            is_nested = axis.form == form
+            parts += _flat_parts(form, axis.parts) if is_nested else [axis.resolved()]
+    return parts
+
+
+def atoms(*axes: Axis) -> list[Axis]:
+    """Lists the atoms of expressions in order. An atom that occurs twice is listed twice."""
+    found: list[Axis] = []
+    for axis in axes:
+        found += [axis.resolved()] if axis.form == 'atom' else atoms(*axis.parts)
+    return found
+
+
+def set_pin(pin: Pin, *axes: Axis) -> None:
+    """Pins all atoms of expressions. The first pin of an atom stays, unless only the later one mixes."""
+    for atom in atoms(*axes):
+        if atom._pin is None or (pin.mixes and not atom._pin.mixes):
+            atom._pin = pin
+
+
+class Ties:
+    """States what one equation of a program says of axes. `make_pin` makes a pin of a reason there."""
+
+    def __init__(self, make_pin: Callable[[str], Pin]):
+        self._make_pin = make_pin
+
+    def pin(self, reason: str, *axes: Axis) -> None:
+        """States that no index of these axes can be removed."""
+        set_pin(self._make_pin(reason), *axes)
+
+    def unify(self, first: Axis, second: Axis) -> None:
+        """States that two axes are the same."""
+        first, second = first.resolved(), second.resolved()
+        if first is second or max(first.size, second.size) <= 1:
+            return
+        if first.size != second.size:
+            self.pin(f'sizes {first.size} and {second.size} meet', first, second)
+            return
+        match first.form, second.form:
+            case 'atom', _:
+                first.become(second)
+            case _, 'atom':
+                second.become(first)
+            case 'product', 'sum':
+                self._distribute(first, second)
+            case 'sum', 'product':
+                self._distribute(second, first)
+            case 'product', 'product':
+                self.align_factors(first.parts, second.parts)
+                _make_one(first, second)
+            case 'sum', 'sum':
+                rest = self._align_from_front('sum', first.parts, second.parts)
+                self.pin('segments that do not fit meet', *rest[0], *rest[1])
+                _make_one(first, second)
+
+    def unify_each(self, first: Iterable[Axis], second: Iterable[Axis]) -> None:
+        """States that two values have the same axes, one by one."""
+        for axis, other in zip(first, second, strict=True):
+            self.unify(axis, other)
+
+    def unify_values(self, first: Iterable[Axes], second: Iterable[Axes]) -> None:
+        """States that each value has the same axes as the other value in its place."""
+        for axes, other in zip(first, second, strict=True):
+            self.unify_each(axes, other)
+
+    def cut(self, axis: Axis, sizes: Sequence[int]) -> list[Axis]:
+        """Cuts an axis into consecutive segments of these sizes."""
+        segments = list(map(Axis, sizes))
+        self.unify(axis, total(segments))
+        return segments
+
+    def align_factors(self, left: Iterable[Axis], right: Iterable[Axis]) -> None:
+        """States that two lists of factors have the same product. Factors are split where the other list needs it."""
+        first, second = self._align_from_front('product', left, right)
+        while first and second and first[-1].size == second[-1].size:
+            self.unify(first.pop(), second.pop())
+        self.pin('the reshape cuts across these sizes', *first, *second)
+
+    def _align_from_front(
+        self, form: Form, left: Iterable[Axis], right: Iterable[Axis]
+    ) -> tuple[list[Axis], list[Axis]]:
+        """Unifies two lists of parts, and splits the longer of two first parts; returns those that cannot be split."""
+        first, second = _flat_parts(form, left), _flat_parts(form, right)
+        while first and second:
+            longer, shorter = (first, second) if first[0].size > second[0].size else (second, first)
+            part, size = longer[0], shorter[0].size
+            if part.size == size:
+                self.unify(first.pop(0), second.pop(0))
+            elif form == 'sum':
+                pieces = self.cut(part, [size, part.size - size])
+                if part.form != 'sum':  # it had to be pinned
+                    break
+                longer[:1] = pieces
+            elif part.size % size:
+                break
+            else:
+                longer[:1] = [Axis(size), Axis(part.size // size)]
+                self.unify(part, product(longer[:2]))
+            first, second = _flat_parts(form, first), _flat_parts(form, second)
+        return first, second
+
+    def _distribute(self, factors_axis: Axis, segments_axis: Axis) -> None:
+        """States that a product is a sum: `(a + b) * c` is `a*c + b*c` if the factors c divide each segment."""
+        segments = segments_axis.parts
+        common = math.gcd(*sizes_of(segments))
+        outer, inner = list(factors_axis.parts), []
+        while (
+            common % outer[-1].size == 0
+        ):  # the innermost factors whose product divides each segment
+            common //= outer[-1].size
+            inner.insert(0, outer.pop())
+        if not inner:
+            reason = 'a reshape cuts across the parts of a concatenation'
+            self.pin(reason, factors_axis, segments_axis)
+            return
+        inner_size = math.prod(sizes_of(inner))
+        terms = [Axis(segment.size // inner_size) for segment in segments]
+        for segment, term in zip(segments, terms, strict=True):
+            self.unify(segment, product([term, *inner]))
+        self.unify(product(outer), total(terms))
+        factors_axis.resolved().become(segments_axis.resolved())
+
+
+def _make_one(first: Axis, second: Axis) -> None:
+    """Makes an axis the same as another, unless it is so already."""
+    first, second = first.resolved(), second.resolved()
+    if first is not second:
+        first.become(second)
+
+
+def size_with(axis: Axis, counts: dict[Axis, int]) -> int:
+    """How many indices of an axis stay if so many of these atoms do. The size is noted in `counts`.
+
+    >>> heads, features = Axis(2), Axis(3)
+    >>> size_with(total([product([heads, features]), Axis(2)]), {features: 2})
+    6
+    """
+    axis = axis.resolved()
+    if axis not in counts:
+        parts = [size_with(part, counts) for part in axis.parts]
+        sizes = {'atom': axis.size, 'product': math.prod(parts), 'sum': sum(parts)}
+        counts[axis] = sizes[axis.form]
+    return counts[axis]
+
+
+class Occurrence(NamedTuple):
+    """Where an atom lies in an axis.
+
+    Index i of the atom is at `offset + i * stride + j` for all j below the stride. It is there again at the distances
+    that `repeats` lists, as in `Member`.
+    """
+
+    atom: Axis
+    offset: int
+    stride: int
+    repeats: tuple[tuple[int, int], ...]
+
+    def positions(self) -> np.ndarray:
+        """The positions of each index along the axis, of shape `(atom.size, positions of one index)`."""
+        shifts = np.zeros(1, int)
+        for count, distance in (*self.repeats, (self.stride, 1)):
+            shifts = (shifts[:, None] + distance * np.arange(count)).ravel()
+        return self.offset + self.stride * np.arange(self.atom.size)[:, None] + shifts
+
+
+def occurrences(axis: Axis) -> list[Occurrence]:
+    """Where the atoms of an expression lie.
+
+    >>> for _, offset, stride, repeats in occurrences(product([Axis(2), Axis(3)])):
+    ...     print(offset, stride, repeats)
+    0 3 ()
+    0 1 ((2, 3),)
+    """
+    if axis.form == 'atom':
+        return [Occurrence(axis.resolved(), 0, 1, ())]
+    found = []
+    before, outer, inner = (
+        0,
+        1,
+        axis.size,
+    )  # elements before a segment; products of factors before and after
+    for part in axis.parts:
+        if axis.form == 'sum':
+            for inside in occurrences(part):
+                found.append(inside._replace(offset=before + inside.offset))
+            before += part.size
+            continue
+        inner //= part.size
+        outer_repeats = ((outer, part.size * inner),) if outer > 1 else ()
+        for atom, offset, stride, repeats in occurrences(part):
+            scaled = [(count, distance * inner) for count, distance in repeats]
+            found.append(
+                Occurrence(atom, offset * inner, stride * inner, (*outer_repeats, *scaled))
+            )
+        outer *= part.size
+    return found
+
+
+def indices_of(atom: Axis, axis: Axis) -> list[np.ndarray]:
+    """The indices of an atom at each position along an axis, -1 where there is none.
+
+    A position has an index for each factor that is the atom, so that there is an array for each of them.
+
+    >>> channels = Axis(2)
+    >>> for indices in indices_of(channels, total([Axis(1), channels, product([channels, channels])])):
+    ...     print(indices.tolist())
+    [-1, 0, 1, 0, 0, 1, 1]
+    [-1, -1, -1, 0, 1, 0, 1]
+    """
+    arrays: list[np.ndarray] = []
+    for occurrence in occurrences(axis):
+        if occurrence.atom is not atom:
+            continue
+        positions = occurrence.positions()
+        free = [indices for indices in arrays if (indices[positions] < 0).all()]
+        if not free:
+            arrays.append(np.full(axis.size, -1))
+            free = arrays[-1:]
+        free[0][positions] = np.arange(atom.size)[:, None]
+    return arrays

@@ -1,0 +1,305 @@
+"""What is kept: checked, as flags of positions that stay along an axis, and taken out of arrays.
+
+If all layers of a scan keep the same channels, the flags have only that axis. If each layer keeps channels of its own,
+the flags have an axis for the layers, too. In the body of the scan a value belongs to one layer. There the flags have
+an axis for the trips, and are read at the current trip.
+
+    keep the same units      flags of a kernel (inputs, units): [1, units]
+    units of their own       flags of the stack of kernels (layers, inputs, units): [layers, 1, units]
+    in the body of the scan  flags of one kernel, with an axis for the trips in front: [layers, 1, units],
+                             and at trip t, which may be traced: [1, units]
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner import tree as tree_lib
+from jaxpruner.structure.axes import (
+    Axes,
+    Axis,
+    atoms,
+    indices_of,
+    replace,
+    size_with,
+    sizes_of,
+)
+from jaxpruner.structure.traces import EquationAxes
+from jaxpruner.trace.program import bind
+
+# Name of a group -> the indices of its channels that stay, ascending; or such a list for each trip, expert or head.
+KeepByGroup = Mapping[str, Any]
+Values = list[Any]
+# The indices of owners and of a channel for each element of a value: arrays in its rank, see `Cut.channel_indices`.
+Index = tuple[np.ndarray, ...]
+
+
+class Lists(NamedTuple):
+    """The channels that stay, listed for each index of their owners.
+
+    Attributes:
+      owners: atoms such as the trips of a scan, experts, or heads.
+      table: of shape `(*sizes of the owners, channels that stay)`, ascending along the last axis.
+    """
+
+    owners: tuple[Axis, ...]
+    table: np.ndarray
+
+    @classmethod
+    def of(cls, group: Any, table: np.ndarray) -> 'Lists':
+        """The lists of a group: one for all, or one for each trip, expert or head."""
+        owners = [owner.resolved() for owner in group.lists] if table.ndim > 1 else []
+        return cls(tuple(owners), table)
+
+
+class Cut:
+    """The channels that stay.
+
+    Attributes:
+      lists: atom -> its channels that stay. All channels of other atoms stay.
+      trips: in the body of a scan, atom of the trips -> the current trip.
+
+    >>> from jaxpruner.structure.axes import product
+    >>> heads, features = Axis(2), Axis(3)
+    >>> value, axes = jnp.arange(6), (product([heads, features]),)
+    >>> Cut({features: Lists((), np.array([0, 2]))}).take(value, axes).tolist()
+    [0, 2, 3, 5]
+    >>> Cut({features: Lists((heads,), np.array([[0, 2], [1, 2]]))}).take(value, axes).tolist()
+    [0, 2, 4, 5]
+    """
+
+    def __init__(self, lists: Mapping[Axis, Lists], trips: Mapping[Axis, Any] | None = None):
+        self.lists = lists
+        self.trips = trips or {}
+        # Sizes depend on how many channels stay, not on which ones.
+        self._sizes = {atom: own.table.shape[-1] for atom, own in lists.items()}
+
+    def inside(self, trips: Mapping[Axis, Any]) -> 'Cut':
+        """The same cut in the body of a scan."""
+        return Cut(self.lists, {**self.trips, **trips})
+
+    def owners_of(self, channels: Iterable[Axis]) -> set[Axis]:
+        """The atoms that own lists of some atoms."""
+        return {
+            owner for atom in channels if atom in self.lists for owner in self.lists[atom].owners
+        }
+
+    def has_lists_of(self, owners: Iterable[Axis]) -> bool:
+        """Whether one of these atoms owns lists."""
+        return not self.owners_of(self.lists).isdisjoint(owners)
+
+    def size(self, axis: Axis) -> int:
+        """How many positions of an axis stay."""
+        return size_with(axis, self._sizes)
+
+    def size_before(self, axis: Axis, position: int) -> int:
+        """How many positions before this one stay, where a part of a concatenation begins or ends."""
+        parts = axis.parts if axis.form == 'sum' else (axis,)
+        ends = itertools.accumulate(sizes_of(parts))
+        return sum(
+            [self.size(part) for part, end in zip(parts, ends, strict=True) if end <= position]
+        )
+
+    def shape(self, axes: Axes) -> tuple[int, ...]:
+        """The shape of a value of these axes after the cut."""
+        return tuple(map(self.size, axes))
+
+    def shortens(self, axis: Axis) -> bool:
+        """Whether an axis gets shorter."""
+        return self.size(axis) != axis.size
+
+    def shrinks(self, axes: Axes) -> bool:
+        """Whether a value of these axes gets smaller."""
+        return any(map(self.shortens, axes))
+
+    def touches(self, values: Iterable[Axes]) -> bool:
+        """Whether one of some values gets smaller."""
+        return any(map(self.shrinks, values))
+
+    def order(self, axes: Axes) -> list[int]:
+        """The axes that get shorter, in the order of cutting them. An owner of lists is cut after the lists.
+
+        Raises:
+          ValueError: two groups own each other's lists.
+        """
+        remaining = [i for i, axis in enumerate(axes) if self.shortens(axis)]
+        ordered: list[int] = []
+        while remaining:
+            for i in remaining:
+                others = atoms(*[axes[k] for k in remaining if k != i])
+                if self.owners_of(others).isdisjoint(atoms(axes[i])):
+                    break
+            else:
+                sizes = [axes[i].size for i in remaining]
+                raise ValueError(
+                    f"groups along axes of {sizes} own each other's lists; give one of them a single list"
+                )
+            ordered.append(i)
+            remaining.remove(i)
+        return ordered
+
+    def stays(self, axes: Axes, i: int) -> np.ndarray:
+        """Flags of the positions that stay along an axis of a value.
+
+        They have the rank of the scans around the value and of the value together, with one element along axes on which
+        they do not depend.
+        """
+        first = len(self.trips)
+        flags = np.ones((1,) * (first + len(axes)), bool)
+        for atom in dict.fromkeys(atoms(axes[i])):
+            if atom not in self.lists:
+                continue
+            owners, table = self.lists[atom]
+            stays_in_list = np.zeros((*table.shape[:-1], atom.size), bool)
+            np.put_along_axis(stays_in_list, table, True, axis=-1)
+            for index in self.channel_indices(axes, i, atom, owners):
+                flags = flags & ((index[-1] < 0) | stays_in_list[index])
+        return np.broadcast_to(flags, replace(flags.shape, first + i, axes[i].size))
+
+    def take(self, value: Any, axes: Axes, first: int = 0) -> Any:
+        """Cuts a value along its axes from `first` on; returns the value itself if all of it stays."""
+        trips = len(self.trips)
+        for i in self.order(axes):
+            if i < first:
+                continue
+            flags = np.moveaxis(self.stays(axes, i), trips + i, -1)
+            *_, kept = np.nonzero(flags)
+            kept = np.moveaxis(kept.reshape(*flags.shape[:-1], self.size(axes[i])), -1, trips + i)
+            if max(kept.shape[:trips], default=1) == 1:
+                kept = kept.reshape(kept.shape[trips:])
+            else:  # the positions that stay at the current trips
+                numbers = zip(self.trips.values(), kept.shape[:trips], strict=True)
+                kept = jnp.asarray(kept)[tuple([trip if size > 1 else 0 for trip, size in numbers])]
+            value = take_along(value, kept, i)
+        return value
+
+    def channel_indices(
+        self, axes: Axes, i: int, atom: Axis, owners: Iterable[Axis]
+    ) -> list[Index]:
+        """For each element of a value the indices of its owners, and last the index of its channel along an axis.
+
+        Elements with several channels along the axis, as in `h * h`, have one such tuple for each. The arrays have the
+        rank of the scans around the value and of the value together. The channel is -1 where there is none.
+        """
+        first = len(self.trips)
+
+        def spread(number: int, index: np.ndarray) -> np.ndarray:
+            shape = [-1 if i == number else 1 for i in range(first + len(axes))]
+            return index.reshape(shape)
+
+        of_owners = []
+        for owner in owners:
+            if owner in self.trips:
+                of_owners.append(spread(list(self.trips).index(owner), np.arange(owner.size)))
+                continue
+            found = [(k, index) for k, axis in enumerate(axes) for index in indices_of(owner, axis)]
+            if not found:
+                raise AssertionError(f'a value of {axes} has channels, but no owner of their lists')
+            k, index = found[0]  # a value has each owner once
+            of_owners.append(spread(first + k, index))
+        return [(*of_owners, spread(first + i, index)) for index in indices_of(atom, axes[i])]
+
+
+def take_along(value: Any, kept: Any, axis: int, **out_of_bounds: Any) -> Any:
+    """Takes elements along an axis, on the device where the value is.
+
+    Args:
+      value: the value.
+      kept: the positions, in the rank of the value, with one element along axes on which they do not depend.
+      axis: of the value.
+      **out_of_bounds: settings of `jnp.take` for positions beyond the end. Without them there are none.
+    """
+    settings = out_of_bounds or {'mode': 'clip'}
+    if kept.size == kept.shape[axis]:
+        return jnp.take(value, kept.reshape(-1), axis=axis, **settings)
+    return jnp.take_along_axis(jnp.asarray(value), kept, axis=axis, **settings)
+
+
+class EquationCut(NamedTuple):
+    """An equation with some smaller operands or results.
+
+    Attributes:
+      equation: the equation.
+      axes: of its operands and results.
+      cut: the channels that stay along these axes.
+    """
+
+    equation: Any
+    axes: EquationAxes
+    cut: Cut
+
+    def run(self, operands: Sequence[Any], **changed: Any) -> Values:
+        """Runs the primitive on small operands, with some of its parameters changed."""
+        return bind(self.equation, operands, changed)
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """The shape of the first result after the cut."""
+        return self.cut.shape(self.axes.results[0])
+
+
+def check_keep(groups: Mapping[str, Any], keep: KeepByGroup, allow_inexact: bool = False) -> Cut:
+    """The cut that leaves these channels.
+
+    Args:
+      groups: of the model, by name.
+      keep: as in `ChannelGraph.shrink`.
+      allow_inexact: as in `ChannelGraph.shrink`.
+
+    Raises:
+      TypeError: `keep` is no mapping, or indices are no whole numbers.
+      KeyError: there is no such group.
+      IndexError: a group has no such index.
+      ValueError: indices are missing, repeated or not in order, or a group is not exact.
+    """
+    if not isinstance(keep, Mapping):
+        raise TypeError(f'keep has to be {{name of a group: indices that stay}}, got {keep!r}')
+    lists: dict[Axis, Lists] = {}
+    for name, indices in keep.items():
+        if name not in groups:
+            raise KeyError(f'there is no group {name!r}; {tree_lib.nearest(str(name), groups)}')
+        group = groups[name]
+        table = _checked_indices(name, group, indices)
+        if table.shape[-1] == group.size:
+            continue
+        if not (group.exact or allow_inexact):
+            raise ValueError(
+                f'removing channels of {name!r} is not the same as zeroing them: {group.reason}; keep all '
+                f'{group.size} of them, or pass allow_inexact=True and train the smaller model'
+            )
+        lists[group.atom.resolved()] = Lists.of(group, table)
+    return Cut(lists)
+
+
+def _checked_indices(name: str, group: Any, indices: Any) -> np.ndarray:
+    entry = f'keep[{name!r}]'
+    if tree_lib.is_traced(indices):
+        raise TypeError(
+            f'{entry} is traced, but shapes depend on it; choose indices outside of jit'
+        )
+    positions = np.asarray(indices)
+    if positions.dtype == bool:
+        raise TypeError(f'{entry} is a mask; give the indices that stay, np.flatnonzero(mask)')
+    owners = sizes_of(group.lists)
+    if positions.ndim != 1 and not (owners and positions.shape[:-1] == owners):
+        lists = f', or an array of lists of shape {(*owners, "kept")}' if owners else ''
+        raise ValueError(f'{entry} has shape {positions.shape}; give one list of indices{lists}')
+    if not positions.size:
+        raise ValueError(f'{entry} is empty; a group keeps at least one channel')
+    if not np.issubdtype(positions.dtype, np.integer):
+        raise TypeError(f'{entry} has {positions.flat[0]!r}; indices are whole numbers')
+    foreign = positions[(positions < 0) | (positions >= group.size)]
+    if len(foreign):
+        raise IndexError(
+            f'{entry} has {foreign[0]}; the group has indices from 0 to {group.size - 1}'
+        )
+    for channels in positions.reshape(-1, positions.shape[-1]).astype(np.int64):
+        falls = np.flatnonzero(np.diff(channels) <= 0)
+        if len(falls):
+            channel, earlier = channels[falls[0] + 1], channels[: falls[0] + 1]
+            fault = 'twice' if channel in earlier else 'not in ascending order'
+            raise ValueError(f'{entry} has {channel} {fault}; give np.unique(indices)')
+    return positions

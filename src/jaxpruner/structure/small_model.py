@@ -1,0 +1,233 @@
+"""The smaller model: runs the traced program with the shapes that a cut leaves, and is compared with the zeroed one."""
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner import tree as tree_lib
+from jaxpruner.structure.axes import Axes
+from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep
+from jaxpruner.structure.programs import ModelProgram, shape_of_leaf, signature
+from jaxpruner.structure.replay import Replay
+from jaxpruner.structure.traces import Trace
+from jaxpruner.tree import Path, PyTree
+
+Verdict = Literal['equal', 'different', 'unproven']
+
+
+class SmallApply:
+    """A program of a smaller model. Made by `ChannelGraph.small_apply`.
+
+    For arguments of new shapes the model is traced anew.
+    """
+
+    def __init__(self, graph: Any, number: int, keep: KeepByGroup, allow_inexact: bool):
+        self._graph = graph
+        self._number = number
+        check_keep(graph.groups, keep, allow_inexact)
+        self._keep = dict(keep)
+        self._program: ModelProgram = graph.model.programs[number]
+        shapes = (graph.model.params, self._program.arguments)
+        self._graphs: dict[Hashable, Any] = {signature(shapes): graph}
+
+    @property
+    def program(self) -> Any:
+        """The traced program of the whole model, a jaxpr."""
+        return self._graph.traces[self._number].program.jaxpr
+
+    def __call__(self, params: PyTree, *arguments: Any) -> Any:
+        """Runs the smaller model.
+
+        Args:
+          params: what `ChannelGraph.shrink` made of the parameters.
+          *arguments: as the program takes them. The state is what `shrink` made of it, or what the last call returned.
+        """
+        has_state = self._program.has_state
+        if has_state and not arguments:
+            raise TypeError(f'{self._program.name} takes a state after the parameters, got none')
+        graph = self._graph_of(params, arguments)
+        trace, cut = self._cut_trace(graph)
+        check_small(params, trace.paths, trace.leaves, cut)
+        if has_state:
+            check_small(arguments[0], trace.state_paths, trace.states, cut)
+        results = Replay(trace, cut).run(jax.tree.leaves((params, arguments)))
+        return jax.tree.unflatten(graph.model.programs[self._number].results, results)
+
+    def cut_results(self, results: Any) -> list[Any]:
+        """The leaves of the whole program's results, with the state among them cut."""
+        trace, cut = self._cut_trace(self._graph)
+        leaves = jax.tree.leaves(results)
+        for number, leaf in trace.returned.items():
+            leaves[number] = cut.take(leaves[number], trace.states[leaf])
+        return leaves
+
+    def _cut_trace(self, graph: Any) -> tuple[Trace, Cut]:
+        """The trace in a graph, and the cut of its axes."""
+        return graph.traces[self._number], check_keep(graph.groups, self._keep, allow_inexact=True)
+
+    def _graph_of(self, params: PyTree, arguments: tuple[Any, ...]) -> Any:
+        """The graph for arguments of these structures, dtypes and shapes. Traces the model if they are new."""
+        leaves, treedef = jax.tree.flatten(self._graph.model.params)
+        small_leaves, structure = jax.tree.flatten(params)
+        check_structure('tree of parameters', structure, treedef)
+        whole = []
+        for leaf, small in zip(leaves, small_leaves, strict=True):
+            whole.append(jax.ShapeDtypeStruct(leaf.shape, jnp.result_type(small)))
+        whole = jax.tree.unflatten(treedef, whole)
+        shapes = jax.tree.map(shape_of_leaf, arguments)
+        if self._program.has_state:
+            # The shapes that the state had before the cut. Axes that are not cut may have any size.
+            trace, cut = self._cut_trace(self._graph)
+            leaves, treedef = jax.tree.flatten(shapes[0])
+            check_structure('state', treedef, jax.tree.structure(self._program.state))
+            for number, (leaf, axes) in enumerate(zip(leaves, trace.states, strict=True)):
+                shape = list(leaf.shape)
+                for i, axis in enumerate(axes[: len(shape)]):
+                    shape[i] = axis.size if cut.size(axis) == shape[i] else shape[i]
+                leaves[number] = jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
+            shapes = (jax.tree.unflatten(treedef, leaves), *shapes[1:])
+        key = signature((whole, shapes))
+        if key in self._graphs:
+            return self._graphs[key]
+        program = self._program._replace(arguments=shapes, examples=None)
+        graph = self._graph.with_program(self._number, whole, program)
+        constants = graph.traces[self._number].program.consts
+        if not tree_lib.has_traced(constants):  # tracers may be gone later
+            self._graphs[key] = graph
+        return graph
+
+
+def check_small(
+    tree: PyTree, paths: Sequence[Path], axes_of_leaves: Sequence[Axes], cut: Cut
+) -> None:
+    """Refuses parameters or a state that do not have the shapes that a cut leaves."""
+    leaves = jax.tree.leaves(tree)
+    for path, leaf, axes in zip(paths, leaves, axes_of_leaves, strict=True):
+        shape, expected = jnp.shape(leaf), cut.shape(axes)
+        if shape != expected:
+            raise ValueError(
+                f'{tree_lib.path_string(path)} has shape {shape} where the smaller model has {expected}; give what '
+                'graph.shrink(params, keep) returns'
+            )
+
+
+def check_structure(what: str, given: Any, own: Any) -> None:
+    """Refuses a tree whose structure differs from that of the model."""
+    if given != own:
+        raise ValueError(
+            f'the {what} has another structure than that of the model, {given} instead of {own}; give what '
+            'graph.shrink returns'
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """How a smaller model compares with the zeroed one, the whole model whose removed channels are zero.
+
+    Attributes:
+      error: the largest difference between elements of their results.
+      change: the largest difference that zeroing makes in the whole model's results.
+      tolerance: the relative error up to which they count as equal.
+      rounding: the largest error that rounding explains.
+
+    >>> print(Verification(error=1e-9, change=0.5, tolerance=1e-3, rounding=1e-6))
+    equal: the error is 2e-09 of the change of 0.5 that the removal makes
+    >>> print(Verification(error=0.0, change=0.0, tolerance=1e-3, rounding=1e-6))
+    unproven: the removal changes the results by 0, and rounding explains up to 1e-06
+    """
+
+    error: float
+    change: float
+    tolerance: float
+    rounding: float
+
+    @property
+    def relative_error(self) -> float:
+        """The error over the change; infinite if there is no change."""
+        return self.error / self.change if self.change else float('inf')
+
+    @property
+    def verdict(self) -> Verdict:
+        """`'equal'` if the error is a small part of the change; else `'unproven'` if the error may be rounding."""
+        if self.change > 0 and self.relative_error <= self.tolerance:
+            return 'equal'
+        return 'unproven' if self.error <= self.rounding else 'different'
+
+    def __str__(self) -> str:
+        if self.verdict == 'unproven':
+            return (
+                f'unproven: the removal changes the results by {self.change:.3g}, and rounding explains up to '
+                f'{self.rounding:.3g}'
+            )
+        return (
+            f'{self.verdict}: the error is {self.relative_error:.3g} of the change of {self.change:.3g} that the '
+            'removal makes'
+        )
+
+
+def compare(
+    whole: Sequence[Any], zeroed: Sequence[Any], small: Sequence[Any], precision: float = 0.0
+) -> Verification:
+    """Compares the results of the whole model, of the zeroed one, and of the smaller one.
+
+    The bound for rounding allows a thousand operations on the largest element. They are in the coarsest dtype of the
+    results or of the program, whose precision is given.
+    """
+    error = max(map(_distance, zeroed, small), default=0.0)
+    change = max(map(_distance, whole, zeroed), default=0.0)
+    largest = 0.0
+    for result in zeroed:
+        if jnp.issubdtype(result.dtype, jnp.inexact):
+            precision = max(precision, float(jnp.finfo(result.dtype).eps))
+            array = np.abs(_doubles(result))
+            largest = max(largest, float(array[np.isfinite(array)].max(initial=0.0)))
+    return Verification(error, change, precision**0.5, 1000 * precision * largest)
+
+
+def coarsest_precision(jaxpr: Any) -> float:
+    """The relative precision of the coarsest floating dtype in which a program computes."""
+    coarsest = 0.0
+    for equation in jaxpr.eqns:
+        for variable in equation.outvars:
+            dtype = getattr(variable.aval, 'dtype', None)
+            if dtype is not None and jnp.issubdtype(dtype, jnp.inexact):
+                coarsest = max(coarsest, float(jnp.finfo(dtype).eps))
+        for parameter in jax.tree.leaves(list(equation.params.values())):
+            inner = getattr(parameter, 'jaxpr', parameter)
+            if hasattr(inner, 'eqns'):
+                coarsest = max(coarsest, coarsest_precision(inner))
+    return coarsest
+
+
+def _doubles(array: Any) -> np.ndarray:
+    is_complex = jnp.issubdtype(array.dtype, jnp.complexfloating)
+    return np.asarray(array).astype(np.complex128 if is_complex else np.float64)
+
+
+def _distance(first: Any, second: Any) -> float:
+    """The largest difference of two elements; infinite if only one of them is finite."""
+    first, second = _doubles(first), _doubles(second)
+    is_same = (first == second) | (np.isnan(first) & np.isnan(second))
+    with np.errstate(invalid='ignore'):
+        differences = np.where(is_same, 0, np.abs(first - second))
+    return float(np.nan_to_num(differences, nan=np.inf, posinf=np.inf).max(initial=0.0))
+
+
+def verify(
+    apply_fn: Any,
+    small_apply: SmallApply,
+    whole: Sequence[Any],
+    zeroed: Sequence[Any],
+    small: Sequence[Any],
+) -> Verification:
+    """Runs the whole model twice, and the smaller one, on arguments unchanged, zeroed and cut."""
+    run_whole = jax.jit(apply_fn)
+    whole_results = small_apply.cut_results(run_whole(*whole))
+    zeroed_results = small_apply.cut_results(run_whole(*zeroed))
+    small_results = jax.tree.leaves(jax.jit(small_apply)(*small))
+    precision = coarsest_precision(small_apply.program)
+    return compare(whole_results, zeroed_results, small_results, precision)

@@ -1,0 +1,143 @@
+"""A traced program and the axes of its values, and what an equation says of them."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, new_axes
+from jaxpruner.trace.interpreter import Position
+from jaxpruner.trace.program import Live, ProgramPath, live, shape_of
+from jaxpruner.tree import Path
+
+
+def pin_at(position: Position, equation: Any, reason: str) -> Pin:
+    """The pin of an axis by an equation at a position of a program."""
+    return Pin(reason, equation.primitive.name, functools.partial(position.line, equation))
+
+
+class EquationAxes(NamedTuple):
+    """The axes of an equation's operands and of its results."""
+
+    operands: tuple[Axes, ...]
+    results: tuple[Axes, ...]
+
+    @property
+    def values(self) -> tuple[Axes, ...]:
+        """The axes of the operands, then those of the results."""
+        return self.operands + self.results
+
+
+class Contraction(NamedTuple):
+    """The axes of an operation that multiplies and sums.
+
+    Attributes:
+      shared: axes of both operands, summed or not.
+      summed: those of them that the result lacks.
+      free: axes of only one operand.
+    """
+
+    shared: Axes
+    summed: Axes
+    free: Axes
+
+
+class Trace(NamedTuple):
+    """A traced program of a model, and the axes of each of its values.
+
+    The mappings leave out equations that the results do not depend on. Their axes are unknown, and the model is the
+    same without them.
+
+    Attributes:
+      program: the traced program, a `jax.extend.core.ClosedJaxpr`. Its inputs are the leaves of the parameters, then
+        those of the state, then those of the inputs.
+      equations: path of an equation -> the axes of its operands and results. An equation with a program inside has an
+        entry, too. In the body of a scan, sliced operands and stacked results lack their first axis.
+      constants: path of a program -> the axes of each of its constants. The path of the whole program is `()`.
+      trips: path of a scan -> the axis with an index for each of its trips.
+      contractions: the axes of each operation that multiplies and sums.
+      paths: of the parameters' leaves.
+      leaves: the axes of each leaf of the parameters.
+      state_paths: of the leaves of the state.
+      states: the axes of each leaf of the state.
+      returned: number of a result -> number of the leaf of the state that it returns.
+      used: for each leaf, whether the results depend on it.
+      first_uses: for each leaf, its place in the order of first uses.
+    """
+
+    program: Any
+    equations: Mapping[ProgramPath, EquationAxes]
+    constants: Mapping[ProgramPath, tuple[Axes, ...]]
+    trips: Mapping[ProgramPath, Axis]
+    contractions: Sequence[Contraction] = ()
+    paths: Sequence[Path] = ()
+    leaves: Sequence[Axes] = ()
+    state_paths: Sequence[Path] = ()
+    states: Sequence[Axes] = ()
+    returned: Mapping[int, int] = {}
+    used: Sequence[bool] = ()
+    first_uses: Sequence[int] = ()
+
+    @property
+    def named_leaves(self) -> Iterator[tuple[Path, Axes]]:
+        """The path and axes of each leaf of the parameters."""
+        return zip(self.paths, self.leaves, strict=True)
+
+    @property
+    def named_states(self) -> Iterator[tuple[Path, Axes]]:
+        """The path and axes of each leaf of the state."""
+        return zip(self.state_paths, self.states, strict=True)
+
+
+class EquationTies(Ties):
+    """An equation, and what it states of axes.
+
+    Attributes:
+      equation: the equation.
+      params: its parameters.
+      operands: the axes of its operands.
+      shape: of its first result.
+    """
+
+    def __init__(self, equation: Any, operands: Sequence[Axes], position: Position):
+        super().__init__(functools.partial(pin_at, position, equation))
+        self.equation = equation
+        self.params: Mapping[str, Any] = equation.params
+        self.operands = operands
+        self.shape = shape_of(equation.outvars[0]) if equation.outvars else ()
+
+    def pin_everything(self, reason: str) -> list[Axes]:
+        """Pins the axes of all operands and results; returns those of the results."""
+        results = new_results(self.equation)
+        for axes in (*self.operands, *results):
+            self.pin(reason, *axes)
+        return results
+
+
+def new_results(equation: Any) -> list[Axes]:
+    """New axes for each result of an equation."""
+    return [new_axes(shape_of(variable)) for variable in equation.outvars]
+
+
+class Row(NamedTuple):
+    """The three rules of a primitive.
+
+    Attributes:
+      axes: ties the axes of the operands together, and returns the axes of each result.
+      fills: takes a `fills.EquationFills`, and returns the fill of each result.
+      resized: takes a `cut.EquationCut` and the smaller operands, and runs the primitive on them; `None` if the
+        primitive reads all sizes off its operands.
+    """
+
+    axes: Callable[[EquationTies], list[Axes]]
+    fills: Callable[[Any], list[Any]]
+    resized: Callable[[Any, list[Any]], list[Any]] | None = None
+
+
+def has_type_of(aval: Any, other: Any) -> bool:
+    """Whether two values have the same shape and dtype."""
+    return aval.shape == other.shape and aval.dtype == other.dtype
+
+
+def live_in_whole(jaxpr: Any) -> Live:
+    """What the results of a whole program depend on."""
+    return live(jaxpr, (True,) * len(jaxpr.outvars))

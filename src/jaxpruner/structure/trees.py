@@ -1,0 +1,188 @@
+"""Cuts trees: the parameters, the state of the model, trees of their structure, and optimizer states.
+
+An array belongs to the parameter whose path ends the array's own path, as in `mu/dense/kernel`. It is cut like the
+parameter if it has the parameter's shape, or if it is the parameter's mask, packed or not.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner import sparse_state as sparse_state_lib
+from jaxpruner import tree as tree_lib
+from jaxpruner.sparse_state import SparseState
+from jaxpruner.structure.axes import Axes, atoms, sizes_of
+from jaxpruner.structure.cut import Cut, take_along
+from jaxpruner.structure.traces import Trace
+from jaxpruner.tree import Path, PyTree
+
+Shape = tuple[int, ...]
+_SIZES = 'sizes'  # of a `SparseState`, also of one that NNX took apart
+
+
+class _Change(NamedTuple):
+    """How arrays in the shape of a leaf of the model change.
+
+    Attributes:
+      before: their shape before.
+      after: their shape after.
+      apply: makes the change; `None` if they stay as they are.
+      free: axes along which an array may have another size, such as the batch of a cache.
+    """
+
+    before: Shape
+    after: Shape
+    apply: Callable[[Any], Any] | None
+    free: frozenset[int]
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether an array has the shape of the leaf."""
+        return len(shape) == len(self.before) and all(
+            size == own or i in self.free
+            for i, (size, own) in enumerate(zip(shape, self.before, strict=True))
+        )
+
+
+_Changes = Mapping[Path, _Change]
+
+
+def shrink(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
+    """The tree without removed channels."""
+
+    def take(axes: Axes, value: Any) -> Any:
+        return cut.take(value, axes)
+
+    return _map_tree(tree, _plan_changes(traces, cut, take, sizes_of, cut.shape))
+
+
+def zeroed(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
+    """The tree with zeros at removed channels, in the same shapes."""
+
+    def zero(axes: Axes, value: Any) -> Any:
+        for i in cut.order(axes):
+            value = jnp.where(cut.stays(axes, i), value, jnp.zeros_like(value))
+        return value
+
+    return _map_tree(tree, _plan_changes(traces, cut, zero, sizes_of, sizes_of))
+
+
+def expand(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
+    """The tree with kept channels back in their places, and zeros for the others."""
+
+    def put_back(axes: Axes, value: Any) -> Any:
+        for i in reversed(cut.order(axes)):  # owners of lists first
+            stays = cut.stays(axes, i)
+            # The number of a position among the kept ones; beyond the end where it was removed.
+            source = np.where(stays, np.cumsum(stays, axis=i) - 1, cut.size(axes[i]))
+            value = take_along(value, source, i, mode='fill', fill_value=0)
+        return value
+
+    return _map_tree(tree, _plan_changes(traces, cut, put_back, cut.shape, sizes_of))
+
+
+def _plan_changes(
+    traces: Sequence[Trace],
+    cut: Cut,
+    apply: Callable[[Axes, Any], Any],
+    before: Callable[[Axes], Shape],
+    after: Callable[[Axes], Shape],
+) -> _Changes:
+    """The changes of the parameters, and of the states of all programs.
+
+    Args:
+      traces: of the programs.
+      cut: the channels that stay.
+      apply: (axes of a leaf, value) -> changed value.
+      before: axes of a leaf -> its shape before.
+      after: axes of a leaf -> its shape after.
+    """
+
+    def plan(axes: Axes, free: Sequence[int] = ()) -> _Change:
+        change = functools.partial(apply, axes) if cut.shrinks(axes) else None
+        return _Change(before(axes), after(axes), change, frozenset(free))
+
+    changes = {path: plan(axes) for path, axes in traces[0].named_leaves}
+    owners = cut.owners_of(cut.lists)
+    for trace in traces:
+        for path, axes in trace.named_states:
+            # The size of other axes does not matter to the cut.
+            free = [
+                i
+                for i, axis in enumerate(axes)
+                if owners.isdisjoint(atoms(axis)) and not cut.shortens(axis)
+            ]
+            changes.setdefault(path, plan(axes, free))
+    return changes
+
+
+def _map_tree(tree: PyTree, changes: _Changes) -> PyTree:
+    """Changes the arrays of a tree that belong to parameters.
+
+    Raises:
+      ValueError: an array has neither the shape of its parameter nor that of the parameter's mask; or it has the path
+        of no parameter, but the shape of one that is cut.
+    """
+
+    def is_state(node: Any) -> bool:
+        return isinstance(node, SparseState)
+
+    paths, nodes, treedef = tree_lib.flatten_with_paths(tree, is_leaf=is_state)
+    changed = []
+    for path, node in zip(paths, nodes, strict=True):
+        if is_state(node):  # targets, counts and the thresholds of searches stay the same
+            names = ('masks', 'inner_state', 'algorithm_state')
+            parts = {name: _map_tree(getattr(node, name), changes) for name in names}
+            sizes = _map_tree({_SIZES: node.sizes}, changes)[_SIZES]
+            changed.append(node._replace(sizes=sizes, **parts))
+        else:
+            changed.append(_map_leaf(path, node, changes))
+    return jax.tree.unflatten(treedef, changed)
+
+
+def _map_leaf(path: Path, value: Any, changes: _Changes) -> Any:
+    starts = [start for start in range(len(path)) if path[start:] in changes]
+    owner, change = path[: starts[0]] if starts else path, None
+    if starts:
+        change = changes[path[starts[0] :]]
+    elif list(changes) == [tree_lib.SINGLE_ARRAY_PATH]:  # one bare array has no name of its own
+        change = changes[tree_lib.SINGLE_ARRAY_PATH]
+    shape = jnp.shape(value)
+    name = tree_lib.path_string(path)
+    if change is None:
+        fits = any(other.apply is not None and other.fits(shape) for other in changes.values())
+        size = sum(math.prod(other.before) for other in changes.values())
+        if fits or (shape and math.prod(shape) >= size):  # or it has all parameters in a row
+            raise ValueError(
+                f'{name}, of shape {shape}, has the path of no parameter, so it is unknown where to cut it; leave it '
+                'out of the tree, or give an optimizer state whose moments have the structure of the parameters'
+            )
+        return value
+    if not shape and _SIZES in owner:
+        return jnp.uint32(math.prod(change.after))
+    if change.apply is None:
+        return value
+    if change.fits(shape):
+        return change.apply(value)
+    if math.prod(shape) <= 1:  # a number of the leaf
+        return value
+    if is_packed(value, change.before):
+        mask = change.apply(sparse_state_lib.unpack_like(value, change.before))
+        is_flat = len(shape) != len(change.before)
+        return jnp.packbits(mask) if is_flat else sparse_state_lib.pack(mask)
+    raise ValueError(
+        f'{name} has shape {shape}, but its parameter has {change.before}, so it is unknown where to cut it (factored '
+        'moments and histories of parameters cannot be cut); start the optimizer anew with init'
+    )
+
+
+def is_packed(value: Any, shape: Shape) -> bool:
+    """Whether an array is the packed mask of a parameter of this shape."""
+    if value.dtype != jnp.uint8:
+        return False
+    is_flat = value.shape == sparse_state_lib.packed_shape((math.prod(shape),))
+    return is_flat or sparse_state_lib.axis_of_bits(value.shape, shape) is not None

@@ -1,0 +1,254 @@
+"""One table of models, crossed with what must hold of each: its groups, its axes, its zeros, its smaller versions."""
+
+import functools
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpruner
+from jaxpruner import tree
+from jaxpruner.structure import channel_groups, load_plan, save_plan
+from structure import further_models, stateful
+from structure.doubles import doubles, in_doubles, keep_of
+from structure.values import values_like
+from uses import adversarial_models, adversarial_programs, test_models
+
+ADVERSARIAL = adversarial_models.MODELS | adversarial_programs.MODELS
+# Name -> what makes the function, the parameters, the state or `None`, and the inputs.
+MODELS = {
+    **{name: model.make for name, model in test_models.MODELS.items()},
+    **{name: functools.partial(tuple, model) for name, model in further_models.MODELS.items()},
+    **{f'{name} with a state': row.make for name, row in stateful.MODELS.items()},
+}
+# Parts of them are float32 whatever their inputs are.
+IN_SINGLES = frozenset(('linen recurrent', 'nnx tied'))
+
+
+class Case(NamedTuple):
+    """A model with its graph, and the error that rounding allows. `state` is `None` if it has none."""
+
+    name: str
+    graph: object
+    params: object
+    state: object
+    inputs: tuple
+    tolerance: float
+
+    @property
+    def exact(self):
+        """The groups that are exact; a test of a model without them is left out."""
+        exact = [group for group in self.graph.groups.values() if group.exact]
+        if not exact:
+            pytest.skip('no group of this model is exact')
+        return exact
+
+    @property
+    def states(self):
+        return () if self.state is None else (self.state,)
+
+    def verify(self, keep):
+        return self.graph.verify(self.params, keep, *self.inputs, state=self.state)
+
+
+@pytest.fixture(params=MODELS, scope='module')
+def case(request):
+    name = request.param
+    is_single = name in IN_SINGLES
+    model = None if name.endswith('with a state') else MODELS[name]()
+    with doubles(not is_single):
+        apply_fn, params, *state, inputs = model or MODELS[name]()
+        if not state:
+            params, inputs = values_like(params, inputs)
+        if not is_single:
+            params, state, inputs = in_doubles((params, state, inputs))
+        (state,) = state or [None]
+        graph = channel_groups(apply_fn, params, *inputs, state=state)
+        yield Case(name, graph, params, state, inputs, 1e-4 if is_single else 1e-8)
+
+
+def expected_groups():
+    """Name of a model -> lines of its groups, from the table by hand."""
+    expected = {}
+    text = (Path(__file__).parent / 'expected_groups.txt').read_text()
+    for block in re.split(r'\n(?! )', text.strip().partition('\n\n')[2]):
+        name, *lines = block.splitlines()
+        expected[name] = [line.strip() for line in lines]
+    return expected
+
+
+EXPECTED = expected_groups()
+
+
+def test_the_table_has_all_models():
+    assert EXPECTED.keys() == {name for name in MODELS if not name.endswith('with a state')}
+
+
+def test_groups_are_those_of_the_table(case):
+    found, in_states = [], {}
+    for group in case.graph.groups.values():
+        assert bool(group.reason) != group.exact
+        lists = [owner.size for owner in group.lists]
+        of_lists = ' lists=' + 'x'.join(map(str, lists)) if lists else ''
+        inexact = '' if group.exact else ' inexact'
+        found.append(f'{group.name} {group.size} {group.parameters}{of_lists}{inexact}')
+        places = [f'{member.name}[{member.axis}]' for member in group.in_state]
+        in_states[group.name] = places, lists
+    if case.state is None:
+        assert found == EXPECTED[case.name]
+    else:
+        assert in_states == stateful.MODELS[case.name.removesuffix(' with a state')].groups
+
+
+def test_each_leaf_is_in_a_group_or_pinned_or_unused(case):
+    graph = case.graph
+    in_groups = {member.path for group in graph.groups.values() for member in group.members}
+    pinned = {(each.path, each.axis) for each in graph.pinned}
+    pinned_paths = {path for path, _ in pinned}
+    paths, leaves, _ = tree.flatten_with_paths(case.params)
+    assert in_groups | pinned_paths | set(graph.unused) == set(paths)
+    assert not set(graph.unused) & (in_groups | pinned_paths)
+    if case.name not in test_models.MODELS:
+        return  # parts of one element are in no group
+    for path, leaf in zip(paths, leaves, strict=True):
+        for axis, size in enumerate(jnp.shape(leaf)):
+            if path in graph.unused or (path, axis) in pinned or size == 1:
+                continue
+            positions = [
+                member.positions().ravel()
+                for group in graph.groups.values()
+                for member in group.members
+                if (member.path, member.axis) == (path, axis)
+            ]
+            assert np.unique(np.concatenate(positions)).size == size
+
+
+def some_of(case, seed, has_lists=True):
+    """About half of the channels of each exact group; others for each index of a group's owners."""
+    rng = np.random.default_rng(seed)
+    keep = {}
+    for group in case.exact:
+        if group.lists and has_lists:
+            sizes = [owner.size for owner in group.lists]
+            channels = np.broadcast_to(np.arange(group.size), (*sizes, group.size))
+            kept = rng.permuted(channels, axis=-1)[..., : (group.size + 1) // 2]
+            keep[group.name] = np.sort(kept, axis=-1)
+        else:
+            keep[group.name] = keep_of(group, 0.5, rng)
+    return keep
+
+
+@pytest.mark.parametrize('has_lists', [False, True])
+def test_smaller_models_equal_zeroed_ones(case, has_lists):
+    """Until some channels are removed that are not dead for these inputs."""
+    graph, params = case.graph, case.params
+    if has_lists and not any(group.lists for group in case.exact):
+        pytest.skip('no group has lists')
+    for seed in range(8):
+        keep = some_of(case, seed, has_lists)
+        verification = case.verify(keep)
+        assert verification.error <= case.tolerance * verification.change, keep
+        if verification.verdict == 'equal':
+            break
+    else:
+        raise AssertionError(f'{keep} changes nothing')
+    for whole in (params, *case.states):
+        small = graph.shrink(whole, keep, verify=False)
+        expanded = graph.expand(small, keep)
+        jax.tree.map(np.testing.assert_array_equal, expanded, graph.zeroed(whole, keep))
+
+
+def test_costs_are_those_of_the_smaller_program(case):
+    """The smaller program is analysed anew: its costs are read off its own shapes."""
+    graph = case.graph
+    rng = np.random.default_rng(0)
+    keep = {name: np.arange(rng.integers(1, g.size)) for name, g in graph.groups.items()}
+    cost = graph.cost(keep)
+    trees = (case.params, *case.states)
+    cut = functools.partial(graph.shrink, keep=keep, allow_inexact=True, verify=False)
+    small, *states = [jax.eval_shape(cut, each) for each in trees]
+    leaves = jax.tree.leaves(small)
+    assert cost.parameters == sum(leaf.size for leaf in leaves)
+    assert cost.bytes == sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    assert not keep or cost.parameters < graph.cost().parameters
+    small_apply = graph.small_apply(keep, allow_inexact=True)
+    state = states[0] if states else None
+    assert cost == channel_groups(small_apply, small, *case.inputs, state=state).cost()
+
+
+def test_plans_and_smaller_models_are_saved_and_read_back(case, tmp_path):
+    graph = case.graph
+    keep = some_of(case, 4)
+    save_plan(graph, keep, tmp_path / 'plan.json')
+    small = graph.shrink(case.params, keep, verify=False)
+    jaxpruner.save_small_model(graph, small, keep, tmp_path / 'small.safetensors')
+    loaded = jaxpruner.load_small_model(graph, tmp_path / 'small.safetensors')
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, small)
+    for found in (load_plan(graph, tmp_path / 'plan.json'), loaded.keep):
+        jax.tree.map(np.testing.assert_array_equal, dict(found), keep)
+
+
+@pytest.mark.slow
+def test_each_group_alone_can_go(case):
+    for group in case.exact:
+        verdicts = []
+        for seed in range(8):
+            keep = {group.name: keep_of(group, 0.5, np.random.default_rng(seed))}
+            verification = case.verify(keep)
+            assert verification.error <= case.tolerance * verification.change, keep
+            verdicts.append(verification.verdict)
+            if verification.verdict == 'equal':
+                break
+        assert verdicts[-1] == 'equal', f'{keep} changes nothing'
+
+
+@pytest.mark.slow
+def test_gradients_of_smaller_models_are_those_of_zeroed_ones(case):
+    graph = case.graph
+    keep = some_of(case, 2, has_lists=False)
+    if not all(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(case.params)):
+        pytest.skip('has parameters without gradients')
+
+    def gradient(apply, params, *states):
+        def loss(params):
+            results = jax.tree.leaves(apply(params, *states, *case.inputs))
+            return sum(jnp.sum(jnp.sin(result)) for result in results if result.dtype.kind == 'f')
+
+        return jax.jit(jax.grad(loss))(params)
+
+    whole = (case.params, *case.states)
+    zeroed = [graph.zeroed(each, keep) for each in whole]
+    small = [graph.shrink(each, keep, verify=False) for each in whole]
+    expected = graph.shrink(gradient(graph.model.apply_fn, *zeroed), keep, verify=False)
+    found = gradient(graph.small_apply(keep), *small)
+    largest = max(float(jnp.abs(leaf).max(initial=0)) for leaf in jax.tree.leaves(expected))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=case.tolerance * largest)
+
+
+@pytest.mark.parametrize('model', ADVERSARIAL.values(), ids=ADVERSARIAL)
+def test_adversarial_models(model):
+    """Inputs are parameters, too, and results are summed to a number: no axis is pinned for them."""
+    apply_fn, params, *inputs = model
+    with doubles():
+        params, inputs = in_doubles(values_like(params, inputs))
+        is_float = [jnp.issubdtype(x.dtype, jnp.inexact) for x in inputs]
+        floats = [x for x, is_own in zip(inputs, is_float, strict=True) if is_own]
+        others = [x for x, is_own in zip(inputs, is_float, strict=True) if not is_own]
+
+        def apply(params, *others):
+            model_params, floats = params
+            iterators = {True: iter(floats), False: iter(others)}
+            results = apply_fn(model_params, *[next(iterators[is_own]) for is_own in is_float])
+            return sum(jnp.sum(result) for result in jax.tree.leaves(results))
+
+        graph = channel_groups(apply, (params, floats), *others)
+        rng = np.random.default_rng(0)
+        exact = [group for group in graph.groups.values() if group.exact]
+        keep = {group.name: keep_of(group, 0.5, rng) for group in exact}
+        found = graph.verify((params, floats), keep, *others)
+        assert found.error <= max(1e-8 * found.change, found.rounding)
