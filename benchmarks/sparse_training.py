@@ -44,7 +44,7 @@ class Case:
     settings: Mapping[str, Any]
     at_least: float | None = None
 
-    def block_model(self, **settings: Any) -> sparse.BlockSparse:
+    def block_model(self, **settings: Any) -> sparse.CompactModel:
         """The model in blocks."""
         params = jax.eval_shape(self.model.init)
         with warnings.catch_warnings():
@@ -219,18 +219,18 @@ def _dense_step(model: Any) -> Callable[..., Any]:
     return step
 
 
-def _block_step(model: sparse.BlockSparse) -> Callable[..., Any]:
+def _block_step(model: sparse.CompactModel) -> Callable[..., Any]:
     def loss(weights: Params, topology: Any, probe: Any, batch: Batch) -> jax.Array:
         logits = model.apply(weights, topology, batch.inputs, probe=probe)
         return mean_cross_entropy(logits, batch.labels)
 
     def step(weights: Params, topology: Any, state: Any, batch: Batch, number: Any) -> Any:
-        def block_norms(weights: Params, topology: Any) -> Any:
+        def probe_grads(weights: Params, topology: Any) -> Any:
             return jax.grad(loss, argnums=2)(weights, topology, model.probe(), batch)
 
         gradients = jax.grad(loss)(weights, topology, None, batch)
         updates, state = _TX.update(gradients, state, weights)
         weights = optax.apply_updates(weights, updates)
-        return model.update(weights, topology, state, tx=_TX, step=number, block_norms=block_norms)
+        return model.update(weights, topology, state, tx=_TX, step=number, probe_grads=probe_grads)
 
     return step

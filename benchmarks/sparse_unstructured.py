@@ -89,14 +89,14 @@ def _dense_run(model: Mlp) -> _Run:
     return _Run(step, (params, _TX.init(params)), model.batch())
 
 
-def _csr_model(model: Mlp, sparsity: float, **settings: Any) -> sparse.UnstructuredSparse:
+def _csr_model(model: Mlp, sparsity: float, **settings: Any) -> sparse.CompactModel:
     params = jax.eval_shape(model.init)
     return sparse.unstructured_sparse(
         model.logits, params, model.batch().inputs, sparsity=sparsity, **settings
     )
 
 
-def _csr_run(model: Mlp, in_csr: sparse.UnstructuredSparse) -> _Run:
+def _csr_run(model: Mlp, in_csr: sparse.CompactModel) -> _Run:
     def loss(weights: Params, topology: Any, probe: Any, batch: Any) -> jax.Array:
         logits = in_csr.apply(weights, topology, batch.inputs, probe=probe)
         return mean_cross_entropy(logits, batch.labels)
@@ -104,14 +104,14 @@ def _csr_run(model: Mlp, in_csr: sparse.UnstructuredSparse) -> _Run:
     def step(carried: Any, batch: Any) -> Any:
         weights, topology, state = carried
 
-        def dense_grads(weights: Params, topology: Any) -> Any:
+        def probe_grads(weights: Params, topology: Any) -> Any:
             return jax.grad(loss, argnums=2)(weights, topology, in_csr.probe(), batch)
 
         grads = jax.grad(loss)(weights, topology, None, batch)
         updates, state = _TX.update(grads, state, weights)
         weights = optax.apply_updates(weights, updates)
         # The schedule says no at the first step, and yes if it says so at each.
-        return in_csr.update(weights, topology, state, tx=_TX, step=1, dense_grads=dense_grads)
+        return in_csr.update(weights, topology, state, tx=_TX, step=1, probe_grads=probe_grads)
 
     weights, topology = in_csr.pack(jax.jit(model.init)())
     return _Run(step, (weights, topology, _TX.init(weights)), model.batch())

@@ -11,7 +11,7 @@ import optax
 
 import jaxpruner
 from jaxpruner import sparse, sparsity_schedules
-from jaxpruner.sparse import BlockSparse
+from jaxpruner.sparse import CompactModel
 
 Loss = Callable[[Any, Any], jax.Array]  # of outputs and labels
 _MOVE_EVERY = 100  # steps, or a quarter of a short training
@@ -81,7 +81,7 @@ def masked_run(apply_fn: Callable[..., Any], params: Any, tx: Any, loss: Loss, p
     return run
 
 
-def rigl(model: BlockSparse, steps: int, seed: int) -> jaxpruner.RigL:
+def rigl(model: CompactModel, steps: int, seed: int) -> jaxpruner.RigL:
     """RigL that keeps as many weights of each leaf as the blocks are."""
     sparsities = {}
     for leaf in model.plan.leaves.values():
@@ -101,14 +101,14 @@ def rigl(model: BlockSparse, steps: int, seed: int) -> jaxpruner.RigL:
 
 def block_model(
     apply_fn: Callable[..., Any], params: Any, sample: Any, steps: int, **settings: Any
-) -> BlockSparse:
+) -> CompactModel:
     """The model in blocks."""
     return sparse.block_sparse(
         apply_fn, params, sample, algorithm='rigl', **move_settings(steps), **settings
     )
 
 
-def block_run(model: BlockSparse, params: Any, tx: Any, loss: Loss) -> Run:
+def block_run(model: CompactModel, params: Any, tx: Any, loss: Loss) -> Run:
     """Trains blocks."""
     tx = model.wrap_optax(tx)
 
@@ -118,13 +118,13 @@ def block_run(model: BlockSparse, params: Any, tx: Any, loss: Loss) -> Run:
     def step(carried: Any, inputs: Any, labels: Any, number: Any) -> Any:
         weights, topology, state = carried
 
-        def block_norms(weights: Any, topology: Any) -> Mapping[str, jax.Array]:
+        def probe_grads(weights: Any, topology: Any) -> Mapping[str, jax.Array]:
             return jax.grad(loss_of, argnums=2)(weights, topology, model.probe(), inputs, labels)
 
         grads = jax.grad(loss_of)(weights, topology, None, inputs, labels)
         updates, state = tx.update(grads, state, weights)
         weights = optax.apply_updates(weights, updates)
-        return model.update(weights, topology, state, tx=tx, step=number, block_norms=block_norms)
+        return model.update(weights, topology, state, tx=tx, step=number, probe_grads=probe_grads)
 
     weights, topology = model.pack(params)
     return Run(

@@ -11,8 +11,8 @@ import pytest
 
 import jaxpruner
 from jaxpruner import BaseUpdater, SparsityType, algorithms, api, oneshot, sparse
-from jaxpruner.sparse.execution.executed_formats import base, table
-from jaxpruner.sparse.training import growing
+from jaxpruner.sparse.execution import formats
+from jaxpruner.sparse.training import compact_model
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTRIBUTING = (ROOT / 'CONTRIBUTING.md').read_text()
@@ -92,10 +92,10 @@ def test_documents_name_each_sparsity_type(name):
     assert f'\n| `{name}(' in (docs / 'how_to' / 'choose_sparsity_types.md').read_text()
 
 
-@pytest.mark.parametrize('format', table.FORMATS, ids=lambda format: format.name)
+@pytest.mark.parametrize('format', formats.FORMATS, ids=lambda format: format.name)
 def test_documents_and_tests_name_each_executed_format(format):
     page = (ROOT / 'docs' / 'how_to' / 'run_pruned_models_faster.md').read_text()
-    tests = ROOT / 'tests' / 'sparse' / 'execution' / 'test_executed_formats.py'
+    tests = ROOT / 'tests' / 'sparse' / 'execution' / 'test_formats.py'
     rows = tests.read_text().split('\nFORMATS = [')[1].split('\n]')[0]
     assert f"'{format.name}'" in inspect.getdoc(sparse.compile)
     assert f'\n| `{format.name}' in page
@@ -103,10 +103,10 @@ def test_documents_and_tests_name_each_executed_format(format):
 
 
 def test_the_executed_formats_are_all_listed():
-    assert set(table.FORMATS) == set(base.ExecutedFormat.__subclasses__())
+    assert set(formats.FORMATS) == set(formats.ExecutedFormat.__subclasses__())
 
 
-@pytest.mark.parametrize('name', growing.ALGORITHMS)
+@pytest.mark.parametrize('name', compact_model.ALGORITHMS)
 def test_docstrings_name_each_algorithm_of_compact_training(name):
     for function in (sparse.block_sparse, sparse.unstructured_sparse):
         assert f"'{name}'" in inspect.getdoc(function)

@@ -12,7 +12,7 @@ The subpackages, from the bottom up:
 
 from jaxpruner.sparse.execution.compiling import Compiled as Compiled
 from jaxpruner.sparse.execution.compiling import compile as compile
-from jaxpruner.sparse.execution.packed_models import PackedApply as PackedApply
+from jaxpruner.sparse.execution.packed_model import PackedApply as PackedApply
 from jaxpruner.sparse.execution.report import ExecutionReport as ExecutionReport
 from jaxpruner.sparse.execution.report import LayerExecution as LayerExecution
 from jaxpruner.sparse.storage.jax_sparse import from_bcsr as from_bcsr
@@ -25,9 +25,8 @@ from jaxpruner.sparse.storage.packing import pack as pack
 from jaxpruner.sparse.storage.packing import stored_masks as stored_masks
 from jaxpruner.sparse.storage.packing import unpack as unpack
 from jaxpruner.sparse.storage.saving import save as save
+from jaxpruner.sparse.training.compact_model import CompactModel as CompactModel
 from jaxpruner.sparse.training.making import block_sparse as block_sparse
-from jaxpruner.sparse.training.models import BlockSparse as BlockSparse
+from jaxpruner.sparse.training.making import unstructured_sparse as unstructured_sparse
 from jaxpruner.sparse.training.plans import BlockPlan as BlockPlan
 from jaxpruner.sparse.training.plans import PlannedLeaf as PlannedLeaf
-from jaxpruner.sparse.training.unstructured import UnstructuredSparse as UnstructuredSparse
-from jaxpruner.sparse.training.unstructured import unstructured_sparse as unstructured_sparse

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpruner import tree
 from jaxpruner.sparse.program.models import find_products
 from jaxpruner.uses import param_uses
 from sparse.program.dense import Dense, dense_weights
@@ -343,19 +342,6 @@ def test_a_leaf_without_elements_is_refused():
     assert list(products.by_leaf) == ['v']
 
 
-@pytest.mark.parametrize(
-    'apply_fn',
-    [lambda p, x: x @ (p['w'] * MASK), lambda p, x: x @ jnp.where(MASK, p['w'], 0)],
-    ids=['multiplied', 'selected'],
-)
-def test_constant_masks_are_applied_to_weights_that_stay(apply_fn):
-    params, x = params_of('w'), jnp.ones((5, 4))
-    products = find_products(apply_fn, params, x, constant_masks=True)
-    for rows in (x, jnp.ones((3, 4))):  # of another shape: the model is traced anew
-        operators = dense_weights(products, params)
-        assert_equal_trees(products.apply(operators, rows), apply_fn(params, rows))
-
-
 def mlp(p, x):
     return jnp.tanh(x @ p['a']['kernel']) @ p['b'] + p['bias']
 
@@ -400,52 +386,6 @@ def test_models_that_close_over_values_of_a_transformation_are_traced_each_time(
         assert_equal_trees(jax.jit(scaled)(factor), expected)
 
 
-def test_weights_and_inputs_can_be_mapped_over():
-    params = jax.tree.map(lambda leaf: jnp.stack([leaf, -2 * leaf]), MLP)
-    x = jnp.asarray(RNG.normal(size=(2, 6, 3)), jnp.float32)
-    products = find_products(mlp, MLP, x[0])
-    weights = jax.vmap(lambda params: dense_weights(products, params))(params)
-    expected = jax.vmap(mlp)(params, x)
-    assert_equal_trees(jax.vmap(products.apply)(weights, x), expected)
-
-
-@jax.tree_util.register_static
-class Seen:
-    """Notes the type of its rows."""
-
-    def __init__(self):
-        self.dtypes = []
-
-    def multiply(self, rows):
-        self.dtypes.append(rows.dtype)
-        return jnp.zeros((len(rows), 2), rows.dtype)
-
-
-@jax.tree_util.register_static
-class SeenWithResultDtype(Seen):
-    """Notes the type in which it is to return its results, too."""
-
-    def with_result_dtype(self, dtype):
-        self.dtypes.append(dtype)
-        return self
-
-
-@pytest.mark.parametrize(
-    ('operator', 'expected'),
-    [(Seen, [jnp.float32]), (SeenWithResultDtype, [jnp.float32, jnp.bfloat16])],
-)
-def test_an_operator_multiplies_in_the_dtype_of_the_model(operator, expected):
-    def apply_fn(p, x):
-        return jnp.dot(
-            x.astype(jnp.bfloat16), p['w'].astype(jnp.bfloat16), preferred_element_type=jnp.float32
-        )
-
-    products = find_products(apply_fn, {'w': jnp.ones((3, 2))}, jnp.ones((4, 3)))
-    seen = operator()
-    assert products.apply({'w': seen}, jnp.ones((4, 3))).dtype == jnp.float32
-    assert seen.dtypes == expected
-
-
 PRECISIONS = [('highest', 'HIGHEST'), (None, 'None'), ('F32_F32_F32', 'F32_F32_F32')]
 
 
@@ -477,9 +417,3 @@ def test_numbers_of_python_keep_their_weak_type():
     )
     half = jnp.ones((4, 3), jnp.bfloat16)
     assert products.apply(jnp.ones((3, 2), jnp.bfloat16), half, 2.0).dtype == jnp.bfloat16
-
-
-def test_paths_are_those_of_the_tree():
-    products = find_products(mlp, MLP, jnp.ones((2, 3)))
-    for name, matrix_leaf in products.by_leaf.items():
-        assert matrix_leaf.name == tree.path_string(matrix_leaf.path) == name

@@ -1,10 +1,17 @@
-"""Models that tests train on blocks."""
+"""Models that tests train on compact weights, in blocks and in CSR."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+
+from jaxpruner import sparse, tree
+from jaxpruner.sparse.operators import csr_kernel
 
 RNG = np.random.default_rng(0)
+MISSING = csr_kernel.why_missing(jnp.float32)
+needs_csr = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+KINDS = ['blocks', pytest.param('weights', marks=needs_csr)]
 
 
 def drawn(*shape):
@@ -20,6 +27,7 @@ PARAMS = {
 }
 X, Y = drawn(9, 10), drawn(9, 3)
 BLOCK = (4, 8)
+PRUNED = {'up/kernel': 'up', 'layers/kernel': 'layers'}
 
 
 def apply_fn(params, x):
@@ -34,3 +42,24 @@ def apply_fn(params, x):
 
 def loss(function, params):
     return jnp.mean((function(params, X) - Y) ** 2)
+
+
+def made(kind, **settings):
+    settings = {'sparsity': 0.6, 'only': tuple(PRUNED), **settings}
+    if kind == 'blocks':
+        return sparse.block_sparse(apply_fn, PARAMS, X, **{'block': BLOCK, **settings})
+    return sparse.unstructured_sparse(apply_fn, PARAMS, X, **settings)
+
+
+def probed_loss(model, weights, topology, probe=None):
+    return loss(lambda w, x: model.apply(w, topology, x, probe=probe), weights)
+
+
+def masked(params, masks):
+    return tree.map_with_missing(lambda p, m: p if m is None else p * m, params, masks)
+
+
+def stored(weights, name):
+    """What is trained of a pruned leaf."""
+    arrays = weights[PRUNED[name]]['kernel']
+    return np.asarray(arrays.get('values', arrays.get('compressed')))

@@ -1,82 +1,81 @@
-"""What block_sparse chooses and refuses, and what its plan says."""
+"""What block_sparse and unstructured_sparse choose and refuse, and what their plans say."""
 
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from jaxpruner import sparse, sparsity_schedules
-from sparse.training.models import BLOCK, PARAMS, X, apply_fn
+from sparse.training.models import BLOCK, KINDS, PARAMS, X, apply_fn, made, needs_csr
 
-
-def made(**settings):
-    return sparse.block_sparse(apply_fn, PARAMS, X, **{'sparsity': 0.5, 'block': BLOCK, **settings})
+EVERY_STEP = sparsity_schedules.PeriodicSchedule(1)
 
 
 def test_the_plan_says_what_becomes_of_each_leaf():
-    model = made()
+    model = made('blocks', sparsity=0.5, only=None)
     leaves = model.plan.leaves
-    assert list(leaves) == [
-        'head/kernel',
-        'layers/bias',
-        'layers/kernel',
-        'table',
-        'up/bias',
-        'up/kernel',
-    ]
-    assert leaves['up/kernel'].layout.blocks == 2
+    names = ['head/kernel', 'layers/bias', 'layers/kernel', 'table', 'up/bias', 'up/kernel']
+    assert list(leaves) == names
+    assert leaves['up/kernel'].layout.kept == 2
     assert leaves['layers/kernel'].layout.layers == (2,)
     assert '3 outputs is smaller than a block of 4 x 8' in leaves['head/kernel'].note
     assert leaves['table'].layout is None
     assert leaves['layers/bias'].kept == 44
-    text = str(model.plan)
-    assert '3 groups of 2 of 3 blocks 4×8' in re.sub(r'\s+', ' ', text)
+    text = re.sub(r'\s+', ' ', str(model.plan))
+    assert '3 groups of 2 of 3 blocks 4×8' in text
     assert f'{model.plan.kept:,}' in text
 
 
+@needs_csr
+def test_the_plan_says_how_many_weights_are_kept():
+    model = made('weights', sparsity={'head/*': None, '*': 0.95}, only=None)
+    weights, _ = model.pack(PARAMS)
+    assert model.plan.leaves['layers/kernel'].kept == 48
+    assert weights['layers']['kernel']['compressed'].shape == (2, 24)
+    assert 'each of 2 22×22' in re.sub(r'\s+', ' ', str(model.plan))
+    assert model.plan.leaves['head/kernel'].note == 'it has no sparsity'
+
+
 def test_settings_go_by_name():
-    model = made(sparsity={'up/*': 0.7, '*': 0.5}, block={'up/*': (2, 8), 'layers/*': BLOCK})
-    assert {name: layout.block for name, layout in model.layouts.items()} == {
-        'up/kernel': (2, 8),
-        'layers/kernel': BLOCK,
-    }
+    model = made(
+        'blocks',
+        sparsity={'up/*': 0.7, '*': 0.4},
+        block={'up/*': (2, 8), 'layers/*': BLOCK},
+        low_rank={'layers/*': 1},
+        only=None,
+    )
+    layouts = {name: (layout.block, layout.rank) for name, layout in model.layouts.items()}
+    assert layouts == {'layers/kernel': (BLOCK, 1), 'up/kernel': ((2, 8), 0)}
     assert model.plan.leaves['head/kernel'].note == 'no name in block matches it'
 
 
-def test_ranks_go_by_name():
-    model = made(sparsity=0.4, low_rank={'up/*': 2, 'layers/*': 1})
-    assert {name: layout.rank for name, layout in model.layouts.items()} == {
-        'up/kernel': 2,
-        'layers/kernel': 1,
-    }
-    weights, _ = model.pack(PARAMS)
-    assert weights['up']['kernel']['down'].shape[-1] == 2
-    assert made(sparsity=0.4, low_rank={'up/*': 2}).layouts['layers/kernel'].rank == 0
+def test_convolutions_stay_dense():
+    def convolved(params, x):
+        x = jax.lax.conv(x, params['conv'], (1, 1), 'SAME')
+        return x.mean((2, 3)) @ params['out']
+
+    params = {'conv': jnp.ones((8, 4, 3, 3)), 'out': jnp.ones((8, 16))}
+    images = jnp.ones((2, 4, 5, 5))
+    model = sparse.block_sparse(convolved, params, images, sparsity=0.5, block=(2, 8))
+    assert list(model.layouts) == ['out']
+    assert 'convolution' in model.plan.leaves['conv'].note
+
+
+def polynomial():
+    return sparsity_schedules.PolynomialSchedule(1, 0, 10)
 
 
 REFUSED = {
-    'sparsity of 1': ({'sparsity': 1.0}, ValueError, 'sparsity must be below 1'),
     'sparsity above 1': ({'sparsity': {'up/*': 1.5}}, ValueError, r"sparsity\['up/\*'\].*1\.5"),
-    'block of one number': ({'block': 8}, TypeError, r'block must be .*\(8, 128\).* got 8'),
-    'block of nothing': ({'block': (0, 8)}, ValueError, r'at least one input.*\(0, 8\)'),
-    'a rank below 0': ({'low_rank': -1}, ValueError, 'low_rank.*-1'),
-    'a rank that is none': ({'low_rank': 1.5}, TypeError, 'low_rank.*1.5'),
-    'a rank by name': ({'low_rank': {'up/*': -1}}, ValueError, r"low_rank\['up/\*'\].*-1"),
-    'a rank of nothing': ({'low_rank': {'upp/*': 1}}, ValueError, "low_rank.*'upp/\\*'"),
-    'too large a rank': (
-        {'low_rank': 9, 'only': 'up/kernel'},
-        ValueError,
-        "'up/kernel'.*rank 9.*at most 3",
-    ),
+    'no sparsity': ({'sparsity': 0.0, 'only': None}, ValueError, 'its sparsity is 0'),
     'a name of nothing': ({'only': 'upp/kernel'}, ValueError, "only: 'upp/kernel'.*'up/kernel'"),
     'a bias': ({'only': ('up/*', 'up/bias')}, ValueError, 'up/bias.*no contraction'),
-    'a small leaf': ({'only': 'head/kernel'}, ValueError, "'head/kernel'.*3 outputs.*4 x 8"),
-    'nothing is left': ({'block': (64, 64)}, ValueError, 'no leaf.*up/kernel.*64 x 64'),
     'an algorithm': ({'algorithm': 'riggle'}, ValueError, "'riggle'.*'rigl'"),
     'a count that changes': (
-        {'scheduler': sparsity_schedules.PolynomialSchedule(1, 0, 10)},
+        {'scheduler': polynomial()},
         ValueError,
         'PolynomialSchedule changes the number.*PeriodicSchedule',
     ),
@@ -99,85 +98,128 @@ REFUSED = {
     ),
     'a seed that is none': ({'rng_seed': 'eight'}, TypeError, "rng_seed.*'eight'"),
 }
-
-
-@pytest.mark.parametrize(('settings', 'error', 'words'), REFUSED.values(), ids=REFUSED)
-def test_settings_are_refused(settings, error, words):
-    with pytest.raises(error, match=words):
-        made(**settings)
-
-
-OPTIMIZERS = {
-    'scale_by_factored_rms': optax.adafactor(1e-3),
-    'scale_by_muon': optax.contrib.muon(1e-3),
-    'scale_by_sm3': optax.sm3(1e-3),
-    'scale_by_trust_ratio': optax.lamb(1e-3),
-    'clip_by_block_rms': optax.chain(optax.clip_by_block_rms(1.0), optax.sgd(0.1)),
+REFUSED_BLOCKS = {
+    'sparsity of 1': ({'sparsity': 1.0}, ValueError, 'sparsity must be below 1'),
+    'block of one number': ({'block': 8}, TypeError, r'block must be .*\(8, 128\).* got 8'),
+    'block of nothing': ({'block': (0, 8)}, ValueError, r'at least one input.*\(0, 8\)'),
+    'a rank below 0': ({'low_rank': {'up/*': -1}}, ValueError, r"low_rank\['up/\*'\].*-1"),
+    'a rank that is none': ({'low_rank': 1.5}, TypeError, 'low_rank.*1.5'),
+    'a rank of nothing': ({'low_rank': {'upp/*': 1}}, ValueError, "low_rank.*'upp/\\*'"),
+    'too large a rank': (
+        {'low_rank': 9, 'only': 'up/kernel', 'sparsity': 0.5},
+        ValueError,
+        "'up/kernel'.*rank 9.*at most 3",
+    ),
+    'a small leaf': ({'only': 'head/kernel'}, ValueError, "'head/kernel'.*3 outputs.*4 x 8"),
+    'nothing is left': ({'block': (64, 64), 'only': None}, ValueError, 'no leaf.*64 x 64'),
 }
 
 
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize(('settings', 'error', 'words'), REFUSED.values(), ids=REFUSED)
+def test_settings_are_refused(kind, settings, error, words):
+    with pytest.raises(error, match=words):
+        made(kind, **settings)
+
+
+@pytest.mark.parametrize(
+    ('settings', 'error', 'words'), REFUSED_BLOCKS.values(), ids=REFUSED_BLOCKS
+)
+def test_settings_of_blocks_are_refused(settings, error, words):
+    with pytest.raises(error, match=words):
+        made('blocks', **settings)
+
+
+@needs_csr
+def test_products_in_a_short_type_are_refused_in_csr():
+    def in_bfloat16(params, x):
+        return x.astype(jnp.bfloat16) @ params['w'].astype(jnp.bfloat16)
+
+    with pytest.raises(NotImplementedError, match=r'w cannot.*not for bfloat16; cast'):
+        sparse.unstructured_sparse(in_bfloat16, {'w': jnp.ones((10, 4))}, X, sparsity=0.8)
+
+
+OPTIMIZERS = {
+    'adafactor': optax.adafactor(1e-3),
+    'muon': optax.contrib.muon(1e-3),
+    'sm3': optax.sm3(1e-3),
+    'clip_by_block_rms': optax.chain(optax.clip_by_block_rms(1.0), optax.sgd(0.1)),
+    'muon inside': optax.chain(
+        optax.clip(1.0),
+        optax.MultiSteps(optax.contrib.muon(1e-3), 2).gradient_transformation(),
+    ),
+}
+
+
+@pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('name', OPTIMIZERS)
-@pytest.mark.parametrize('is_nested', [False, True])
-def test_optimizers_that_look_at_more_than_single_weights_are_refused(name, is_nested):
-    tx = OPTIMIZERS[name]
-    if is_nested:
-        tx = optax.chain(optax.clip(1.0), optax.MultiSteps(tx, 2).gradient_transformation())
-    model = made()
-    weights, topology = model.pack(PARAMS)
-    with pytest.raises(ValueError, match=rf'this one \(.*{name}.*adamw'):
-        model.wrap_optax(tx).init(weights)
-    with pytest.raises(ValueError, match=rf'this one \(.*{name}.*adamw'):
-        model.update(weights, topology, None, tx=tx, step=0)
+def test_optimizers_that_look_at_more_than_single_weights_are_refused(kind, name):
+    model = made(kind)
+    weights, _ = model.pack(PARAMS)
+    with pytest.raises(ValueError, match=r'this one .*adamw'):
+        model.wrap_optax(OPTIMIZERS[name]).init(weights)
 
 
-def test_rigl_needs_norms_and_moments_that_can_be_zeroed():
-    model = made(algorithm='rigl', scheduler=sparsity_schedules.PeriodicSchedule(1))
+def test_leaves_that_stay_dense_may_have_any_optimizer():
+    model = made('blocks')
+    weights, _ = model.pack(PARAMS)
+    labels = {**dict.fromkeys(PARAMS, 'elementwise'), 'head': 'muon'}
+    tx = optax.multi_transform(
+        {'elementwise': optax.adam(1e-3), 'muon': optax.contrib.muon(1e-3)}, labels
+    )
+    model.wrap_optax(tx).init(weights)
+
+
+def test_what_cannot_move_is_refused():
+    model = made('blocks', algorithm='rigl', scheduler=EVERY_STEP)
     weights, topology = model.pack(PARAMS)
     tx = optax.sgd(0.1)
-    with pytest.raises(ValueError, match='rigl grows by block_norms'):
+    with pytest.raises(ValueError, match='rigl grows by probe_grads'):
         model.update(weights, topology, tx.init(weights), tx=tx, step=0)
     with pytest.raises(ValueError, match='lbfgs'):
         model.wrap_optax(optax.lbfgs()).init(weights)
-
-
-def test_an_unknown_way_to_select_is_refused():
-    model = made()
     with pytest.raises(ValueError, match=r"select='magnitud'.*'magnitude'"):
         model.pack(PARAMS, select='magnitud')
-
-
-def test_fractions_are_checked_at_the_step_of_an_update():
     # Far from the first steps, which are looked at beforehand.
-    model = made(
+    growing = made(
+        'blocks',
         algorithm='set',
-        scheduler=sparsity_schedules.PeriodicSchedule(1),
+        scheduler=EVERY_STEP,
         drop_fraction_fn=lambda step: 0.3 + step / 100,
     )
     with pytest.raises(ValueError, match=r'drop_fraction_fn\(90\).*1\.2'):
-        model.moves.drop_fraction(90)
+        growing.update(weights, topology, tx.init(weights), tx=tx, step=90)
 
 
-def test_a_key_is_a_seed():
-    first, again, other = (
-        made(rng_seed=seed).pack(PARAMS)[1]
-        for seed in (jax.random.key(3), jax.random.PRNGKey(3), jax.random.key(4))
-    )
-    jax.tree.map(np.testing.assert_array_equal, first, again)
-    assert any(np.any(first[name] != other[name]) for name in first)
-    assert made(rng_seed=None).pack(PARAMS)[1].keys() == first.keys()
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_key_is_a_seed(kind):
+    def positions(seed):
+        return made(kind, rng_seed=seed).pack(PARAMS)[1]['up/kernel']['positions']
+
+    first, again, other = map(positions, (jax.random.key(3), jax.random.PRNGKey(3), 4))
+    np.testing.assert_array_equal(first, again)
+    assert np.any(first != other)
+    assert positions(None).shape == first.shape
 
 
-def test_inputs_that_no_block_reaches_are_said():
-    with pytest.warns(
-        UserWarning, match=r'reach all inputs of up/kernel \(33 %; blocks of at most'
-    ):
-        model = made(block=(4, 22), sparsity=0.7, only='up/*')
+def test_blocks_that_do_not_suit_are_said():
+    with pytest.warns(UserWarning, match=r'reach all inputs of up/kernel \(33 %; blocks of at mos'):
+        model = made('blocks', block=(4, 22), sparsity=0.7, only='up/*')
     assert 'reach 33 % of the inputs' in model.plan.leaves['up/kernel'].note
-    assert made(block=(4, 22), sparsity=0.6, only='layers/*', low_rank=1).layouts
+    assert made('blocks', block=(4, 22), sparsity=0.6, only='layers/*', low_rank=1).layouts
+    with pytest.warns(UserWarning, match=r'more weights are kept of up/kernel \(33 %: 1 of 3 bloc'):
+        made('blocks', sparsity=0.8, only='up/*', block=(4, 1))
 
 
-def test_blocks_that_are_too_coarse_for_the_sparsity_are_said():
-    with pytest.warns(
-        UserWarning, match=r'more weights are kept of up/kernel \(33 %: 1 of 3 blocks'
+def test_parameters_of_another_shape_are_refused():
+    params = {**PARAMS, 'up': {**PARAMS['up'], 'kernel': jnp.ones((3, 7))}}
+    with pytest.raises(
+        ValueError, match=r'up/kernel has shape \(3, 7\), and in the model \(10, 22'
     ):
-        made(sparsity=0.8, only='up/*', block=(4, 1))
+        made('blocks').pack(params)
+
+
+def test_shapes_do_for_parameters():
+    shapes = jax.eval_shape(lambda: PARAMS)
+    model = sparse.block_sparse(apply_fn, shapes, X, sparsity=0.5, block=BLOCK)
+    assert model.apply(*model.pack(PARAMS), X).shape == (9, 3)

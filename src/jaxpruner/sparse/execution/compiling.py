@@ -1,32 +1,39 @@
 """`sparse.compile`: a pruned model with each of its products in the fastest format."""
 
 import dataclasses
+import functools
 import os
 import platform
+import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
+from jaxpruner import caller_warnings
 from jaxpruner import tree as tree_lib
-from jaxpruner.sparse.execution import checking
 from jaxpruner.sparse.execution.choosing import (
-    CHANNELS,
-    MEASURE,
     asked_layers,
+    dense_layers,
+    matrices_of,
     measured_layers,
 )
-from jaxpruner.sparse.execution.packed_models import (
-    Model,
-    Packed,
-    PackedApply,
-    matrices_of,
-    pattern_of,
-)
-from jaxpruner.sparse.execution.removed_channels import without_zero_channels
+from jaxpruner.sparse.execution.formats import DENSE
+from jaxpruner.sparse.execution.packed_model import Model, Packed, PackedApply, pattern_of
 from jaxpruner.sparse.execution.report import ExecutionReport
-from jaxpruner.sparse.execution.versions import Candidates, fastest_version
-from jaxpruner.sparse.program.models import find_products
+from jaxpruner.sparse.program.models import Products, find_products
+from jaxpruner.structure.latency import in_turns, repeats_of
+
+# What a setting may ask for beside formats.
+MEASURE = 'measure'
+CHANNELS = 'channels'
+# How many times as fast as dense the whole model has to be; otherwise it stays dense.
+_LEAST_GAIN = 1.02
+# Differences up to these shares of the largest result count as rounding. GPUs and TPUs round products of float32 to
+# fewer bits by default, and errors grow from layer to layer.
+_TOLERANCES = {'float64': 1e-6, 'float32': 1e-2, 'float16': 0.05, 'bfloat16': 0.1}
+_TOLERANCE_OF_NARROW_FLOATS = 0.3
 
 
 class Compiled(NamedTuple):
@@ -118,41 +125,97 @@ def compile(
     >>> report.layers['down'].bytes
     {'dense': 65536, 'smaller': 16640}
     """
-    checking.check_rounds(rounds)
+    if isinstance(rounds, bool) or not isinstance(rounds, int):
+        raise TypeError(f'rounds must be a whole number, got {rounds!r}')
+    if rounds < 2:
+        raise ValueError(
+            f'rounds must be at least 2, got {rounds}; one timing says nothing of noise'
+        )
     params = tree_lib.as_arrays(params)
-    checking.check_arrays('params', params)
+    for name, tree in {'params': params, 'the sample': sample}.items():
+        for leaf in jax.tree.leaves(tree) if name == 'params' or formats == MEASURE else []:
+            if isinstance(leaf, jax.ShapeDtypeStruct) or tree_lib.is_traced(leaf):
+                raise TypeError(f'{name} must be arrays with values, outside of jit; got {leaf}')
     # Masks are applied to the packed weights, once.
     whole = find_products(apply_fn, params, *sample, constant_masks=True)
-    checking.warn_of_several_devices(whole.leaves(params))
+    spread = []
+    for name, leaf in whole.leaves(params).items():
+        if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
+            spread.append(name)
+    if spread:
+        caller_warnings.warn(
+            f'compile: {", ".join(spread)} lie on several devices, and a compiled model runs on one: packed matrices '
+            'are gathered there. Keep the dense model where it does not fit, or train it with block_sparse'
+        )
+    dense = Model(apply_fn, whole)
     matrices = matrices_of(whole, params)
-    pattern = pattern_of(matrices)
-    dense_model = Model(apply_fn, whole)
-    dense_layers = {name: each.layer(None) for name, each in matrices.items()}
-    report = ExecutionReport(
-        layers=dense_layers,
+    dense_report = ExecutionReport(
+        layers=dense_layers(whole, matrices),
         dense_leaves=whole.refused,
-        pattern=pattern,
+        pattern=pattern_of(matrices),
         device=device_name(),
     )
-    is_measured = formats == MEASURE
-    if is_measured:
-        checking.check_arrays('the sample', sample)
-    model = dense_model
-    if is_measured or formats == CHANNELS:
-        model = _without_zero_channels(dense_model, params, sample, matrices)
-    if model.small is not None:
+    model = dense
+    if formats in (MEASURE, CHANNELS):
+        model = dense.without_zero_channels(params, matrices, sample)
         matrices = matrices_of(model.products, model.shrink(params))
-        report = dataclasses.replace(report, channels=model.small.removed)
-    if is_measured:
-        layers = measured_layers(matrices, rounds, progress)
-        candidates = Candidates(dense_model, model, params, layers, report)
-        apply = fastest_version(candidates, sample, rounds)
-        return Compiled(apply, apply.packed, apply.report)
-    if formats != CHANNELS:
-        layers = asked_layers(matrices, model.products.refused, formats)
-        report = dataclasses.replace(report, layers=layers)
-    apply = PackedApply(model, whole, params, report)
-    return Compiled(apply, apply.packed, report)
+    if formats == MEASURE:
+        layers = measured_layers(model.products, matrices, rounds, progress)
+    elif formats == CHANNELS:
+        layers = dense_layers(model.products, matrices)
+    else:
+        layers = asked_layers(model.products, matrices, formats)
+    report = dataclasses.replace(dense_report, layers=layers, channels=model.removed)
+    if formats != MEASURE:
+        apply = PackedApply(model, whole, params, report)
+        return Compiled(apply, apply.packed, report)
+
+    def in_dense_products(report: ExecutionReport) -> ExecutionReport:
+        layers = {}
+        for name, layer in report.layers.items():
+            layers[name] = dataclasses.replace(layer, format=DENSE)
+        return dataclasses.replace(report, layers=layers)
+
+    versions = [(dense, in_dense_products(report) if model is dense else dense_report)]
+    if model is not dense:
+        versions.append((model, in_dense_products(report)))
+    if any(layer.format != DENSE for layer in layers.values()):
+        versions.append((model, report))
+    applies = [PackedApply(version, whole, params, of_version) for version, of_version in versions]
+    apply = _fastest(applies, sample, rounds, whole)
+    return Compiled(apply, apply.packed, apply.report)
+
+
+def _fastest(
+    applies: list[PackedApply], sample: tuple[Any, ...], rounds: int, products: Products
+) -> PackedApply:
+    """The fastest version of a model. The first is dense, and stays unless another is faster.
+
+    Raises:
+      RuntimeError: the results of the fastest are not those of the dense one.
+    """
+    calls = [functools.partial(apply, apply.packed, *sample) for apply in applies]
+    dense_seconds, *_ = times = in_turns(calls, [repeats_of(call) for call in calls], rounds)
+    gains = []
+    for seconds in times:
+        ratios = [dense / mine for dense, mine in zip(dense_seconds, seconds, strict=True)]
+        gains.append(statistics.median(ratios))
+    best = gains.index(max(gains))
+    notes: tuple[str, ...] = ()
+    if gains[best] < _LEAST_GAIN:
+        best = 0
+    if best == 0 and len(applies) > 1:
+        notes = (
+            f'the model stays dense: the best other version is {max(gains[1:]):.2f} times as fast',
+        )
+    if best:
+        _check_results(calls[best](), calls[0](), products)
+    milliseconds = 1e3 * statistics.median(dense_seconds)
+    apply = applies[best]
+    apply.report = dataclasses.replace(
+        apply.report, milliseconds=milliseconds, measured=milliseconds / gains[best], notes=notes
+    )
+    return apply
 
 
 def device_name() -> str:
@@ -164,13 +227,38 @@ def device_name() -> str:
     return f'cpu, {platform.machine()}, {os.cpu_count()} cores'
 
 
-def _without_zero_channels(
-    model: Model, params: tree_lib.PyTree, sample: tuple[Any, ...], matrices: Any
-) -> Model:
-    """The model without its channels that are zero; the same model if there are none."""
-    small = without_zero_channels(model.apply_fn, params, sample, matrices)
-    if small is None:
-        return model
-    small_params = small.shrink(params)
-    products = find_products(small.apply_fn, small_params, *sample, constant_masks=True)
-    return Model(small.apply_fn, products, small)
+def _check_results(found: Any, expected: Any, products: Products) -> None:
+    """Refuses a compiled model whose results differ from those of the dense one by more than rounding.
+
+    Differences are relative to the largest of all results. Results that are infinite or no numbers are not compared.
+    Whole numbers are compared only if the model computes with whole numbers alone: otherwise they follow from floats,
+    and may change if two floats are about equal.
+    """
+    # The tolerance is that of the coarsest floats of products and results.
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(expected)]
+    for leaf in products.by_leaf.values():
+        dtypes += [leaf.computed_dtype, leaf.result_dtype]
+    floats = [jnp.finfo(dtype).dtype.name for dtype in dtypes if jnp.issubdtype(dtype, jnp.inexact)]
+    tolerance = max(
+        [_TOLERANCES.get(name, _TOLERANCE_OF_NARROW_FLOATS) for name in floats], default=0
+    )
+    scale = 0.0
+    differences = {}
+    expected_results = jax.tree_util.tree_leaves_with_path(expected)
+    for (path, dense), result in zip(expected_results, jax.tree.leaves(found), strict=True):
+        is_whole = jnp.issubdtype(dense.dtype, jnp.integer) and not tolerance
+        if not is_whole and not jnp.issubdtype(dense.dtype, jnp.inexact):
+            continue
+        wide = tree_lib.at_least_float32(dense.dtype)
+        is_finite, dense = jnp.isfinite(dense), dense.astype(wide)
+        for_all = jnp.where(is_finite, jnp.abs(result.astype(wide) - dense), 0)
+        differences[jax.tree_util.keystr(path)] = float(for_all.max(initial=0))
+        scale = max(scale, float(jnp.where(is_finite, jnp.abs(dense), 0).max(initial=0)))
+    for name, difference in differences.items():
+        if not difference <= tolerance * scale:  # NaN is not
+            raise RuntimeError(
+                f'compile: the result{name} of the compiled model differs by {difference:.3g} from that of the dense '
+                f'model, whose largest result is {scale:.3g}; rounding explains up to {tolerance * scale:.3g}. Keep '
+                "the model dense (formats='dense'); or, if its results jump where floats hardly differ, name formats, "
+                'since then nothing is compared'
+            )

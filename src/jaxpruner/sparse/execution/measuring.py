@@ -1,19 +1,19 @@
-"""Times the candidates of a product, each in turns with the dense one, on data of the model's shapes.
+"""Times the formats of a product, each in turns with the dense one, on data of the model's shapes.
 
-Layers of one shape are measured once, and so are candidates that differ only in a few weights. NumPy draws the data:
-JAX would compile a program for each shape, which takes longer than measuring.
+Layers of one shape are measured once, and so are formats that differ only in a few weights. NumPy draws the data: JAX
+would compile a program for each shape, which takes longer than measuring.
 """
 
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.sparse.execution.executed_formats.base import ExecutedFormat, PackedArrays
+from jaxpruner.sparse.execution.formats import Arrays, ExecutedFormat
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
 from jaxpruner.sparse.program.product_sites import ProductSite
 from jaxpruner.structure.latency import Call, in_turns, repeats_of
@@ -23,12 +23,7 @@ _LONG_ENOUGH = 5e-3  # seconds
 # Candidates whose numbers of weights differ by less than this factor are measured once.
 _BUCKET = 1.05
 
-
-class Candidate(NamedTuple):
-    """A format, and the arrays that it stores for the layers of one leaf."""
-
-    format: ExecutedFormat
-    arrays: PackedArrays
+Candidates = Mapping[ExecutedFormat, Arrays]  # each format with the arrays of all layers of a leaf
 
 
 class Timing(NamedTuple):
@@ -54,119 +49,59 @@ class Measurements:
         self.rounds = rounds
         self._timings: dict[Hashable, list[Timing]] = {}
 
-    def times(self, matrix_leaf: MatrixLeaf, candidates: Sequence[Candidate]) -> list[Timing]:
+    def times(self, leaf: MatrixLeaf, candidates: Candidates) -> list[Timing]:
         """The times of the dense product, then of each candidate, added up over product sites and trips of loops."""
-        at_sites = []
-        for product_site in matrix_leaf.product_sites:
-            at_sites.append(self._times_at(product_site, matrix_leaf, candidates))
-        totals = []
-        for timings in zip(*at_sites, strict=True):
-            seconds = 0.0
-            for product_site, timing in zip(matrix_leaf.product_sites, timings, strict=True):
-                seconds += product_site.trips * timing.seconds
-            gain = min(timing.gain for timing in timings)
-            totals.append(Timing(seconds, gain))
+        totals = [Timing(0.0, math.inf)] * (1 + len(candidates))
+        # About as much of a layer, stored in the same formats.
+        buckets = []
+        for format, arrays in candidates.items():
+            sizes = [max(array[0].size, 1) for array in arrays.values()]
+            buckets.append((format, *[round(math.log(size, _BUCKET)) for size in sizes]))
+        for site in leaf.product_sites:
+            avals = [str(variable.aval) for variable in site.equation.invars]
+            form = str(site.equation.params), *avals, site.operand, site.part is None
+            key = form, *buckets
+            if key not in self._timings:
+                self._timings[key] = self._measure(site, leaf, candidates)
+            for number, timing in enumerate(self._timings[key]):
+                seconds, gain = totals[number]
+                totals[number] = Timing(
+                    seconds + site.trips * timing.seconds, min(gain, timing.gain)
+                )
         return totals
 
-    def _times_at(
-        self, product_site: ProductSite, matrix_leaf: MatrixLeaf, candidates: Sequence[Candidate]
-    ) -> list[Timing]:
-        buckets = tuple(map(_bucket, candidates))
-        key = _signature(product_site), buckets
-        if key not in self._timings:
-            self._timings[key] = self._measure(product_site, matrix_leaf, candidates)
-        return self._timings[key]
+    def _measure(self, site: ProductSite, leaf: MatrixLeaf, candidates: Candidates) -> list[Timing]:
+        rng, operands = np.random.default_rng(0), []
+        for number in (1 - site.operand, site.operand):
+            aval = site.equation.invars[number].aval
+            drawn = rng.standard_normal(aval.shape, np.float32)
+            operands.append(jnp.asarray(drawn.astype(aval.dtype)))
+        data, weights = operands
 
-    def _measure(
-        self, product_site: ProductSite, matrix_leaf: MatrixLeaf, candidates: Sequence[Candidate]
-    ) -> list[Timing]:
-        variables = product_site.equation.invars
-        data = _random(variables[1 - product_site.operand].aval)
-        weights = _random(variables[product_site.operand].aval)
-        calls = [_dense_call(product_site, data, weights)]
-        for format, arrays in candidates:
-            layer = _one_layer(arrays, matrix_leaf, product_site)
-            calls.append(_candidate_call(format, matrix_leaf, product_site, data, layer))
-        of_products = self._seconds(calls)
-        dense, *_ = of_products
-        return [Timing(statistics.median(each), _gain(each, dense)) for each in of_products]
+        def dense(data: jax.Array, weights: jax.Array) -> Any:
+            return bind(site.equation, site.operands(data, weights))
 
-    def _seconds(self, calls: Sequence[Call]) -> list[list[float]]:
-        """The seconds of each call in each round."""
-        repeats = []
-        for call in calls:
-            repeats.append(repeats_of(call, _LONG_ENOUGH))
-        return in_turns(calls, repeats, self.rounds)
+        calls = [_call(dense, data, weights)]
+        # The first trip of the loops around a product gets these arrays.
+        first = (0,) * len(site.use.site.view.stack)
+        for format, arrays in candidates.items():
 
+            def in_format(data: jax.Array, arrays: Any, format: ExecutedFormat = format) -> Any:
+                return site.multiply(data, format.operator(arrays, leaf))
 
-def _gain(seconds: Sequence[float], dense: Sequence[float]) -> float:
-    """How many times as fast as dense a product is at least, in three rounds of four."""
-    gains = []
-    for mine, other in zip(seconds, dense, strict=True):
-        gains.append(other / mine)
-    lowest_quarter, *_ = statistics.quantiles(gains, n=4)
-    return lowest_quarter
+            layer = {}
+            for key, array in arrays.items():
+                layer[key] = array.reshape(*leaf.layers, *array.shape[1:])[first]
+            calls.append(_call(in_format, data, jax.tree.map(jnp.asarray, layer)))
+        repeats = [repeats_of(call, _LONG_ENOUGH) for call in calls]
+        seconds = in_turns(calls, repeats, self.rounds)
+        timings = []
+        for mine in seconds:
+            gains = [dense / own for dense, own in zip(seconds[0], mine, strict=True)]
+            timings.append(Timing(statistics.median(mine), statistics.quantiles(gains, n=4)[0]))
+        return timings
 
 
-def _dense_call(product_site: ProductSite, data: jax.Array, weights: jax.Array) -> Call:
-    @jax.jit
-    def run(data: jax.Array, weights: jax.Array) -> Any:
-        return bind(product_site.equation, product_site.operands(data, weights))
-
-    return lambda: run(data, weights)
-
-
-def _candidate_call(
-    format: ExecutedFormat,
-    matrix_leaf: MatrixLeaf,
-    product_site: ProductSite,
-    data: jax.Array,
-    layer: PackedArrays,
-) -> Call:
-    @jax.jit
-    def run(data: jax.Array, arrays: Mapping[str, Any]) -> jax.Array:
-        return product_site.multiply(data, format.operator(arrays, matrix_leaf))
-
-    arrays = jax.tree.map(jnp.asarray, layer)
-    return lambda: run(data, arrays)
-
-
-def _one_layer(
-    arrays: PackedArrays, matrix_leaf: MatrixLeaf, product_site: ProductSite
-) -> PackedArrays:
-    """The arrays that the first trip of the loops around a product gets."""
-    depth = len(product_site.use.site.view.stack)
-    first = (0,) * depth
-    layer = {}
-    for name, array in arrays.items():
-        _, *shape = array.shape
-        of_layers = array.reshape(*matrix_leaf.layers, *shape)
-        layer[name] = of_layers[first]
-    return layer
-
-
-def _random(aval: Any) -> jax.Array:
-    rng = np.random.default_rng(0)
-    numbers = rng.standard_normal(aval.shape, np.float32)
-    return jnp.asarray(numbers.astype(aval.dtype))
-
-
-def _signature(product_site: ProductSite) -> Hashable:
-    """What the time of a product depends on, apart from the candidates."""
-    equation = product_site.equation
-    shapes = []
-    for variable in equation.invars:
-        aval = variable.aval
-        shapes.append((aval.shape, aval.dtype))
-    is_part = product_site.part is not None
-    return str(equation.params), tuple(shapes), product_site.operand, is_part
-
-
-def _bucket(candidate: Candidate) -> Hashable:
-    """A key that candidates share if they store about as much of a layer in the same format."""
-    sizes = []
-    for name, array in sorted(candidate.arrays.items()):
-        size = max(array[0].size, 1)
-        rounded = round(math.log(size, _BUCKET))
-        sizes.append((name, rounded))
-    return candidate.format, tuple(sizes)
+def _call(function: Callable[..., Any], *operands: Any) -> Call:
+    run = jax.jit(function)
+    return lambda: run(*operands)

@@ -6,7 +6,18 @@ from collections.abc import Mapping
 import jax
 
 from jaxpruner import text_tables
-from jaxpruner.sparse.execution.executed_formats.table import DENSE
+from jaxpruner.sparse.execution.formats import DENSE
+
+_COLUMNS = (
+    text_tables.Column('leaf', overflow='fold'),
+    text_tables.Column('matrix', overflow='fold'),
+    text_tables.Column('kept', align='right'),
+    text_tables.Column('format'),
+    text_tables.Column('ms', align='right'),
+    text_tables.Column('dense ms', align='right'),
+    text_tables.Column('others, ms', overflow='wrap'),
+    text_tables.Column('bytes', align='right'),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,73 +92,49 @@ class ExecutionReport:
         return self.milliseconds / self.measured
 
     def __str__(self) -> str:
-        return _table(self)
+        layers = list(self.layers.values())
+        alike = [(layer.shape, layer.format, *layer.milliseconds) for layer in layers]
+        rows = []
+        for name, indices in text_tables.group_layers(list(self.layers), alike):
+            shape, format, *measured = alike[indices[0]]
+            group = [layers[i] for i in indices]
+            times = {}
+            for each in measured:
+                times[each] = _number(sum(layer.milliseconds[each] for layer in group))
+            others = [f'{each}: {times[each]}' for each in measured if each not in (DENSE, format)]
+            densities = [layer.density for layer in group]
+            rows.append(
+                [
+                    name,
+                    '×'.join(map(str, shape)),
+                    text_tables.span(densities, '{:.1%}'.format),
+                    format,
+                    times.get(format, ''),
+                    times.get(DENSE, ''),
+                    ', '.join(others),
+                    f'{sum(layer.bytes[format] for layer in group):,}',
+                ]
+            )
+        lines = [text_tables.to_text(_COLUMNS, rows)] if rows else []
+        if self.channels:
+            removed = ', '.join(f'{count} of {name}' for name, count in self.channels.items())
+            lines.append(f'channels that are zero were removed: {removed}')
+        if self.milliseconds is not None and self.measured is not None:
+            lines.append(
+                f'a call: dense {_number(self.milliseconds)} ms, measured {_number(self.measured)} ms on {self.device}'
+            )
+        # A line for each reason why formats were not measured and leaves stay dense, with the leaves that it is for.
+        leaves: dict[str, list[str]] = {}
+        for name, layer in self.layers.items():
+            for format, reason in layer.not_measured.items():
+                leaves.setdefault(f'{format} is no candidate: {reason}', []).append(name)
+        for name, reason in self.dense_leaves.items():
+            leaves.setdefault(f'dense, since {reason}', []).append(name)
+        for reason, names in leaves.items():
+            more = f' and {len(names) - 1} more' if len(names) > 1 else ''
+            lines.append(f'{names[0]}{more}: {reason}')
+        return '\n'.join([*lines, *self.notes])
 
 
-_COLUMNS = (
-    text_tables.Column('leaf', overflow='fold'),
-    text_tables.Column('matrix', overflow='fold'),
-    text_tables.Column('kept', align='right'),
-    text_tables.Column('format'),
-    text_tables.Column('ms', align='right'),
-    text_tables.Column('dense ms', align='right'),
-    text_tables.Column('others, ms', overflow='wrap'),
-    text_tables.Column('bytes', align='right'),
-)
-
-
-def _table(report: ExecutionReport) -> str:
-    layers = list(report.layers.values())
-    alike = [(layer.shape, layer.format, *layer.milliseconds) for layer in layers]
-    rows = []
-    for name, indices in text_tables.group_layers(list(report.layers), alike):
-        shape, format, *measured = alike[indices[0]]
-        group = [layers[i] for i in indices]
-        times = {
-            other: _number(sum(layer.milliseconds[other] for layer in group)) for other in measured
-        }
-        others = [f'{other}: {times[other]}' for other in measured if other not in (DENSE, format)]
-        is_known = all(format in layer.bytes for layer in group)
-        rows.append(
-            [
-                name,
-                '×'.join(map(str, shape)),
-                text_tables.span([layer.density for layer in group], '{:.1%}'.format),
-                format,
-                times.get(format, ''),
-                times.get(DENSE, ''),
-                ', '.join(others),
-                f'{sum(layer.bytes[format] for layer in group):,}' if is_known else '',
-            ]
-        )
-    lines = [text_tables.to_text(_COLUMNS, rows)] if rows else []
-    if report.channels:
-        removed = ', '.join(f'{count} of {name}' for name, count in report.channels.items())
-        lines.append(f'channels that are zero were removed: {removed}')
-    if report.milliseconds is not None:
-        lines.append(
-            f'a call: dense {_number(report.milliseconds)} ms, measured {_number(report.measured)} ms '
-            f'on {report.device}'
-        )
-    lines += _reasons(report)
-    lines += report.notes
-    return '\n'.join(lines)
-
-
-def _reasons(report: ExecutionReport) -> list[str]:
-    """Why formats were not measured and leaves stay dense: a line for each reason, with the leaves that it is for."""
-    leaves: dict[str, list[str]] = {}
-    for name, layer in report.layers.items():
-        for format, reason in layer.not_measured.items():
-            leaves.setdefault(f'{format} is no candidate: {reason}', []).append(name)
-    for name, reason in report.dense_leaves.items():
-        leaves.setdefault(f'dense, since {reason}', []).append(name)
-    lines = []
-    for reason, names in leaves.items():
-        more = f' and {len(names) - 1} more' if len(names) > 1 else ''
-        lines.append(f'{names[0]}{more}: {reason}')
-    return lines
-
-
-def _number(milliseconds: float | None) -> str:
-    return '' if milliseconds is None else f'{milliseconds:.3g}'
+def _number(milliseconds: float) -> str:
+    return f'{milliseconds:.3g}'

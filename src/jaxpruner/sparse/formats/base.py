@@ -25,13 +25,8 @@ class ArraySpec(NamedTuple):
 
 
 def shape_spec(mask: np.ndarray) -> ArraySpec:
-    """Shape and dtype of the array that `shape_array` returns for a leaf with this mask."""
+    """Shape and dtype of the array that holds the shape of a leaf with this mask."""
     return ArraySpec((mask.ndim,), np.dtype('int64'))
-
-
-def shape_array(array: np.ndarray) -> np.ndarray:
-    """The shape of a leaf, as an array that can be stored."""
-    return np.array(array.shape, np.int64)
 
 
 class KeptPattern(NamedTuple):
@@ -64,11 +59,11 @@ class Plan(NamedTuple):
     @property
     def weight_bytes(self) -> int:
         """The bytes that grow with the number of weights."""
-        total = 0
-        for key, spec in self.arrays.items():
-            if key not in SMALL_KEYS:
-                total += spec.bytes
-        return total
+        return sum(spec.bytes for key, spec in self.arrays.items() if key not in SMALL_KEYS)
+
+    def within(self, most_bytes: int) -> 'Plan | None':
+        """The plan, or `None` if its weights take more bytes."""
+        return self if self.weight_bytes <= most_bytes else None
 
 
 class StorageFormat(Protocol):

@@ -12,10 +12,9 @@ a matrix of 6 inputs and 4 outputs in blocks of 2 x 2, one for each group:
     . . . .
     . . . .
 
-The simple version of the product is `rows @ block_layout.scatter_blocks(values, indices, inputs, outputs)`; the tests
-compare with it. The fast version works on columns, which are the rows transposed: there the inputs of a block lie side
-by side in memory. Each group gathers the columns of its blocks, and multiplies once. The derivative for the inputs is
-added up transposed as well. Scattering whole columns is fast; scattering into rows takes 50 times as long on a CPU.
+The product works on columns, which are the rows transposed: there the inputs of a block lie side by side in memory.
+Each group gathers the columns of its blocks, and multiplies once. The derivative for the inputs is added up transposed
+as well. Scattering whole columns is fast; scattering into rows takes 50 times as long on a CPU.
 
 If the block does not divide the matrix, the matrix is padded. Values in the padding have a derivative of zero: they
 meet inputs that are zero, or lead to outputs that are cut off.
@@ -23,20 +22,17 @@ meet inputs that are zero, or lead to outputs that are cut off.
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.sparse.operators import block_layout
-from jaxpruner.sparse.operators.group_chunks import (
-    chunks_of_groups,
-    chunks_of_outputs,
-    groups_in_chunk,
-    scan_chunks,
-)
+
+BlockShape = tuple[int, int]  # inputs and outputs of a block
+_UNROLLED = 32  # groups that stand in the program one after another; a loop goes through more
 
 
 @functools.partial(
@@ -48,200 +44,118 @@ from jaxpruner.sparse.operators.group_chunks import (
 class BlockMatrix:
     """A matrix `[inputs, outputs]` of which blocks are stored, perhaps with a term of low rank.
 
+    The probe changes no result. In place of its gradient, the backward pass returns block norms: the norm of each block
+    of the dense gradient of this product, also of blocks that are not stored. RigL grows blocks by them. If one probe
+    goes into several products, their norms are added; the norm of the added gradients would need the dense gradient.
+
+    Attributes:
+      values: `[groups, blocks, in, out]`.
+      indices: int32`[groups, blocks]`, the blocks of inputs; none twice in a group.
+      outputs: of the matrix, at most groups times `out`.
+      probe: zeros `[groups, ceil(inputs / in)]`, or none.
+      down: `[inputs, rank]`; `down @ up` is added to the matrix.
+      up: `[rank, outputs]`.
+      result_dtype: in which products are added up; by default that of rows and values.
+
     >>> matrix = BlockMatrix(jnp.ones((2, 1, 2, 2)), jnp.array([[1], [0]]), outputs=4)
     >>> matrix.multiply(jnp.array([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]))
     Array([[7., 7., 3., 3.]], dtype=float32)
     """
 
-    values: jax.Array  # [groups, blocks, in, out]
-    indices: jax.Array  # int32[groups, blocks], the blocks of inputs; none twice in a group
+    values: jax.Array
+    indices: jax.Array
     outputs: int
-    # float[groups, blocks of inputs], zeros; `multiply` says what it is for
     probe: jax.Array | None = None
-    down: jax.Array | None = None  # [inputs, rank]; down @ up is added to the matrix
-    up: jax.Array | None = None  # [rank, outputs]
-    result_dtype: Any = None  # in which products are added up; by default that of rows and values
+    down: jax.Array | None = None
+    up: jax.Array | None = None
+    result_dtype: Any = None
 
     def with_result_dtype(self, dtype: Any) -> 'BlockMatrix':
-        """Adds products up in another type."""
+        """Adds products up in another type, such as float32 for bfloat16."""
         return dataclasses.replace(self, result_dtype=dtype)
 
     def multiply(self, rows: jax.Array) -> jax.Array:
-        """Multiplies rows `[n, inputs]`, as `multiply` does, and adds the term of low rank."""
-        product = multiply(
-            rows,
-            self.values,
-            self.indices,
-            outputs=self.outputs,
-            probe=self.probe,
-            result_dtype=self.result_dtype,
-        )
-        if self.down is None or self.up is None:
+        """Multiplies rows `[n, inputs]`; returns `[n, outputs]`."""
+        count, inputs = rows.shape
+        block_inputs = self.values.shape[-2]
+        blocks_of_inputs = -(-inputs // block_inputs)
+        dtype = jnp.result_type(rows, self.values)
+        lacking = blocks_of_inputs * block_inputs - inputs
+        columns = jnp.pad(rows.astype(dtype).T, ((0, lacking), (0, 0)))
+        columns = columns.reshape(blocks_of_inputs, block_inputs, count)
+        values = self.values.astype(dtype)
+        result_dtype = self.result_dtype or dtype
+        product = _product(result_dtype, columns, values, self.indices, self.probe)
+        product = product[:, : self.outputs]
+        if self.down is None:
             return product
         # A wider type holds the sums between the two matrices, too.
         low = jnp.matmul(rows, self.down, preferred_element_type=self.result_dtype)
         return product + low @ self.up
 
 
-def multiply(
-    rows: jax.Array,
-    values: jax.Array,
-    indices: jax.Array,
-    *,
-    outputs: int,
-    probe: jax.Array | None = None,
-    result_dtype: Any = None,
-) -> jax.Array:
-    """Multiplies rows `[n, inputs]` with a matrix of which blocks are stored; returns `[n, outputs]`.
-
-    The probe changes no result. In place of its gradient, the backward pass returns block norms: the norm of each block
-    of the dense gradient of this product, also of blocks that are not stored. RigL grows blocks by them. If one probe
-    goes into several products, their norms are added; the norm of the added gradients would need the dense gradient.
-
-    Args:
-      rows: `[n, inputs]`.
-      values: `[groups, blocks, in, out]`.
-      indices: int32`[groups, blocks]`.
-      outputs: of the matrix, at most groups times `out`.
-      probe: zeros `[groups, ceil(inputs / in)]`, or none.
-      result_dtype: in which products are added up and returned, such as float32 for bfloat16; by default that of rows
-        and values.
-
-    >>> probe, blocks = jnp.zeros((1, 2)), jnp.ones((1, 1, 1, 2))
-    >>> def loss(probe):
-    ...     return multiply(jnp.array([[3.0, 4.0]]), blocks, jnp.array([[0]]), outputs=2, probe=probe).sum()
-    >>> jax.grad(loss)(probe).round(2)
-    Array([[4.24, 5.66]], dtype=float32)
-    """
-    dtype = jnp.result_type(rows, values)
-    rows = rows.astype(dtype)
-    values = values.astype(dtype)
-    columns = _columns_of(rows, block_inputs=values.shape[-2])
-    operands = _Operands(columns, values, indices, probe)
-    result: Any = _product(result_dtype or dtype, operands)
-    return result[:, :outputs]
-
-
-class _Operands(NamedTuple):
-    """What a product is made of.
-
-    Attributes:
-      columns: `[blocks of inputs, in, n]`.
-      values: `[groups, blocks, in, out]`.
-      indices: int32`[groups, blocks]`.
-      probe: `[groups, blocks of inputs]`, or none.
-    """
-
-    columns: jax.Array
-    values: jax.Array
-    indices: jax.Array
-    probe: jax.Array | None
-
-
-def _columns_of(rows: jax.Array, block_inputs: int) -> jax.Array:
-    """Rows `[n, inputs]` as columns `[blocks of inputs, in, n]`."""
-    columns = rows.T
-    padded = block_layout.pad_to_multiple(columns, 0, block_inputs)
-    inputs, count = padded.shape
-    blocks_of_inputs = inputs // block_inputs
-    return padded.reshape(blocks_of_inputs, block_inputs, count)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(dtype: Any, operands: _Operands) -> jax.Array:
-    """The product `[n, groups * out]`, added up in a type."""
-    columns = operands.columns
+def _product(
+    dtype: Any, columns: jax.Array, values: jax.Array, indices: jax.Array, probe: jax.Array | None
+) -> jax.Array:
+    """The product `[n, groups * out]` of columns `[blocks of inputs, in, n]`, added up in a type."""
+    del probe  # only its gradient counts
 
-    def multiply_chunk(_: None, chunk: Any) -> tuple[None, jax.Array]:
-        results = []
-        for values, indices in zip(*chunk, strict=True):
-            gathered = _take(columns, indices)
-            matrix = _merged(values)
-            result = _contract(gathered, matrix, (0, 0), dtype)
-            results.append(result)
-        return None, jnp.concatenate(results, axis=1)
+    def multiply_group(_: None, group: Any) -> tuple[None, jax.Array]:
+        values, indices = group
+        return None, _contract(_take(columns, indices), _merged(values), (0, 0), dtype)
 
-    values = chunks_of_groups(operands.values)
-    indices = chunks_of_groups(operands.indices)
-    _, of_chunks = scan_chunks(multiply_chunk, None, (values, indices))
-    number, count, outputs = of_chunks.shape
-    side_by_side = of_chunks.transpose(1, 0, 2)
-    return side_by_side.reshape(count, number * outputs)
+    _, by_group = _scan_groups(multiply_group, None, (values, indices))
+    groups, count, outputs = by_group.shape
+    return by_group.transpose(1, 0, 2).reshape(count, groups * outputs)
 
 
-def _forward(dtype: Any, operands: _Operands) -> tuple[jax.Array, _Operands]:
-    return _product(dtype, operands), operands
+def _forward(dtype: Any, *operands: Any) -> tuple[jax.Array, Any]:
+    return _product(dtype, *operands), operands
 
 
-def _backward(_: Any, operands: _Operands, cotangents: jax.Array) -> tuple[_Operands]:
+def _backward(_: Any, operands: Any, cotangents: jax.Array) -> tuple[Any, ...]:
     """The derivatives. Columns are gathered again: the gathered columns of all groups would take much memory."""
     columns, values, indices, probe = operands
-    groups = len(values)
+    groups, _, _, outputs = values.shape
+    by_group = cotangents.reshape(len(cotangents), groups, outputs).transpose(1, 0, 2)
+    # Each group adds to the derivative for the inputs: a sum of 16-bit floats would lose what is small.
+    wide = tree_lib.at_least_float32(columns.dtype)
 
-    def differentiate_chunk(total: jax.Array, chunk: Any) -> tuple[jax.Array, jax.Array]:
-        values, indices, cotangents = chunk
-        by_group = jnp.split(cotangents, len(values), axis=1)
-        of_values = []
-        for stored, places, cotangent in zip(values, indices, by_group, strict=True):
-            gathered = _take(columns, places)
-            of_stored = _contract(gathered, cotangent, (1, 0), cotangent.dtype)
-            of_values.append(of_stored)
-            matrix = _merged(stored)
-            addend = _contract(matrix, cotangent, (1, 1), cotangent.dtype)
-            addend = addend.reshape(len(places), *columns.shape[1:])
-            addend = addend.astype(total.dtype)
-            total = total.at[places].add(addend, unique_indices=True)
-        return total, jnp.stack(of_values)
+    def differentiate_group(total: jax.Array, group: Any) -> tuple[jax.Array, jax.Array]:
+        values, indices, cotangent = group
+        of_values = _contract(_take(columns, indices), cotangent, (1, 0), cotangent.dtype)
+        addend = _contract(_merged(values), cotangent, (1, 1), wide)
+        addend = addend.reshape(len(indices), *columns.shape[1:])
+        return total.at[indices].add(addend, unique_indices=True), of_values
 
-    chunks = (
-        chunks_of_groups(values),
-        chunks_of_groups(indices),
-        chunks_of_outputs(cotangents, groups),
-    )
-    # Each group adds to it: a sum of 16-bit floats would lose what is small.
-    dtype = tree_lib.at_least_float32(columns.dtype)
-    total = jnp.zeros(columns.shape, dtype)
-    total, of_values = scan_chunks(differentiate_chunk, total, chunks)
-    of_columns = total.astype(columns.dtype)
-    of_values = of_values.reshape(values.shape)
-    of_values = of_values.astype(values.dtype)
+    total = jnp.zeros(columns.shape, wide)
+    total, of_values = _scan_groups(differentiate_group, total, (values, indices, by_group))
+    of_values = of_values.reshape(values.shape).astype(values.dtype)
     norms = None
     if probe is not None:
-        norms = _norms_of_dense_gradient(columns, cotangents, groups)
+
+        def norms_of_group(_: None, cotangent: jax.Array) -> tuple[None, jax.Array]:
+            gradient = _contract(_merged(columns), cotangent, (1, 0), cotangent.dtype)
+            blocks = gradient.reshape(len(columns), -1).astype(wide)
+            return None, jnp.linalg.norm(blocks, axis=1)
+
+        _, norms = _scan_groups(norms_of_group, None, by_group)
         norms = norms.astype(probe.dtype)
-    derivatives = _Operands._make((of_columns, of_values, None, norms))
-    return (derivatives,)
+    return total.astype(columns.dtype), of_values, None, norms
 
 
 _product.defvjp(_forward, _backward)
 
 
-def _norms_of_dense_gradient(columns: jax.Array, cotangents: jax.Array, groups: int) -> jax.Array:
-    """The norm of each block of the gradient of the dense matrix: `[groups, blocks of inputs]`."""
-    in_chunk = groups_in_chunk(groups)
-    blocks_of_inputs = len(columns)
-    inputs = _merged(columns)
-    dtype = tree_lib.at_least_float32(columns.dtype)
-
-    def norms_of_chunk(_: None, cotangents: jax.Array) -> tuple[None, jax.Array]:
-        by_group = jnp.split(cotangents, in_chunk, axis=1)
-        norms = []
-        for cotangent in by_group:
-            gradient = _contract(inputs, cotangent, (1, 0), cotangent.dtype)
-            blocks = gradient.reshape(blocks_of_inputs, -1)
-            blocks = blocks.astype(dtype)
-            norms.append(jnp.linalg.norm(blocks, axis=1))
-        return None, jnp.stack(norms)
-
-    chunks = chunks_of_outputs(cotangents, groups)
-    _, norms = scan_chunks(norms_of_chunk, None, chunks)
-    return norms.reshape(groups, blocks_of_inputs)
+def _scan_groups(function: Callable[..., Any], carry: Any, arrays: Any) -> Any:
+    groups = len(jax.tree.leaves(arrays)[0])
+    return lax.scan(function, carry, arrays, unroll=min(groups, _UNROLLED))
 
 
 def _take(columns: jax.Array, indices: jax.Array) -> jax.Array:
     """The columns of these blocks, `[blocks * in, n]`."""
-    taken = jnp.take(columns, indices, axis=0, mode='clip')
-    return _merged(taken)
+    return _merged(jnp.take(columns, indices, axis=0, mode='clip'))
 
 
 def _merged(blocks: jax.Array) -> jax.Array:
@@ -252,8 +166,5 @@ def _merged(blocks: jax.Array) -> jax.Array:
 
 def _contract(left: jax.Array, right: jax.Array, axes: tuple[int, int], dtype: Any) -> jax.Array:
     """Adds products up along an axis of each, in a type."""
-    left_axis, right_axis = axes
-    contracted = (left_axis,), (right_axis,)
-    no_batch = (), ()
-    dimension_numbers = contracted, no_batch
-    return lax.dot_general(left, right, dimension_numbers, preferred_element_type=dtype)
+    contracted = (axes[0],), (axes[1],)
+    return lax.dot_general(left, right, (contracted, ((), ())), preferred_element_type=dtype)

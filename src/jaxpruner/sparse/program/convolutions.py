@@ -35,14 +35,13 @@ class Convolution(NamedTuple):
     def window(self) -> tuple[int, ...]:
         """The shape of the window."""
         kernel = self.equation.invars[1].aval
-        _, _, *axes = self.dimension_numbers.rhs_spec
-        return tuple([kernel.shape[axis] for axis in axes])
+        return tuple([kernel.shape[axis] for axis in self.dimension_numbers.rhs_spec[2:]])
 
     @property
     def result_shape(self) -> tuple[int, ...]:
         """`[batch, *space, outputs]` in the program."""
         result = self.equation.outvars[0].aval
-        order = _from_spec(self.dimension_numbers.out_spec)
+        order = _channels_last(self.dimension_numbers.out_spec)
         return tuple([result.shape[axis] for axis in order])
 
     @property
@@ -55,101 +54,54 @@ class Convolution(NamedTuple):
 
     def run(self, image: jax.Array, kernel: jax.Array) -> jax.Array:
         """Convolves; image and kernel may have other numbers of channels than in the program."""
-        image_order = _to_spec(self.dimension_numbers.lhs_spec)
-        image = image.transpose(image_order)
-        outputs, channels, *window = self.dimension_numbers.rhs_spec
-        kernel_axes = [*window, channels, outputs]
-        kernel_order = [kernel_axes.index(axis) for axis in range(kernel.ndim)]
-        kernel = kernel.transpose(kernel_order)
+        numbers = self.dimension_numbers
+        outputs, channels, *window = numbers.rhs_spec
+        image = image.transpose(_inverse(_channels_last(numbers.lhs_spec)))
+        kernel = kernel.transpose(_inverse([*window, channels, outputs]))
         (result,) = bind(self.equation, [image, kernel])
-        result_order = _from_spec(self.dimension_numbers.out_spec)
-        return result.transpose(result_order)
+        return result.transpose(_channels_last(numbers.out_spec))
 
     def run_with(self, operator: Any, data: jax.Array) -> jax.Array:
         """Convolves data in the axes of the program, with an operator in the place of the kernel."""
-        order = _from_spec(self.dimension_numbers.lhs_spec)
-        image = data.transpose(order)
+        image = data.transpose(_channels_last(self.dimension_numbers.lhs_spec))
         if isinstance(operator, Convolving):
             result = operator.convolve(image, self)
         else:
-            result = self._multiply_windows(operator, image)
-        order = _to_spec(self.dimension_numbers.out_spec)
-        return result.transpose(order)
-
-    def _multiply_windows(self, operator: Any, image: jax.Array) -> jax.Array:
-        windows = self._windows(image)
-        *image_shape, elements = windows.shape
-        rows = windows.reshape(math.prod(image_shape), elements)
-        products = operator.multiply(rows)
-        _, outputs = products.shape
-        return products.reshape(*image_shape, outputs)
+            windows = self._windows(image)
+            *image_shape, elements = windows.shape
+            products = operator.multiply(windows.reshape(math.prod(image_shape), elements))
+            result = products.reshape(*image_shape, products.shape[1])
+        return result.transpose(_inverse(_channels_last(self.dimension_numbers.out_spec)))
 
     def _windows(self, image: jax.Array) -> jax.Array:
         """The windows of images as `[batch, *space, elements]`, channels innermost."""
-        image = self._padded(image)
-        batch, *space, channels = image.shape
         params = self.equation.params
-        settings = space, self.window, params['window_strides'], params['rhs_dilation']
-        axes = list(map(_WindowAxis, *settings))
-        strides = [1, *[axis.stride for axis in axes], 1]
-        offsets_along = [range(axis.window) for axis in axes]
+        # Zeros around the images, and between their elements.
+        sides = zip(params['padding'], params['lhs_dilation'], strict=True)
+        inner = [(before, after, step - 1) for (before, after), step in sides]
+        padded = lax.pad(image, jnp.zeros((), image.dtype), [(0, 0, 0), *inner, (0, 0, 0)])
+        batch, *space, channels = padded.shape
+        dilation = params['rhs_dilation']
+        strides = [1, *params['window_strides'], 1]
         elements = []
-        for offsets in itertools.product(*offsets_along):
+        for offsets in itertools.product(*map(range, self.window)):
             starts, stops = [0], [batch]
-            for axis, offset in zip(axes, offsets, strict=True):
-                first = offset * axis.dilation
+            for number, offset in enumerate(offsets):
+                first = offset * dilation[number]
+                # The distance from the first element of a window to the last.
+                reach = (self.window[number] - 1) * dilation[number]
                 starts.append(first)
-                stops.append(first + axis.length - axis.reach)
-            starts.append(0)
-            stops.append(channels)
-            elements.append(lax.slice(image, starts, stops, strides))
-        if len(elements) == 1:
-            return elements[0]
+                stops.append(first + space[number] - reach)
+            elements.append(lax.slice(padded, [*starts, 0], [*stops, channels], strides))
         return jnp.concatenate(elements, axis=-1)
 
-    def _padded(self, image: jax.Array) -> jax.Array:
-        """The images with zeros around them, and between their elements."""
-        params = self.equation.params
-        none = (0, 0, 0)
-        config = [none]
-        for sides, dilation in zip(params['padding'], params['lhs_dilation'], strict=True):
-            before, after = sides
-            config.append((before, after, dilation - 1))
-        config.append(none)
-        if not any(map(any, config)):
-            return image
-        zero = jnp.zeros((), image.dtype)
-        return lax.pad(image, zero, config)
 
-
-class _WindowAxis(NamedTuple):
-    """How windows lie along an axis of a padded image.
-
-    Attributes:
-      length: of the image.
-      window: elements of a window.
-      stride: from one window to the next.
-      dilation: from one element to the next.
-    """
-
-    length: int
-    window: int
-    stride: int
-    dilation: int
-
-    @property
-    def reach(self) -> int:
-        """The distance from the first element of a window to the last."""
-        return (self.window - 1) * self.dilation
-
-
-def _from_spec(spec: Sequence[int]) -> list[int]:
-    """The order that puts the channels of an image last."""
+def _channels_last(spec: Sequence[int]) -> list[int]:
+    """The order of axes that puts the channels of an image last."""
     batch, channels, *space = spec
     return [batch, *space, channels]
 
 
-def _to_spec(spec: Sequence[int]) -> list[int]:
-    """The order that moves channels from the last axis back to where the convolution has them."""
-    order = _from_spec(spec)
+def _inverse(order: Sequence[int]) -> list[int]:
+    """The order that moves axes back to where they were."""
     return [order.index(axis) for axis in range(len(order))]

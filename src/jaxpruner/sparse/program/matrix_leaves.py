@@ -7,7 +7,7 @@ shape are layers like those of a stack. Their axis stands behind the layers of l
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -28,7 +28,6 @@ from jaxpruner.trace.program import (
     RULED,
     Call,
     Cond,
-    Program,
     ProgramPath,
     Scan,
     While,
@@ -154,8 +153,11 @@ def matrix_leaf_of(
         raise RefusedLeafError(NOT_CONTRACTED)
     for use in uses:
         _check_use(graph, use)
-        if not constant_masks:
-            _check_unmasked(use)
+        steps = [step_name(step) for step in use.site.view.steps]
+        if not constant_masks and MASKS.intersection(steps):
+            raise RefusedLeafError(
+                f'the model masks it with a constant ({use.where}); mask the parameters instead'
+            )
     leaf = graph.program.in_avals[uses[0].site.view.leaf]
     if not leaf.size:
         raise RefusedLeafError('it has no elements')
@@ -164,7 +166,10 @@ def matrix_leaf_of(
     except UnknownWeightsError as error:
         raise RefusedLeafError(error.reason) from error
     _check_parts(parts, leaf)
-    product_sites = tuple(_product_sites_of(parts))
+    product_sites = []
+    for number, part in enumerate(parts):
+        for use in part.uses:
+            product_sites.append(ProductSite(use, number if len(parts) > 1 else None))
     *layers, inputs, outputs = parts[0].shape
     if len(parts) > 1:
         layers.insert(len(parts[0].stack), len(parts))
@@ -177,17 +182,11 @@ def matrix_leaf_of(
         inputs=inputs,
         outputs=outputs,
         op=ops.pop(),
-        product_sites=product_sites,
+        product_sites=tuple(product_sites),
         shape=leaf.shape,
         dtype=leaf.dtype,
         parts=parts,
     )
-
-
-def _product_sites_of(parts: Sequence[WeightMatrices]) -> Iterator[ProductSite]:
-    for number, part in enumerate(parts):
-        for use in part.uses:
-            yield ProductSite(use, number if len(parts) > 1 else None)
 
 
 def _check_use(graph: UseGraph, use: Use) -> None:
@@ -207,56 +206,35 @@ def _check_use(graph: UseGraph, use: Use) -> None:
     own_shape = tuple([axis.size for axis in site.view.axes])
     if site.view.shape != own_shape:
         raise RefusedLeafError(f'other parameters are put beside it ({use.where})')
-    if _is_ruled(graph, site.path):
+    if _is_ruled(graph.program.jaxpr, site.path):
         raise RefusedLeafError(f'a call with a derivative rule of its own reads it ({use.where})')
     loops = [entry.loop for entry in site.view.stack]
-    if not _is_nested_outermost_first(loops):
+    if len(set(loops)) < len(loops) or loops != sorted(loops, key=len):
         raise RefusedLeafError(f'loops take it apart in another order ({use.where})')
 
 
-def _is_nested_outermost_first(loops: Sequence[ProgramPath]) -> bool:
-    """Whether loops, given by their paths, are all different and in the order in which they are nested."""
-    are_different = len(set(loops)) == len(loops)
-    return are_different and loops == sorted(loops, key=len)
+def _is_ruled(program: Any, path: ProgramPath) -> bool:
+    """Whether an equation lies in a call with a derivative rule of its own.
 
-
-def _check_unmasked(use: Use) -> None:
-    for step in use.site.view.steps:
-        if step_name(step) in MASKS:
-            raise RefusedLeafError(
-                f'the model masks it with a constant ({use.where}); mask the parameters instead'
-            )
-
-
-def _is_ruled(graph: UseGraph, path: ProgramPath) -> bool:
-    """Whether an equation lies in a call with a derivative rule of its own."""
-    program = graph.program.jaxpr
-    for number, within in _steps_into(path):
+    Its path has the numbers of the equations around it, outermost first, and behind each that of the inner program.
+    """
+    for number, within in zip(path[:-1:2], path[1::2], strict=True):
         equation = program.eqns[number]
         if equation.primitive.name in RULED:
             return True
-        program = _programs(equation)[within].jaxpr
+        match inside(equation):
+            case Cond() as cond:
+                programs = cond.branches
+            case While() as loop:
+                programs = loop.condition, loop.body
+            case Scan() as scan:
+                programs = (scan.body,)
+            case Call() as call:
+                programs = (call.program,)
+            case _:
+                return False
+        program = programs[within].jaxpr
     return False
-
-
-def _steps_into(path: ProgramPath) -> Iterator[tuple[int, int]]:
-    """The equations around the one at a path, outermost first: the number of each, and that of its inner program."""
-    for start in range(0, len(path) - 1, 2):
-        yield path[start], path[start + 1]
-
-
-def _programs(equation: Any) -> Sequence[Program]:
-    """The programs inside an equation, in the order of their numbers."""
-    match inside(equation):
-        case Cond() as cond:
-            return cond.branches
-        case While() as loop:
-            return loop.condition, loop.body
-        case Scan() as scan:
-            return (scan.body,)
-        case Call() as call:
-            return (call.program,)
-    return ()
 
 
 def _check_parts(parts: Sequence[WeightMatrices], leaf: Any) -> None:

@@ -11,7 +11,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf, RefusedLeafError, matrix_leaf_of
 from jaxpruner.sparse.program.product_sites import ProductSite
 from jaxpruner.sparse.program.running import run_with_operators
-from jaxpruner.trace import UseGraph, param_uses
+from jaxpruner.trace import param_uses
 
 
 def find_products(
@@ -42,13 +42,13 @@ class _Traced(NamedTuple):
     Attributes:
       program: a closed jaxpr.
       matrix_leaves: by number of the leaf.
-      refused: path -> reason.
+      refused: name -> reason.
       results: the structure of its results.
     """
 
     program: Any
     matrix_leaves: Mapping[int, MatrixLeaf]
-    refused: Mapping[tree_lib.Path, str]
+    refused: dict[str, str]
     results: Any
 
 
@@ -74,17 +74,16 @@ class Products:
         self.params = jax.tree.map(_shape, params)
         self._paths, self._shapes, self._treedef = tree_lib.flatten_with_paths(self.params)
         self._names = list(map(tree_lib.path_string, self._paths))
-        _check_different(self._names)
+        for name, count in collections.Counter(self._names).items():
+            if count > 1:
+                raise ValueError(
+                    f'{count} leaves are called {name!r}; give the containers other keys'
+                )
         sample = tuple(sample)
         traced = self._trace(self._shapes, sample)
-        key = _signature(self._shapes, sample)
-        self._traced = {key: traced}
-        self.by_leaf: dict[str, MatrixLeaf] = {}
-        for matrix_leaf in traced.matrix_leaves.values():
-            self.by_leaf[matrix_leaf.name] = matrix_leaf
-        self.refused: dict[str, str] = {}
-        for path, reason in traced.refused.items():
-            self.refused[tree_lib.path_string(path)] = reason
+        self._traced = {_signature(self._shapes, sample): traced}
+        self.by_leaf = {leaf.name: leaf for leaf in traced.matrix_leaves.values()}
+        self.refused = traced.refused
 
     def by_name(self, params: tree_lib.PyTree) -> dict[str, Any]:
         """All leaves by name."""
@@ -92,9 +91,18 @@ class Products:
         return dict(zip(self._names, leaves, strict=True))
 
     def leaves(self, params: tree_lib.PyTree) -> dict[str, Any]:
-        """The leaves that are matrices, by name."""
-        by_name = self.by_name(params)
-        return {name: by_name[name] for name in self.by_leaf}
+        """The leaves that are matrices, by name.
+
+        Raises:
+          ValueError: one has another shape than in the model.
+        """
+        by_name, leaves = self.by_name(params), {}
+        for name, matrix_leaf in self.by_leaf.items():
+            leaves[name] = by_name[name]
+            shape = jnp.shape(leaves[name])
+            if shape != matrix_leaf.shape:
+                raise ValueError(f'{name} has shape {shape}, and in the model {matrix_leaf.shape}')
+        return leaves
 
     def put(self, params: tree_lib.PyTree, operators: Mapping[str, Any]) -> tree_lib.PyTree:
         """The parameters with operators, or other arrays, in the place of the leaves of these names.
@@ -136,11 +144,9 @@ class Products:
         traced = self._trace_of(shapes, inputs)
         product_sites: list[ProductSite] = []
         for number in operators:
-            matrix_leaf = traced.matrix_leaves.get(number)
-            if matrix_leaf is None:
-                name = self._names[number]
-                raise ValueError(self._unknown(name))
-            product_sites += matrix_leaf.product_sites
+            if number not in traced.matrix_leaves:
+                raise ValueError(self._unknown(self._names[number]))
+            product_sites += traced.matrix_leaves[number].product_sites
         values = leaves + jax.tree.leaves(inputs)
         results = run_with_operators(traced.program, product_sites, values, operators)
         return jax.tree.unflatten(traced.results, results)
@@ -172,33 +178,13 @@ class Products:
         params = jax.tree.unflatten(self._treedef, shapes)
         input_shapes = jax.tree.map(_shape, inputs)
         graph = param_uses(flat, params, *input_shapes)
-        matrix_leaves, refused = _matrix_leaves_of(graph, self._paths, self._constant_masks)
-        return _Traced(
-            program=graph.program,
-            matrix_leaves=matrix_leaves,
-            refused=refused,
-            results=structures[-1],
-        )
-
-
-def _check_different(names: Sequence[str]) -> None:
-    """Refuses a name that two leaves have."""
-    for name, count in collections.Counter(names).items():
-        if count > 1:
-            raise ValueError(f'{count} leaves are called {name!r}; give the containers other keys')
-
-
-def _matrix_leaves_of(
-    graph: UseGraph, paths: Sequence[tree_lib.Path], constant_masks: bool
-) -> tuple[dict[int, MatrixLeaf], dict[tree_lib.Path, str]]:
-    """The leaves that are matrices, by number, and why the others are not."""
-    matrix_leaves, refused = {}, {}
-    for number, path in enumerate(paths):
-        try:
-            matrix_leaves[number] = matrix_leaf_of(graph, path, constant_masks)
-        except RefusedLeafError as error:
-            refused[path] = str(error)
-    return matrix_leaves, refused
+        matrix_leaves, refused = {}, {}
+        for number, path in enumerate(self._paths):
+            try:
+                matrix_leaves[number] = matrix_leaf_of(graph, path, self._constant_masks)
+            except RefusedLeafError as error:
+                refused[self._names[number]] = str(error)
+        return _Traced(graph.program, matrix_leaves, refused, structures[-1])
 
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -110,8 +110,18 @@ class ProductSite(NamedTuple):
         result_dtype = self.result_dtype
         if self.part is not None:
             operator = jax.tree.map(lambda array: array[self.part], operator)
+        # The numbers of an operator are rounded as the model rounds those of the leaf.
         steps = self.use.site.view.steps
-        operator = _cast(operator, steps, weights.dtype)
+        casts = [step.equation for step in steps if step_name(step) in CASTS]
+
+        def cast(array: jax.Array) -> jax.Array:
+            if not jnp.issubdtype(array.dtype, jnp.inexact):
+                return array
+            for equation in casts:
+                (array,) = bind(equation, [array])
+            return array.astype(weights.dtype)
+
+        operator = jax.tree.map(cast, operator)
         if data.dtype != result_dtype or weights.dtype != result_dtype:
             if isinstance(operator, Accumulating):
                 operator = operator.with_result_dtype(result_dtype)
@@ -135,10 +145,11 @@ def _dot(equation: Any, operand: int, data: jax.Array, operator: Any) -> jax.Arr
     free_shape = _lengths(data, free)
     input_shape = _lengths(data, inputs)
     arranged = data.transpose(*batch, *free, *inputs)
-    rows_shape = math.prod(free_shape), math.prod(input_shape)
-    rows = arranged.reshape(*batch_shape, *rows_shape)
+    rows = arranged.reshape(*batch_shape, math.prod(free_shape), math.prod(input_shape))
 
-    multiply = _multiply
+    def multiply(operator: Operator, rows: jax.Array) -> jax.Array:
+        return operator.multiply(rows)
+
     for _ in batch:
         multiply = jax.vmap(multiply)
     products = multiply(operator, rows)
@@ -150,12 +161,9 @@ def _dot(equation: Any, operand: int, data: jax.Array, operator: Any) -> jax.Arr
     if operand == 1:
         return products
     # The program has the outputs before the free axes of the data.
-    axes = list(range(products.ndim))
-    first_free = len(batch)
-    first_output = first_free + len(free)
-    of_batch, of_free = axes[:first_free], axes[first_free:first_output]
-    of_outputs = axes[first_output:]
-    return products.transpose(*of_batch, *of_outputs, *of_free)
+    first, last = len(batch), len(batch) + len(free)
+    order = [*range(first), *range(last, products.ndim), *range(first, last)]
+    return products.transpose(order)
 
 
 def _other_axes(array: Any, axes: Container[int]) -> list[int]:
@@ -164,24 +172,6 @@ def _other_axes(array: Any, axes: Container[int]) -> list[int]:
 
 def _lengths(array: Any, axes: Sequence[int]) -> list[int]:
     return [array.shape[axis] for axis in axes]
-
-
-def _multiply(operator: Operator, rows: jax.Array) -> jax.Array:
-    return operator.multiply(rows)
-
-
-def _cast(operator: Any, steps: Sequence[Any], dtype: Any) -> Any:
-    """Rounds the numbers of an operator as the model rounds those of the leaf."""
-    casts = [step.equation for step in steps if step_name(step) in CASTS]
-
-    def cast(array: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(array.dtype, jnp.inexact):
-            return array
-        for equation in casts:
-            (array,) = bind(equation, [array])
-        return array.astype(dtype)
-
-    return jax.tree.map(cast, operator)
 
 
 def _precision(precision: Any) -> Any:

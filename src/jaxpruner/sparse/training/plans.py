@@ -6,13 +6,12 @@ from collections.abc import Mapping
 
 from jaxpruner import text_tables
 from jaxpruner.sparse.training.layouts import Layout
-from jaxpruner.sparse.training.unstructured_positions import KeptWeights
 from jaxpruner.text_tables import Column
 
 _COLUMNS = (
     Column('leaf', overflow='fold'),
     Column('shape', overflow='fold'),
-    Column('blocks, or why it stays dense', overflow='wrap'),
+    Column('stored, or why it stays dense', overflow='wrap'),
     Column('kept', align='right'),
     Column('of', align='right'),
 )
@@ -35,7 +34,7 @@ class PlannedLeaf:
 
     name: str
     shape: tuple[int, ...]
-    layout: Layout | KeptWeights | None
+    layout: Layout | None
     kept: int
     note: str = ''
 
@@ -44,6 +43,13 @@ class PlannedLeaf:
         """Weights of the dense leaf."""
         return math.prod(self.shape)
 
+    @property
+    def words(self) -> str:
+        """How it is stored, or why it stays dense."""
+        if self.layout is None:
+            return f'dense: {self.note}'
+        return f'{self.layout.words}; {self.note}' if self.note else self.layout.words
+
 
 @dataclasses.dataclass(frozen=True)
 class BlockPlan:
@@ -51,11 +57,10 @@ class BlockPlan:
 
     Attributes:
       leaves: by name, in the tree's order.
-      heading: of the column that says how a leaf is stored.
 
     >>> plan = BlockPlan({'bias': PlannedLeaf('bias', (4,), None, kept=4, note='no contraction reads it')})
     >>> print(plan)
-    leaf   shape  blocks, or why it stays dense   kept  of
+    leaf   shape  stored, or why it stays dense   kept  of
     ------------------------------------------------------
     bias   4      dense: no contraction reads it     4   4
     ------------------------------------------------------
@@ -63,7 +68,6 @@ class BlockPlan:
     """
 
     leaves: Mapping[str, PlannedLeaf]
-    heading: str = 'blocks, or why it stays dense'
 
     @property
     def kept(self) -> int:
@@ -77,22 +81,13 @@ class BlockPlan:
 
     def __str__(self) -> str:
         leaves = list(self.leaves.values())
-        alike = [(leaf.shape, _words(leaf)) for leaf in leaves]
+        alike = [(leaf.shape, leaf.words) for leaf in leaves]
         rows = []
-        for name, indices in text_tables.group_layers([leaf.name for leaf in leaves], alike):
+        for name, indices in text_tables.group_layers(list(self.leaves), alike):
             shape, words = alike[indices[0]]
             kept = sum(leaves[i].kept for i in indices)
             size = sum(leaves[i].size for i in indices)
             rows.append([name, '×'.join(map(str, shape)), words, f'{kept:,}', f'{size:,}'])
         sparsity = 1 - self.kept / max(self.size, 1)
         total = ['total', '', f'sparsity {sparsity:.4g}', f'{self.kept:,}', f'{self.size:,}']
-        columns = list(_COLUMNS)
-        columns[2] = Column(self.heading, overflow='wrap')
-        return text_tables.to_text(columns, rows, total)
-
-
-def _words(leaf: PlannedLeaf) -> str:
-    layout = leaf.layout
-    if layout is None:
-        return f'dense: {leaf.note}'
-    return f'{layout.words}; {leaf.note}' if leaf.note else layout.words
+        return text_tables.to_text(_COLUMNS, rows, total)
