@@ -45,7 +45,7 @@ def train(tx, params, number=STEPS):
     for seed in range(1, number + 1):
         params, state = step(params, state, draw(seed, jax.tree.map(jnp.shape, params)))
         masks = jax.tree.leaves([found.masks for found in jaxpruner.sparse_states(state)])
-        yield state, [int(np.bitwise_count(np.array(mask)).sum()) for mask in masks]
+        yield state, [int(np.unpackbits(np.array(mask)).sum()) for mask in masks]
 
 
 SETTINGS = {

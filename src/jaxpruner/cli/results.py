@@ -12,7 +12,7 @@ _ENDINGS = {'.md': 'markdown', '.csv': 'csv'}
 
 
 def table(
-    results: Folders,
+    results: Folders = (),
     *,
     format: Literal['auto', 'markdown', 'csv', 'terminal'] = 'auto',
     out: Path | None = None,
@@ -42,7 +42,7 @@ def table(
 
 
 def plot(
-    results: Folders,
+    results: Folders = (),
     *,
     kind: Literal['sparsity', 'layers', 'masks'] = 'sparsity',
     cell: str | None = None,
