@@ -2,15 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.files import host_arrays
-
-_NAME_OF_METADATA = '__metadata__'  # the format's own
 
 
 def save_safetensors(
@@ -42,50 +38,11 @@ def save_safetensors(
     ...     list(saved.leaves), saved.read('block.0.kernel')
     (['block.0.kernel'], array([[0., 2.]], dtype=float32))
     """
-    checkpoints = _checkpoints()
-    arrays = _arrays_by_name(tree)
-    _check_metadata(metadata or {})
-    leaves = {}
+    from jaxpruner.checkpoints.reading import Leaf  # loads libraries that the core does without
+    from jaxpruner.checkpoints.writing import write_tensors
+
+    arrays = {name: array for name, (_, array) in host_arrays.named_arrays(tree).items()}
     # Wide numbers first, as the format's own library has it: each tensor then begins where its dtype may.
-    for name in sorted(arrays, key=lambda name: -np.dtype(arrays[name].dtype).itemsize):
-        array = arrays[name]
-        leaves[name] = checkpoints.Leaf(tuple(array.shape), np.dtype(array.dtype))
-    with checkpoints.SafetensorsWriter(Path(path), leaves, metadata) as writer:
-        for name in leaves:
-            writer.write(name, host_arrays.on_host(arrays[name]))
-
-
-def _checkpoints() -> ModuleType:
-    try:
-        from jaxpruner import checkpoints  # loads libraries that the core does without
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"save_safetensors needs {error.name}, which is not installed: pip install 'jaxpruner[checkpoint]'"
-        ) from error
-    return checkpoints
-
-
-def _arrays_by_name(tree: tree_lib.PyTree) -> dict[str, Any]:
-    """The leaves as arrays, under dotted names."""
-    paths, leaves, _ = tree_lib.flatten_with_paths(tree)
-    arrays: dict[str, Any] = {}
-    owners: dict[str, tree_lib.Path] = {}
-    for path, leaf in zip(paths, leaves, strict=True):
-        name = '.'.join(path)
-        if name == _NAME_OF_METADATA:
-            raise ValueError(
-                f'{name}: safetensors files keep this name for metadata; rename the leaf'
-            )
-        if name in arrays:
-            raise ValueError(
-                f'the leaves {owners[name]} and {path} are both called {name!r} in a file; rename one'
-            )
-        owners[name] = path
-        arrays[name] = host_arrays.checked_array(name, leaf)
-    return arrays
-
-
-def _check_metadata(metadata: Mapping[Any, Any]) -> None:
-    for name, text in metadata.items():
-        if not isinstance(name, str) or not isinstance(text, str):
-            raise TypeError(f'metadata must map strings to strings, got {name!r}: {text!r}')
+    names = sorted(arrays, key=lambda name: -arrays[name].dtype.itemsize)
+    leaves = {name: Leaf(arrays[name].shape, np.dtype(arrays[name].dtype)) for name in names}
+    write_tensors(Path(path), leaves, lambda name: host_arrays.on_host(arrays[name]), metadata)

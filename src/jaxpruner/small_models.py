@@ -1,7 +1,7 @@
 """A smaller model as one safetensors file, with the plan by which it was cut in the file's header."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,14 +10,15 @@ import numpy as np
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.files import host_arrays
-from jaxpruner.saving import save_safetensors
 from jaxpruner.structure import ChannelGraph
 from jaxpruner.structure.axes import Axes
 from jaxpruner.structure.cut import KeepByGroup, check_keep
 from jaxpruner.structure.plans import keep_of_json, plan_text
 from jaxpruner.structure.small_model import check_small, check_structure
 
-_PLAN = 'jaxpruner_plan'  # among the metadata
+# Among the metadata:
+_PLAN = 'jaxpruner_plan'
+_DIGEST = 'crc32 of '  # and the name of a tensor
 
 
 class SmallModel(NamedTuple):
@@ -47,9 +48,9 @@ def save_small_model(
 ) -> None:
     """Saves a smaller model as a safetensors file: its arrays, and in the header what was kept.
 
-    The plan is that of `structure.save_plan`. Any library that reads safetensors reads the arrays, under the dotted
-    names that `save_safetensors` gives them. The file appears when it is whole, and replaces one that is there. Needs
-    the extra `jaxpruner[checkpoint]`.
+    The plan is that of `structure.save_plan`; a checksum of each array shows damage. Any library that reads safetensors
+    reads the arrays, under the dotted names that `save_safetensors` gives them. The file appears when it is whole, and
+    replaces one that is there. Needs the extra `jaxpruner[checkpoint]`.
 
     Args:
       graph: of the whole model.
@@ -86,7 +87,12 @@ def save_small_model(
             if name in arrays:
                 raise ValueError(f'{name!r} is in the parameters and in the state; rename one')
             arrays[name] = leaf
-    save_safetensors(arrays, path=Path(path), metadata={_PLAN: plan_text(graph, keep)})
+    from jaxpruner.checkpoints import writing  # loads libraries that the core does without
+
+    named = host_arrays.named_arrays(arrays).items()
+    tensors = {name: host_arrays.on_host(array) for name, (_, array) in named}
+    digests = {_DIGEST + name: writing.digest_of(array) for name, array in tensors.items()}
+    writing.write_safetensors(Path(path), tensors, {_PLAN: plan_text(graph, keep), **digests})
 
 
 def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> SmallModel:
@@ -102,7 +108,7 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
     Raises:
       OSError: the file cannot be read.
       ValueError: it is no safetensors file, or a part of one; it has no plan, or that of another model; its arrays are
-        not those that the plan says; or JAX would round them, since they have 64 bits.
+        not those that the plan says, or are damaged; or JAX would round them, since they have 64 bits.
 
     If the program is another than that of which the plan was made, a warning says so, as in `structure.load_plan`.
 
@@ -119,10 +125,10 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
     >>> graph.small_apply(small.keep)(small.params, jnp.ones((1, 2))).tolist()
     [[6.0]]
     """
-    from jaxpruner import checkpoints  # loads libraries that the core does without
+    from jaxpruner.checkpoints import open_checkpoint, writing  # load libraries, as above
 
     path = Path(path)
-    checkpoint = checkpoints.open_checkpoint(path)
+    checkpoint = open_checkpoint(path)
     if _PLAN not in checkpoint.metadata:
         raise ValueError(
             f'{path} has no plan of channels, so that it is no smaller model; save_small_model writes one'
@@ -132,17 +138,22 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
     parts = _parts(graph)
     if set(parts[1].leaf_names).isdisjoint(checkpoint.leaves):
         parts = parts[:1]  # no state was saved
-    _check_names(path, parts, checkpoint.leaves)
+    names = {name for part in parts for name in part.leaf_names}
+    for name in sorted(names ^ checkpoint.leaves.keys()):
+        words = f'lacks {name}' if name in names else f'has {name}, which the model has not'
+        raise ValueError(f'{path} {words}; save the model anew')
     trees = []
     for part in parts:
         leaves = []
         for name, axes in zip(part.leaf_names, part.axes, strict=True):
-            shape = checkpoint.leaves[name].shape
-            if shape != cut.shape(axes):
+            array = checkpoint.read(name)
+            if array.shape != cut.shape(axes):
                 raise ValueError(
-                    f'{path}: {name} has shape {shape}, and by its plan {cut.shape(axes)}; save the model anew'
+                    f'{path}: {name} has shape {array.shape}, and by its plan {cut.shape(axes)}; save the model anew'
                 )
-            leaves.append(host_arrays.on_device(f'{path}: {name}', checkpoint.read(name)))
+            if writing.digest_of(array) != checkpoint.metadata.get(_DIGEST + name):
+                raise ValueError(f'{path}: the bytes of {name} are damaged; save the model anew')
+            leaves.append(host_arrays.on_device(f'{path}: {name}', array))
         trees.append(part.treedef.unflatten(leaves))
     return SmallModel(trees[0], keep, *trees[1:])
 
@@ -166,14 +177,3 @@ def _parts(graph: ChannelGraph) -> list[_Part]:
     params = _Part('parameters', trace.paths, trace.leaves, jax.tree.structure(model.params))
     treedef = jax.tree.structure(model.programs[0].state)
     return [params, _Part('state', trace.state_paths, trace.states, treedef)]
-
-
-def _check_names(path: Path, parts: Sequence[_Part], found: Collection[str]) -> None:
-    """Refuses files that lack a leaf or have one too many."""
-    names = [name for part in parts for name in part.leaf_names]
-    for name in names:
-        if name not in found:
-            raise ValueError(f'{path} lacks {name}; save the model anew')
-    for name in found:
-        if name not in names:
-            raise ValueError(f'{path} has {name}, which the model has not; save the model anew')

@@ -1,11 +1,13 @@
 """Files and folders appear whole or not at all, whatever happens to who writes them."""
 
 import errno
+import multiprocessing
 import os
 import stat
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ def names(folder):
 
 
 @pytest.mark.parametrize('before', [None, 'earlier'])
-@pytest.mark.parametrize('error', [OSError('broken'), KeyboardInterrupt(), ValueError('no')])
+@pytest.mark.parametrize('error', [OSError('broken'), KeyboardInterrupt()])
 def test_a_failed_write_leaves_what_was_there(tmp_path, before, error):
     path = tmp_path / 'a.txt'
     if before:
@@ -37,44 +39,20 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, before, error):
     assert not before or path.read_text() == before
 
 
-def test_what_others_left_beside_is_theirs(tmp_path):
-    others = [
-        'a.txt.new',
-        '.a.txt.new',
-        'a.new.txt',
-        '.a.txt.1234.jaxpruner-tmp',
-        '.b.txt.0123456789abcdef.jaxpruner-tmp',
-    ]
-    for name in others:
+def write(path, text='whole'):
+    atomic_files.replace_file(path, lambda temporary: temporary.write_text(text))
+
+
+def test_the_next_writer_removes_what_a_killed_process_left_and_nothing_else(tmp_path):
+    others = ['a.txt.new', '.a.txt.1234.jaxpruner-tmp', '.b.txt.0123456789abcdef.jaxpruner-tmp']
+    for name in [*others, '.a.txt.0123456789abcdef.jaxpruner-tmp']:
         (tmp_path / name).write_text(name)
-    with atomic_files.target_claimed(tmp_path / 'a.txt'):
-        atomic_files.replace_file(
-            tmp_path / 'a.txt', lambda temporary: temporary.write_text('whole')
-        )
-    assert names(tmp_path) == sorted([*others, 'a.txt'])
-    assert all((tmp_path / name).read_text() == name for name in others)
-
-
-def test_temporaries_of_a_killed_process_are_removed_by_the_next(tmp_path):
-    for name in (
-        '.a.txt.0123456789abcdef.jaxpruner-tmp',
-        '.a.png.0123456789abcdef.jaxpruner-tmp.png',
-    ):
-        (tmp_path / name).write_text('half')
     (tmp_path / '.a.txt.0123456789abcdee.jaxpruner-tmp').mkdir()
     with atomic_files.target_claimed(tmp_path / 'a.txt'):
-        assert names(tmp_path) == ['.a.png.0123456789abcdef.jaxpruner-tmp.png', '.a.txt.lock']
+        write(tmp_path / 'a.txt')
+    assert names(tmp_path) == sorted([*others, 'a.txt'])
     atomic_files.remove_strays(tmp_path)
-    assert names(tmp_path) == []
-
-
-def test_the_ending_is_kept_where_it_says_the_format(tmp_path):
-    endings = []
-    for keeps_ending in (False, True):
-        atomic_files.replace_file(
-            tmp_path / 'a.png', lambda path: endings.append(path.suffix), keeps_ending
-        )
-    assert endings == ['.jaxpruner-tmp', '.png']
+    assert names(tmp_path) == sorted([*others[:2], 'a.txt'])
 
 
 @pytest.mark.parametrize('place', ['folder', 'pipe', 'loop'])
@@ -84,7 +62,7 @@ def test_only_files_are_replaced(tmp_path, place):
         place
     ]()
     with pytest.raises(OSError, match=place):
-        atomic_files.replace_file(path, lambda temporary: temporary.write_text('whole'))
+        write(path)
     assert names(tmp_path) == [place]
 
 
@@ -106,21 +84,19 @@ def test_a_file_that_must_not_be_replaced_is_kept_when_it_comes_meanwhile(tmp_pa
 
 @pytest.mark.parametrize(
     ('number', 'remedy'),
-    [(errno.ENOSPC, 'free some there'), (errno.EFBIG, 'larger files'), (errno.EIO, '')],
+    [(errno.ENOSPC, 'free some there'), (errno.EIO, '')],
 )
 def test_errors_of_the_system_name_the_target_and_the_remedy(tmp_path, monkeypatch, number, remedy):
     def fail(descriptor):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, 'fsync', fail)
-    for write in (
-        lambda: atomic_files.replace_file(
-            tmp_path / 'a.txt', lambda temporary: temporary.write_text('whole')
-        ),
+    for call in (
+        lambda: write(tmp_path / 'a.txt'),
         lambda: fill_folder(tmp_path / 'a.txt'),
     ):
         with pytest.raises(OSError, match=rf'{os.strerror(number)}.*{remedy}.*a\.txt') as raised:
-            write()
+            call()
         assert raised.value.errno == number
         assert names(tmp_path) == []
 
@@ -169,18 +145,18 @@ def test_a_claim_is_of_the_file_that_a_link_leads_to(tmp_path):
             pass
 
 
-@pytest.mark.parametrize('mode', [0o600, 0o640, 0o444, 0o755])
+@pytest.mark.parametrize('mode', [0o600, 0o444])
 def test_a_file_keeps_its_permissions(tmp_path, mode):
     path = tmp_path / 'a.txt'
     path.write_text('earlier')
     path.chmod(mode)
     meanwhile = []
 
-    def write(temporary):
+    def watch(temporary):
         temporary.write_text('whole')
         meanwhile.append(stat.S_IMODE(temporary.stat().st_mode))
 
-    atomic_files.replace_file(path, write)
+    atomic_files.replace_file(path, watch)
     assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ('whole', mode)
     assert meanwhile[0] | mode == mode | 0o200  # what is private is so from the beginning
 
@@ -192,7 +168,7 @@ def test_a_link_stays_and_its_file_is_replaced(tmp_path, before):
     if before:
         file.write_text(before)
     link.symlink_to(Path('there', 'a.txt'))
-    atomic_files.replace_file(link, lambda temporary: temporary.write_text('whole'))
+    write(link)
     assert link.is_symlink()
     assert file.read_text() == 'whole'
     assert names(file.parent) == ['a.txt']
@@ -221,3 +197,17 @@ def test_threads_do_not_share_a_claim(tmp_path):
     assert max(most) == 1
     assert len(most) + len(refused) == 200
     assert names(tmp_path) == []
+
+
+@pytest.mark.skipif(sys.platform == 'win32', reason='no processes are forked there')
+def test_a_forked_process_does_not_keep_a_claim(tmp_path):
+    context = multiprocessing.get_context('fork')
+    ends = context.Event()
+    with atomic_files.target_claimed(tmp_path / 'a'), warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # that other threads are not there in the fork
+        child = context.Process(target=ends.wait)
+        child.start()
+    with atomic_files.target_claimed(tmp_path / 'a'):
+        pass
+    ends.set()
+    child.join()

@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 
 from jaxpruner.checkpoints import choose, open_checkpoint, prune, write_safetensors
-from jaxpruner.checkpoints.safetensors_reader import INDEX_NAME
+from jaxpruner.checkpoints.reading import INDEX_NAME
 
 TENSORS = 8
 

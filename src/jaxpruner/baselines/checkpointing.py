@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 from jaxpruner.baselines.cell_key import CellKey
 from jaxpruner.baselines.cell_logs import Masks, with_snapshot
 from jaxpruner.baselines.feeds import Feed
-from jaxpruner.checkpoints.orbax_errors import orbax_errors
+from jaxpruner.checkpoints.orbax_folder import orbax_errors
 
 _CORRUPT = '.corrupt'  # what the name of a checkpoint ends in that was set aside
 _NAMES = ocp.path.step.standard_name_format(step_format_fixed_length=6)

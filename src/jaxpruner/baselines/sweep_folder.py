@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxpruner.baselines.recipe import Recipe, read_recipe
 from jaxpruner.files import atomic_files
-from jaxpruner.files.file_locks import locked
+from jaxpruner.files.atomic_files import locked
 from jaxpruner.files.system_errors import errors_named
 
 _LOCK, _RECIPE = '.lock', 'recipe.toml'

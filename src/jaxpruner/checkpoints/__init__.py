@@ -1,19 +1,18 @@
-"""Checkpoints on disk: what is in them, and pruning them without ever holding one in memory.
+"""Checkpoints on disk: what is in them, and pruning them tensor by tensor.
 
 Reads safetensors (also sharded) and orbax, writes safetensors. Needs the extra `jaxpruner[checkpoint]`.
 """
 
-from jaxpruner.checkpoints.base import Checkpoint as Checkpoint
-from jaxpruner.checkpoints.base import Leaf as Leaf
+from jaxpruner.checkpoints.choosing import Choice as Choice
+from jaxpruner.checkpoints.choosing import choose as choose
+from jaxpruner.checkpoints.choosing import left_out as left_out
 from jaxpruner.checkpoints.inspection import LeafReport as LeafReport
 from jaxpruner.checkpoints.inspection import inspect_leaves as inspect_leaves
-from jaxpruner.checkpoints.opening import open_checkpoint as open_checkpoint
 from jaxpruner.checkpoints.optimizer_state import OptimizerTensor as OptimizerTensor
 from jaxpruner.checkpoints.optimizer_state import find_optimizer_state as find_optimizer_state
-from jaxpruner.checkpoints.plan import Choice as Choice
-from jaxpruner.checkpoints.plan import choose as choose
-from jaxpruner.checkpoints.plan import left_out as left_out
 from jaxpruner.checkpoints.pruning import Kept as Kept
 from jaxpruner.checkpoints.pruning import prune as prune
-from jaxpruner.checkpoints.safetensors_writer import SafetensorsWriter as SafetensorsWriter
-from jaxpruner.checkpoints.safetensors_writer import write_safetensors as write_safetensors
+from jaxpruner.checkpoints.reading import Checkpoint as Checkpoint
+from jaxpruner.checkpoints.reading import Leaf as Leaf
+from jaxpruner.checkpoints.reading import open_checkpoint as open_checkpoint
+from jaxpruner.checkpoints.writing import write_safetensors as write_safetensors

@@ -1,6 +1,10 @@
-"""Reads orbax checkpoints one leaf at a time."""
+"""Reads orbax checkpoints one leaf at a time, with errors of one line: its libraries print hundreds of their own."""
 
 import contextlib
+import functools
+import gc
+import logging
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,24 +14,23 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.checkpoints.base import Leaf
-from jaxpruner.checkpoints.orbax_errors import orbax_errors
-from jaxpruner.checkpoints.parts import Part
+from jaxpruner.checkpoints.reading import Leaf
 
 _REMEDY = 'it is damaged or was copied in part; copy or save it anew'
+_LONGEST_REASON = 300  # letters
+_LOGGERS = ('absl', 'asyncio', 'orbax')
 
 
 class OrbaxFolder:
     """A folder, with `_METADATA` in it, to which orbax has saved a pytree; `'a/b/kernel'` is a leaf's name.
 
-    One leaf is held at a time, whole. Releases of orbax that know no placeholders restore the whole tree for each.
+    Releases of orbax that know no placeholders restore the whole tree for each leaf.
     """
 
     def __init__(self, path: Path):
         self.path = Path(path).absolute()
         self.metadata: Mapping[str, str] = {}
-        self._held: tuple[str, np.ndarray] | None = None
-        with _orbax(self.path) as checkpointer:
+        with _orbax(f'{self.path}: orbax cannot read what was saved here') as checkpointer:
             tree: Any = checkpointer.metadata(self.path)
             # Releases differ in how deep the tree lies.
             for attribute in ('item_metadata', 'tree'):
@@ -44,17 +47,9 @@ class OrbaxFolder:
                 f'{self.path}: orbax finds no arrays in what was saved here; {_REMEDY}'
             )
 
-    def read(self, name: str, part: Part | None = None) -> np.ndarray:
-        """Reads a tensor, or a part of it; see `Checkpoint`."""
-        leaf = self.leaves[name]
-        if self._held is None or self._held[0] != name:
-            self._held = None  # freed before the next is read, not after
-            self._held = name, self._restore(name).astype(leaf.dtype, copy=False)
-        array = self._held[1]
-        return array.copy() if part is None else part.of(array).copy()
-
-    def _restore(self, name: str) -> np.ndarray:
-        index = self._names.index(name)
+    def read(self, name: str) -> np.ndarray:
+        """Reads a tensor; see `Checkpoint`."""
+        leaf, index = self.leaves[name], self._names.index(name)
         # A 0 asks for a leaf, a placeholder leaves it out.
         items = [getattr(ocp, 'PLACEHOLDER', 0)] * len(self._names)
         items[index] = 0
@@ -63,17 +58,64 @@ class OrbaxFolder:
             item=jax.tree.unflatten(self._treedef, items),
             restore_args=jax.tree.unflatten(self._treedef, restore_args),
         )
-        with _orbax(self.path, name) as checkpointer:
+        what = f'{self.path}: orbax cannot read {name}, which was saved here'
+        with _orbax(what) as checkpointer:
             restored = checkpointer.restore(self.path, args=arguments)
-            return np.asarray(self._treedef.flatten_up_to(restored)[index])
+            return np.array(self._treedef.flatten_up_to(restored)[index], leaf.dtype)
 
 
 @contextlib.contextmanager
-def _orbax(path: Path, leaf: str = '') -> Iterator[Any]:
+def _orbax(what: str) -> Iterator[Any]:
     """Yields a checkpointer whose errors are one line."""
-    what = f'{leaf}, which was saved here' if leaf else 'what was saved here'
     with (
-        orbax_errors(f'{path}: orbax cannot read {what}', _REMEDY),
+        orbax_errors(what, _REMEDY),
         ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer,
     ):
         yield checkpointer
+
+
+@contextlib.contextmanager
+def orbax_errors(
+    what: str, remedy: str, error_class: type[Exception] = ValueError
+) -> Iterator[None]:
+    """Turns whatever orbax and tensorstore raise into one error of one line: what could not be done, why, the remedy.
+
+    >>> with orbax_errors('a: orbax cannot read it', 'save it anew'):
+    ...     raise KeyError('params')
+    Traceback (most recent call last):
+      ...
+    ValueError: a: orbax cannot read it: 'params'; save it anew
+    """
+    _silence_closed_loops()
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_is_critical)
+    try:
+        yield
+    except Exception as error:
+        gc.collect()  # so that futures that nobody waits for complain now
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = lines[0][:_LONGEST_REASON]
+        raise error_class(f'{what}: {reason}; {remedy}') from error
+    finally:
+        for name in _LOGGERS:
+            logging.getLogger(name).removeFilter(_is_critical)
+
+
+def _is_critical(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.CRITICAL
+
+
+@functools.cache
+def _silence_closed_loops() -> None:
+    """Drops what tensorstore's threads report to an event loop that has been closed.
+
+    They may do so at any time after the first error, so the hook stays.
+    """
+    before = sys.unraisablehook
+
+    def hook(ignored: 'sys.UnraisableHookArgs') -> None:
+        error = ignored.exc_value
+        if not isinstance(error, RuntimeError) or 'loop is closed' not in str(error):
+            before(ignored)
+
+    sys.unraisablehook = hook

@@ -1,22 +1,22 @@
-"""Prunes a checkpoint into another, leaf by leaf and in parts, so that memory stays low whatever the size of either."""
+"""Prunes a checkpoint into another, tensor by tensor, so that neither is ever held in memory."""
 
 import contextlib
-import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import mask_calculator
 from jaxpruner.caller_warnings import warn
-from jaxpruner.checkpoints import leaf_masks
-from jaxpruner.checkpoints.base import Checkpoint, Leaf
+from jaxpruner.checkpoints.choosing import Choice
 from jaxpruner.checkpoints.optimizer_state import find_optimizer_state
-from jaxpruner.checkpoints.parts import PART_SIZE, Part, parts_of
-from jaxpruner.checkpoints.plan import Choice
-from jaxpruner.checkpoints.safetensors_reader import SafetensorsFile, ShardedSafetensors
-from jaxpruner.checkpoints.safetensors_writer import SafetensorsWriter
+from jaxpruner.checkpoints.reading import Checkpoint, Leaf, ShardedSafetensors
+from jaxpruner.checkpoints.writing import write_tensors
 from jaxpruner.files import atomic_files
 
 _NAMED = 4  # tensors that a warning names
@@ -51,7 +51,6 @@ def prune(
     masks_out: Path | None = None,
     overwrite: bool = False,
     on_leaf: Callable[[str, Leaf], None] = lambda name, leaf: None,
-    part_size: int = PART_SIZE,
 ) -> list[Kept]:
     """Writes a checkpoint with zeros where weights are removed; other tensors, dtypes and metadata stay as they are.
 
@@ -61,10 +60,10 @@ def prune(
       choices: what happens to each leaf that is pruned, from `choose`.
       scores: `'magnitude'` or `'random'`.
       seed: of random scores.
-      masks_out: a safetensors file for the masks, uint8 in the shapes of the leaves, 1 = kept.
+      masks_out: a safetensors file for the masks, uint8 in the shapes of the leaves, 1 = kept. Until it is written they
+        are held, at a bit a weight.
       overwrite: replaces files that are there; a folder is never replaced.
       on_leaf: called with each tensor before it is read.
-      part_size: weights held at a time; a leaf of a sparsity type of your own is held whole.
 
     Returns:
       What was kept of each pruned leaf. Warnings say that nothing was removed, and name the leaves that hold NaN, and
@@ -90,152 +89,93 @@ def prune(
             f"scores: {scores!r} is unknown; use 'magnitude' or 'random'; what looks at inputs or a loss needs the "
             "model: jaxpruner.prune(params, 0.5, 'wanda', apply_fn=…, batches=…)"
         )
-    leaf_masks.random_scores('', seed)  # a wrong seed is refused before anything is written
+    if seed < 0:
+        raise ValueError(f'seed must not be negative, got {seed}')
     out = Path(out)
-    masks_out = None if masks_out is None else Path(masks_out)
-    _check_targets(out, masks_out, overwrite, isinstance(checkpoint, ShardedSafetensors))
-    with _mask_writer(masks_out, checkpoint, choices, overwrite) as masks:
-        pruning = _Pruning(
-            checkpoint=checkpoint,
-            choices=choices,
-            random_seed=seed if scores == 'random' else None,
-            masks=masks,
-            overwrite=overwrite,
-            on_leaf=on_leaf,
-            part_size=part_size,
-        )
-        kept = pruning.run(out)
-    _warn_if_nothing_is_removed(kept)
-    _warn_of_nans(kept)
-    _warn_of_stale_moments(kept)
-    return kept
-
-
-@contextlib.contextmanager
-def _mask_writer(
-    path: Path | None, checkpoint: Checkpoint, choices: Mapping[str, Choice], overwrite: bool
-) -> Iterator[SafetensorsWriter | None]:
-    if path is None:
-        yield None
-        return
-    masks = {name: Leaf(checkpoint.leaves[name].shape, np.dtype('uint8')) for name in choices}
-    with SafetensorsWriter(path, masks, overwrite=overwrite) as writer:
-        yield writer
-
-
-@dataclasses.dataclass(frozen=True)
-class _Pruning:
-    """What is pruned and how: the same for all files of a checkpoint."""
-
-    checkpoint: Checkpoint  # all files of it
-    choices: Mapping[str, Choice]
-    random_seed: int | None  # None for magnitudes
-    masks: SafetensorsWriter | None
-    overwrite: bool
-    on_leaf: Callable[[str, Leaf], None]
-    part_size: int
-
-    def run(self, out: Path) -> list[Kept]:
-        moments = _moments_by_weights(self.checkpoint)
-        if not isinstance(self.checkpoint, ShardedSafetensors):
-            return self._prune_file(self.checkpoint, out, moments)
-        kept: list[Kept] = []
-        with atomic_files.target_claimed(out), atomic_files.new_folder(out) as folder:
-            for name, shard in self.checkpoint.files.items():
-                kept += self._prune_file(shard, folder / name, moments)
-            index = self.checkpoint.index
-            (folder / index.name).write_bytes(index.read_bytes())
-        return kept
-
-    def _prune_file(
-        self, file: Checkpoint, out: Path, moments: Mapping[str, list[str]]
-    ) -> list[Kept]:
-        kept: list[Kept] = []
-        keys = list(file.header.leaves) if isinstance(file, SafetensorsFile) else None
-        with SafetensorsWriter(out, file.leaves, file.metadata, keys, self.overwrite) as writer:
-            for name, leaf in file.leaves.items():
-                self.on_leaf(name, leaf)
-                if name in self.choices:
-                    kept.append(self._prune_leaf(file, name, writer, moments.get(name, [])))
-                    continue
-                for part in parts_of(leaf.shape, size=self.part_size):
-                    writer.write(name, file.read(name, part))
-        return kept
-
-    def _prune_leaf(
-        self, file: Checkpoint, name: str, writer: SafetensorsWriter, moments: list[str]
-    ) -> Kept:
-        choice = self.choices[name]
-        score = leaf_masks.magnitude
-        if self.random_seed is not None:
-            score = leaf_masks.random_scores(name, self.random_seed)
-        removed = _RemovedWeights()
-        kept = nans = 0
-        for part in leaf_masks.prune_leaf(
-            file, name, choice.kind, choice.sparsity, score, self.part_size
-        ):
-            writer.write(name, part.weights)
-            if self.masks is not None:
-                self.masks.write(name, part.mask)
-            if moments:
-                removed.add(part.mask)
-            nans += part.nans
-            kept += int(np.count_nonzero(part.mask))
-        stale = [moment for moment in moments if removed.has_nonzero(self.checkpoint, moment)]
-        return Kept(name, file.leaves[name].size, kept, nans, tuple(stale))
-
-
-def _moments_by_weights(checkpoint: Checkpoint) -> dict[str, list[str]]:
-    """Maps tensors of weights to those of the optimizer's state that belong to them."""
+    is_sharded = isinstance(checkpoint, ShardedSafetensors)
+    atomic_files.check_target(out, overwrite, is_folder=is_sharded)
+    if masks_out is not None:
+        masks_out = Path(masks_out)
+        if os.path.realpath(masks_out) == os.path.realpath(out):
+            raise ValueError(
+                f'masks_out and out are the same file, {out}; give them different names'
+            )
+        atomic_files.check_target(masks_out, overwrite)
     moments: dict[str, list[str]] = {}
     for name, tensor in find_optimizer_state(checkpoint.leaves).items():
         if tensor.weights is not None:
             moments.setdefault(tensor.weights, []).append(name)
-    return moments
+    kept: list[Kept] = []
+    masks: dict[str, np.ndarray] = {}  # as bits
+
+    def read_pruned(name: str) -> np.ndarray:
+        leaf = checkpoint.leaves[name]
+        on_leaf(name, leaf)
+        weights = checkpoint.read(name)
+        if name not in choices:
+            return weights
+        mask = _mask(name, weights, choices[name], seed if scores == 'random' else None)
+        is_removed = mask == 0
+        stale = [
+            moment for moment in moments.get(name, ()) if checkpoint.read(moment)[is_removed].any()
+        ]
+        nans = int(np.count_nonzero(np.isnan(weights)))
+        kept.append(Kept(name, leaf.size, int(np.count_nonzero(mask)), nans, tuple(stale)))
+        if masks_out is not None:
+            masks[name] = np.packbits(mask)
+        np.copyto(weights, np.zeros((), weights.dtype), where=is_removed)
+        return weights
+
+    if isinstance(checkpoint, ShardedSafetensors):
+        with atomic_files.target_claimed(out), atomic_files.new_folder(out) as folder:
+            for file_name, shard in checkpoint.files.items():
+                write_tensors(folder / file_name, shard.leaves, read_pruned, shard.metadata)
+            (folder / checkpoint.index.name).write_bytes(checkpoint.index.read_bytes())
+    else:
+        write_tensors(out, checkpoint.leaves, read_pruned, checkpoint.metadata, overwrite)
+    if masks_out is not None:
+        mask_leaves = {
+            leaf.name: Leaf(checkpoint.leaves[leaf.name].shape, np.dtype('uint8')) for leaf in kept
+        }
+
+        def read_mask(name: str) -> np.ndarray:
+            leaf = mask_leaves[name]
+            return np.unpackbits(masks[name], count=leaf.size).reshape(leaf.shape)
+
+        write_tensors(masks_out, mask_leaves, read_mask, overwrite=overwrite)
+    _warn(kept)
+    return kept
 
 
-class _RemovedWeights:
-    """Which weights of a leaf were removed, as one bit each."""
-
-    def __init__(self):
-        self._parts: list[tuple[Part, np.ndarray]] = []
-        self._end = 0
-
-    def add(self, mask: np.ndarray) -> None:
-        """Takes the next part of the mask."""
-        if mask.size:
-            part = Part(self._end, (), (mask.size,))
-            self._parts.append((part, np.packbits(mask.reshape(-1) == 0)))
-            self._end += mask.size
-
-    def has_nonzero(self, checkpoint: Checkpoint, name: str) -> bool:
-        """Whether a tensor of the same shape is nonzero at any of them; reads no more than decides it."""
-        for part, bits in self._parts:
-            is_removed = np.unpackbits(bits, count=part.size).view(bool)
-            if (checkpoint.read(name, part)[is_removed] != 0).any():
-                return True
-        return False
+def _mask(name: str, weights: np.ndarray, choice: Choice, seed: int | None) -> np.ndarray:
+    """Returns the mask of a leaf, uint8; random scores depend on the seed and the leaf's name alone."""
+    if not weights.size:
+        return np.ones(weights.shape, np.uint8)
+    if seed is None:
+        scores = np.abs(weights)
+    else:
+        generator = np.random.default_rng([seed, zlib.crc32(name.encode()), 0])
+        scores = generator.random(weights.shape, np.float32)
+    precision = contextlib.nullcontext()
+    if scores.dtype == np.float64:
+        new = hasattr(jax, 'enable_x64')
+        precision = jax.enable_x64(True) if new else jax.experimental.enable_x64()  # pyright: ignore
+    with precision:
+        topk_fn = mask_calculator.get_topk_fn(choice.kind)
+        return np.asarray(topk_fn(jnp.asarray(scores), choice.sparsity))
 
 
-def _warn_if_nothing_is_removed(kept: list[Kept]) -> None:
+def _warn(kept: list[Kept]) -> None:
     if all(leaf.kept == leaf.size for leaf in kept):
         names = _first_few([leaf.name for leaf in kept]) or 'any tensor'
         warn(f'no weight of {names} was removed; give a larger sparsity, such as 0.9')
-
-
-def _warn_of_nans(kept: list[Kept]) -> None:
     with_nans = [f'{leaf.name} ({leaf.nans:,} of {leaf.size:,})' for leaf in kept if leaf.nans]
     if with_nans:
         warn(
             f'NaN in {_first_few(with_nans)}: NaN ranks lowest and is removed first; look where it comes from, or '
             'leave these tensors out with skip'
         )
-
-
-def _warn_of_stale_moments(kept: list[Kept]) -> None:
-    stale: list[str] = []
-    for leaf in kept:
-        stale += leaf.stale
+    stale = [moment for leaf in kept for moment in leaf.stale]
     if stale:
         warn(
             "the optimizer's state stays as it is, and is not zero where weights were removed: "
@@ -247,20 +187,3 @@ def _warn_of_stale_moments(kept: list[Kept]) -> None:
 def _first_few(names: list[str]) -> str:
     more = f' and {len(names) - _NAMED} more' if len(names) > _NAMED else ''
     return ', '.join(names[:_NAMED]) + more
-
-
-def _check_targets(out: Path, masks_out: Path | None, overwrite: bool, is_sharded: bool) -> None:
-    if masks_out is not None and os.path.realpath(masks_out) == os.path.realpath(out):
-        raise ValueError(f'masks_out and out are the same file, {out}; give them different names')
-    check_target(out, overwrite, out.is_dir() or is_sharded)
-    if masks_out is not None:
-        check_target(masks_out, overwrite, masks_out.is_dir())
-
-
-def check_target(path: Path, overwrite: bool, is_folder: bool = False) -> None:
-    """Refuses what cannot be written, or must not be replaced, before any work is done."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f'{path}: there is no folder {path.parent}')
-    if path.exists() and (is_folder or not overwrite):
-        hint = 'choose another name' if is_folder else 'choose another name, or overwrite it'
-        raise FileExistsError(f'{path} exists; {hint}')

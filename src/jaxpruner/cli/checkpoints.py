@@ -22,7 +22,7 @@ from jaxpruner.text_tables import Column, with_prefix
 
 if TYPE_CHECKING:
     from jaxpruner.checkpoints import Leaf
-    from jaxpruner.sparse.storage.packed_file import PackedFile
+    from jaxpruner.sparse.storage.packed_files import PackedFile
 
 _FORMATS = {
     'dense': 'dense',
@@ -85,16 +85,15 @@ def inspect(
     """
     input_files.check_exists(checkpoint)
     from jaxpruner import checkpoints
-    from jaxpruner.checkpoints.inspection import totals
-    from jaxpruner.checkpoints.zero_groups import zero_groups
-    from jaxpruner.sparse.storage import checkpoint_sizes
+    from jaxpruner.checkpoints.inspection import totals, zero_groups
+    from jaxpruner.sparse.storage import packed_files
 
     channels = None if graph is None else _load_graph(graph)
-    opened = checkpoint_sizes.open_packed_or_dense(checkpoint)
+    opened = packed_files.open_packed_or_dense(checkpoint)
     reports, leaves = [], []
     with _leaf_progress(opened.leaves, progress) as on_leaf:
         for one in checkpoints.inspect_leaves(opened, on_leaf):
-            sizes, smallest = checkpoint_sizes.format_bytes(opened, one.name)
+            sizes, smallest = packed_files.format_bytes(opened, one.name)
             reports.append(one)
             leaves.append({**one.as_dict(), 'formats': sizes, 'smallest': smallest})
     content = {'leaves': leaves, 'total': totals(reports), 'metadata': dict(opened.metadata)}
@@ -212,8 +211,8 @@ def prune(
     """
     input_files.check_exists(checkpoint)
     from jaxpruner import checkpoints
-    from jaxpruner.checkpoints.plan import LOOKS_LIKE_EMBEDDING, LOOKS_LIKE_HEAD
-    from jaxpruner.sparse.storage.checkpoint_sizes import open_packed_or_dense
+    from jaxpruner.checkpoints.choosing import LOOKS_LIKE_EMBEDDING, LOOKS_LIKE_HEAD
+    from jaxpruner.sparse.storage.packed_files import open_packed_or_dense
 
     options.import_modules(modules)
     opened = open_packed_or_dense(checkpoint)
@@ -295,7 +294,7 @@ def pack(
         if path is not None:
             input_files.check_exists(path)
     from jaxpruner import checkpoints, sparse
-    from jaxpruner.sparse.storage.manifest import MANIFEST_KEY
+    from jaxpruner.sparse.storage.packed_files import MANIFEST_KEY
 
     opened = checkpoints.open_checkpoint(checkpoint)
     if MANIFEST_KEY in opened.metadata:
@@ -337,18 +336,17 @@ def unpack(
       progress: show a progress bar if stderr is a terminal.
     """
     input_files.check_exists(packed)
-    from jaxpruner import checkpoints, sparse
+    from jaxpruner import sparse
+    from jaxpruner.checkpoints.writing import write_tensors
 
     opened = sparse.open_packed(packed)
-    with (
-        _leaf_progress(opened.leaves, progress) as on_leaf,
-        checkpoints.SafetensorsWriter(
-            out, opened.leaves, opened.metadata, overwrite=overwrite
-        ) as writer,
-    ):
-        for name, leaf in opened.leaves.items():
-            on_leaf(name, leaf)
-            writer.write(name, opened.read(name))
+    with _leaf_progress(opened.leaves, progress) as on_leaf:
+
+        def read(name: str) -> Any:
+            on_leaf(name, opened.leaves[name])
+            return opened.read(name)
+
+        write_tensors(out, opened.leaves, read, opened.metadata, overwrite)
     print(f'{out}: {_packing_words(opened)}')
 
 

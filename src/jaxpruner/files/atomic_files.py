@@ -10,14 +10,20 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxpruner.files.file_locks import locked
+from jaxpruner.caller_warnings import warn
 from jaxpruner.files.system_errors import errors_named
+
+if sys.platform == 'win32':
+    import msvcrt
+else:
+    import fcntl
 
 _MARK = 'jaxpruner-tmp'
 _TEMPORARY = re.compile(rf'\.(.+)\.[0-9a-f]{{16}}\.{_MARK}(\..*)?', re.DOTALL)
@@ -56,9 +62,8 @@ def replacing(path: Path, keeps_ending: bool = False, overwrite: bool = True) ->
     try:
         with errors_named(path, temporary):
             permissions = _replaceable_permissions(path, overwrite)
-            mode = (
-                0o666 if permissions is None else permissions | 0o600
-            )  # private from the beginning
+            # What is private is so from the beginning.
+            mode = 0o666 if permissions is None else permissions | 0o600
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
             yield temporary
             _sync(temporary)
@@ -82,16 +87,26 @@ def new_folder(path: Path) -> Iterator[Path]:
     temporary = _temporary_name(path)
     try:
         with errors_named(path, temporary):
-            _check_free(path)
+            check_target(path, overwrite=False, is_folder=True)
             temporary.mkdir()
             yield temporary
             for inside in [*temporary.rglob('*'), temporary]:
                 _sync(inside)
-            _check_free(path)
+            check_target(path, overwrite=False, is_folder=True)
             os.replace(temporary, path)
             _sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_target(path: Path, overwrite: bool, is_folder: bool = False) -> None:
+    """Refuses what cannot be written, or must not be replaced, before any work is done."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f'{path}: there is no folder {path.parent}')
+    is_folder = is_folder or path.is_dir()
+    if os.path.lexists(path) and (is_folder or not overwrite):
+        hint = 'choose another name' if is_folder else 'choose another name, or overwrite it'
+        raise FileExistsError(f'{path} exists; {hint}')
 
 
 @contextlib.contextmanager
@@ -106,8 +121,55 @@ def target_claimed(path: Path) -> Iterator[None]:
     """
     target = Path(os.path.realpath(path))
     lock = target.with_name(f'.{target.name}.lock')
-    with errors_named(path, lock), locked(lock, path, remove=True):
+    with errors_named(path, lock), locked(lock, path):
         remove_strays(target.parent, target.name)
+        try:
+            yield
+        finally:
+            # While it is still held: whoever waits for it then sees that it is gone, and makes another.
+            with contextlib.suppress(OSError):  # Windows removes no open file
+                lock.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(lock: Path, target: Path) -> Iterator[None]:
+    """Holds a lock file, made where it is missing, while a target is written; in it stands which process holds it.
+
+    The system releases it when the process ends, however it ends.
+
+    Raises:
+      BlockingIOError: another process, or another thread, holds it; the error names the target.
+    """
+    with contextlib.ExitStack() as stack:
+        while True:
+            file = stack.enter_context(lock.open('a+b', buffering=0))
+            try:
+                if sys.platform == 'win32':
+                    msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+                else:
+                    # Not lockf, whose lock ends when the process closes any other descriptor of the file.
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    # Otherwise the lock would last as long as a forked process has the file open.
+                    stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
+            except (BlockingIOError, PermissionError):
+                holder = ''
+                with contextlib.suppress(OSError):  # Windows reads no locked file
+                    file.seek(0)
+                    holder = file.read().decode(errors='replace').strip()
+                raise BlockingIOError(
+                    f'{holder or "another process"} is writing to {target}: wait until it has finished, or write '
+                    'elsewhere'
+                ) from None
+            except OSError as error:  # some network file systems have no locks
+                warn(
+                    f'{target} cannot be locked ({error}): see to it that no other process writes there'
+                )
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+                    break  # else the process that held it has removed it in the meantime
+        with contextlib.suppress(OSError):  # on a full disk the lock holds, too
+            file.truncate(0)
+            file.write(f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
         yield
 
 
@@ -146,11 +208,6 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _check_free(path: Path) -> None:
-    if os.path.lexists(path):
-        raise FileExistsError(f'{path} exists; choose another name')
 
 
 def _replaceable_permissions(path: Path, overwrite: bool) -> int | None:

@@ -10,7 +10,26 @@ import numpy as np
 from jaxpruner import tree as tree_lib
 
 
-def checked_array(name: str, leaf: Any) -> Any:
+def named_arrays(tree: tree_lib.PyTree) -> dict[str, tuple[tree_lib.Path, Any]]:
+    """Lists the leaves of a tree as arrays with their paths, under dotted names.
+
+    Raises:
+      TypeError: a leaf is no array whose values this process has.
+      ValueError: two leaves have one name.
+    """
+    paths, leaves, _ = tree_lib.flatten_with_paths(tree)
+    arrays: dict[str, tuple[tree_lib.Path, Any]] = {}
+    for path, leaf in zip(paths, leaves, strict=True):
+        name = '.'.join(path)
+        if name in arrays:
+            raise ValueError(
+                f'the leaves {arrays[name][0]} and {path} are both called {name!r} in a file; rename one'
+            )
+        arrays[name] = path, _checked_array(name, leaf)
+    return arrays
+
+
+def _checked_array(name: str, leaf: Any) -> Any:
     """Returns a leaf as an array whose values this process has; a `TypeError` names what is none."""
     if isinstance(leaf, bool | int | float | complex):
         return np.asarray(leaf)

@@ -15,12 +15,10 @@ def check_exists(path: Path) -> None:
       OSError: there is nothing, or it cannot be reached; the error names it.
     """
     with errors_named(path):
-        if not path.exists() and path.is_symlink():
-            raise FileNotFoundError(
-                f'{path} is a symbolic link that leads nowhere; name another file or folder'
-            )
-        if not path.exists():
-            raise FileNotFoundError(f'{path}: there is no such file or folder')
+        try:
+            path.stat()
+        except FileNotFoundError:
+            raise FileNotFoundError(f'{path}: there is no such file or folder') from None
 
 
 def check_file(path: Path) -> None:

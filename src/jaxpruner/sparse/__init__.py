@@ -18,13 +18,13 @@ from jaxpruner.sparse.execution.report import LayerExecution as LayerExecution
 from jaxpruner.sparse.storage.jax_sparse import from_bcsr as from_bcsr
 from jaxpruner.sparse.storage.jax_sparse import to_bcoo as to_bcoo
 from jaxpruner.sparse.storage.jax_sparse import to_bcsr as to_bcsr
-from jaxpruner.sparse.storage.loading import load as load
-from jaxpruner.sparse.storage.loading import load_packed as load_packed
-from jaxpruner.sparse.storage.loading import open_packed as open_packed
+from jaxpruner.sparse.storage.packed_files import load as load
+from jaxpruner.sparse.storage.packed_files import load_packed as load_packed
+from jaxpruner.sparse.storage.packed_files import open_packed as open_packed
+from jaxpruner.sparse.storage.packed_files import save as save
 from jaxpruner.sparse.storage.packing import pack as pack
 from jaxpruner.sparse.storage.packing import stored_masks as stored_masks
 from jaxpruner.sparse.storage.packing import unpack as unpack
-from jaxpruner.sparse.storage.saving import save as save
 from jaxpruner.sparse.training.compact_model import CompactModel as CompactModel
 from jaxpruner.sparse.training.making import block_sparse as block_sparse
 from jaxpruner.sparse.training.making import unstructured_sparse as unstructured_sparse

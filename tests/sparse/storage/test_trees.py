@@ -84,6 +84,10 @@ def test_containers_come_back_by_name_or_as_they_were(tmp_path):
     file = sparse.open_packed(path)
     assert file.metadata == {'run': '8'}
     assert file.paths['layers.0.kernel'] == ('layers', '0', 'kernel')
+    assert isinstance(file, checkpoints.Checkpoint)
+    np.testing.assert_array_equal(file.read('layers.0.kernel'), eye(64))
+    with pytest.raises(KeyError, match=r"a\.safetensors has no leaf 'sted'.*'step'"):
+        file.read('sted')
     assert_same(sparse.unpack(sparse.load_packed(path), like=TREE), TREE)
 
 
@@ -99,47 +103,20 @@ def test_names_of_any_letters(tmp_path):
         assert_same(sparse.unpack(sparse.pack(bare)), np.asarray(bare))
 
 
-def test_packed_trees_are_plain_arrays_in_plain_dictionaries():
-    packed = sparse.pack(TREE)
-
-    def check(node):
-        assert type(node) in (dict, np.ndarray)
-        for child in node.values() if type(node) is dict else ():
-            check(child)
-
-    check(packed)
-    on_device = jax.tree.map(jnp.asarray, packed['layers'])
-    np.testing.assert_array_equal(
-        sparse.unpack({'layers': on_device})['layers']['0']['kernel'], eye()
-    )
+ONCE = {'scheduler': jaxpruner.OneShotSchedule(0), 'use_packed_masks': True}
 
 
-def test_a_leaf_is_read_alone_and_in_parts(tmp_path):
-    path = tmp_path / 'a.safetensors'
-    sparse.save(path, {'w': eye(64), 'v': eye(32)})
-    file = sparse.open_packed(path)
-    assert isinstance(file, checkpoints.Checkpoint)
-    parts = [file.read('w', part) for part in checkpoints.parts.parts_of((64, 64), size=500)]
-    np.testing.assert_array_equal(np.concatenate(parts), eye(64))
-    with pytest.raises(KeyError, match=r"a\.safetensors has no leaf 'wv'.*'w'"):
-        file.read('wv')
-
-
-ALGORITHMS = {
-    'magnitude': jaxpruner.MagnitudePruning(
-        sparsity=0.9, scheduler=jaxpruner.OneShotSchedule(0), use_packed_masks=True
-    ),
-    '2:4': jaxpruner.MagnitudePruning(
-        sparsity_type='2:4', scheduler=jaxpruner.OneShotSchedule(0), use_packed_masks=True
-    ),
-    'random': jaxpruner.StaticRandomSparse(sparsity=0.95),
-}
-
-
-@pytest.mark.parametrize('name', ALGORITHMS)
-def test_masks_of_an_optimizer_state(name, tmp_path):
+@pytest.mark.parametrize(
+    'pruner',
+    [
+        jaxpruner.MagnitudePruning(sparsity_type='2:4', **ONCE),
+        jaxpruner.StaticRandomSparse(sparsity=0.95),
+    ],
+    ids=['2:4', 'random'],
+)
+def test_masks_of_an_optimizer_state(pruner, tmp_path):
     """The masks come back exactly, although weights of them are zero, and the state itself is saved, too."""
-    tx = optax.chain(optax.clip(1.0), ALGORITHMS[name].wrap_optax(optax.adam(1e-3)))
+    tx = optax.chain(optax.clip(1.0), pruner.wrap_optax(optax.adam(1e-3)))
     params = {'w': jax.random.normal(jax.random.key(0), (64, 128)), 'b': jnp.ones(128)}
     opt_state = tx.init(params)
     _, opt_state = jax.jit(tx.update)(params, opt_state, params)
@@ -159,41 +136,18 @@ def test_masks_of_an_optimizer_state(name, tmp_path):
     assert_same(sparse.unpack(sparse.pack(opt_state), like=opt_state), opt_state)
 
 
-def identity(key, shape, dtype=jnp.float32):
-    del key
-    return jnp.eye(*shape, dtype=dtype)
-
-
-def test_models_of_nnx(tmp_path):
-    model = nnx.Linear(64, 64, kernel_init=identity, rngs=nnx.Rngs(0))
-    state = nnx.state(model)
-    packed = sparse.pack(state)
-    assert packed['kernel'].keys() == sparse.pack(eye()).keys()
-    sparse.save(tmp_path / 'a.safetensors', state)
-    for found in (
-        sparse.unpack(packed, like=state),
-        sparse.load(tmp_path / 'a.safetensors', like=state),
-    ):
-        other = nnx.Linear(64, 64, rngs=nnx.Rngs(1))
-        nnx.update(other, found)
-        np.testing.assert_array_equal(other(jnp.ones(64)), model(jnp.ones(64)))
-
-
-def test_masks_of_an_optimizer_of_nnx(tmp_path):
+def test_an_optimizer_of_nnx(tmp_path):
     model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
-    tx = ALGORITHMS['random'].wrap_optax(optax.adam(1e-3))
+    tx = jaxpruner.StaticRandomSparse(sparsity=0.95).wrap_optax(optax.adam(1e-3))
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    opt_state = optimizer.opt_state
-    masks = jaxpruner.sparse_states(opt_state)[0].masks
+    masks = jaxpruner.sparse_states(optimizer.opt_state)[0].masks
     params = {'kernel': model.kernel[...], 'bias': model.bias[...]}
-    params = jaxpruner.apply_mask(params, masks)
-    packed = sparse.pack(params, masks=opt_state)
+    packed = sparse.pack(jaxpruner.apply_mask(params, masks), masks=optimizer.opt_state)
     mask = sparse.stored_masks(packed)['kernel']
     np.testing.assert_array_equal(mask, jaxpruner.unpack_masks(masks, params)['kernel'])
-    path = tmp_path / 'a.safetensors'
     whole = nnx.state(optimizer)
-    sparse.save(path, whole)
-    assert_same(sparse.load(path, like=whole), whole)
+    sparse.save(tmp_path / 'a.safetensors', whole)
+    assert_same(sparse.load(tmp_path / 'a.safetensors', like=whole), whole)
 
 
 def test_packed_trees_go_through_checkpoints_without_a_target(tmp_path):
@@ -245,18 +199,15 @@ def test_jax_experimental_sparse():
 TWICE = jax_sparse.BCSR((jnp.ones(2), jnp.array([1, 1]), jnp.array([0, 2])), shape=(1, 3))
 BATCHED = jax_sparse.BCSR.fromdense(jnp.ones((2, 2, 2)), n_batch=1)
 
-REFUSED = {
+REFUSED = {  # what to call, with which error
     'a text': (lambda: sparse.pack({'a': 'text'}), TypeError, r'^a: .*str'),
     'a random key': (lambda: sparse.pack({'a': jax.random.key(0)}), TypeError, r'^a: .*key_data'),
-    'objects': (
-        lambda: sparse.pack({'a': {'b': np.array([None])}}),
-        TypeError,
-        r"^a\.b: .*'object'",
-    ),
+    'objects': (lambda: sparse.pack({'a': {'b': np.array([None])}}), TypeError, r'^a\.b: object'),
+    'complex128': (lambda: sparse.pack({'a': np.zeros(2, complex)}), TypeError, '^a: complex128'),
     'one name twice': (
         lambda: sparse.pack({'a.b': eye(), 'a': {'b': eye()}}),
         ValueError,
-        r"\('a', 'b'\) and \('a\.b',\)|\('a\.b',\) and",
+        r"'a\.b'",
     ),
     'a packed tree': (
         lambda: sparse.pack(sparse.pack({'a': eye(256)})),
@@ -273,15 +224,10 @@ REFUSED = {
         ValueError,
         r'^a\.w: .*\(32, 32\)',
     ),
-    'masks that lose weights': (
-        lambda: sparse.pack({'a': eye()}, masks={'a': jnp.ones((64, 64)).at[3, 3].set(0)}),
-        ValueError,
-        r'^a: 1 weights .*apply_mask',
-    ),
     'masks that lose -0.0': (
         lambda: sparse.pack({'a': -jnp.zeros(4)}, masks={'a': jnp.array([1, 1, 0, 0])}),
         ValueError,
-        r'^a: 2 weights',
+        r'^a: 2 weights .*apply_mask',
     ),
     'a state of two pruners': (
         lambda: sparse.pack({'a': eye()}, masks=(jaxpruner.SparseState({'a': None}),) * 2),
@@ -298,18 +244,12 @@ REFUSED = {
         ValueError,
         "no leaf 'b', which is stored",
     ),
-    'another shape': (
-        lambda: sparse.unpack({'a': eye()}, like={'a': eye(32)}),
-        ValueError,
-        r'^a is float32\[64, 64\].*float32\[32, 32\]',
-    ),
     'another dtype': (
         lambda: sparse.unpack(sparse.pack({'a': eye()}), like={'a': eye(dtype=np.float16)}),
         ValueError,
         r'^a is float32\[64, 64\].*float16',
     ),
     'no matrix': (lambda: sparse.to_bcsr(np.ones((2, 2, 2))), ValueError, r'\(2, 2, 2\)'),
-    'a matrix in words': (lambda: sparse.to_bcoo('text'), TypeError, 'str'),
     'no BCSR': (lambda: sparse.from_bcsr(eye()), TypeError, 'ndarray'),
     'batches': (lambda: sparse.from_bcsr(BATCHED), ValueError, '1 batch axes'),
     'an element twice': (lambda: sparse.from_bcsr(TWICE), ValueError, '1 elements more than once'),
@@ -385,17 +325,6 @@ def check_sharded_arrays_are_stored_whole(spec, tmp_path):
         np.testing.assert_array_equal(found, values)
     shape = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=sharding(*spec))
     assert sparse.load(path, like={'w': shape})['w'].sharding == tree['w'].sharding
-
-
-def check_packed_arrays_lie_on_several_devices():
-    blocks = np.kron(np.eye(8, dtype=np.float32), np.ones((8, 128), np.float32))
-    packed = sparse.pack({'w': blocks})
-    assert packed['w']['values'].shape == (8, 1, 8, 128)
-    placed = jax.tree.map(
-        lambda leaf: jax.device_put(leaf, sharding('rows' if len(leaf) % 4 == 0 else None)), packed
-    )
-    assert not placed['w']['values'].sharding.is_fully_replicated
-    np.testing.assert_array_equal(sparse.unpack(placed)['w'], blocks)
 
 
 def check_one_leaf_is_on_the_host_at_a_time(tmp_path):

@@ -5,10 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxpruner.files import host_arrays
-from jaxpruner.sparse.formats import table
-from jaxpruner.sparse.formats.base import KeptPattern
-from jaxpruner.sparse.storage.leaves import leaves_of_tree
-from jaxpruner.sparse.storage.packing import stored_masks, unpack
+from jaxpruner.sparse.storage import packing
 
 if TYPE_CHECKING:
     from jax.experimental import sparse as jax_sparse
@@ -35,12 +32,11 @@ def to_bcsr(weights: Any, *, mask: Any = None) -> 'jax_sparse.BCSR':
     """
     from jax.experimental import sparse as jax_sparse
 
-    arrays = _csr_arrays(weights, mask)
-    shape = tuple(arrays['shape'].tolist())
-    data = host_arrays.on_device('the matrix', arrays['compressed'])
-    indices = host_arrays.on_device('the matrix: column_indices', arrays['column_indices'])
-    offsets = host_arrays.on_device('the matrix: row_offsets', arrays['row_offsets'])
-    return jax_sparse.BCSR((data, indices, offsets), shape=shape)
+    shape, values, rows, columns = _kept_elements(weights, mask)
+    offsets = np.concatenate([[0], np.bincount(rows, minlength=shape[0]).cumsum()])
+    arrays = (values, columns, offsets.astype(columns.dtype))
+    placed = [host_arrays.on_device('the matrix', array) for array in arrays]
+    return jax_sparse.BCSR((placed[0], placed[1], placed[2]), shape=shape)
 
 
 def to_bcoo(weights: Any, *, mask: Any = None) -> 'jax_sparse.BCOO':
@@ -63,20 +59,11 @@ def to_bcoo(weights: Any, *, mask: Any = None) -> 'jax_sparse.BCOO':
     """
     from jax.experimental import sparse as jax_sparse
 
-    arrays = _csr_arrays(weights, mask)
-    shape = tuple(arrays['shape'].tolist())
-    columns = arrays['column_indices']
-    rows = _rows_of(arrays['row_offsets'])
-    rows = rows.astype(columns.dtype)
+    shape, values, rows, columns = _kept_elements(weights, mask)
     indices = np.stack([rows, columns], axis=1)
-    data = host_arrays.on_device('the matrix', arrays['compressed'])
-    indices = host_arrays.on_device('the matrix: indices', indices)
-    return jax_sparse.BCOO(
-        (data, indices),
-        shape=shape,
-        indices_sorted=True,
-        unique_indices=True,
-    )
+    data = host_arrays.on_device('the matrix', values)
+    indices = host_arrays.on_device('the matrix', indices)
+    return jax_sparse.BCOO((data, indices), shape=shape, indices_sorted=True, unique_indices=True)
 
 
 def from_bcsr(matrix: 'jax_sparse.BCSR') -> dict[str, np.ndarray]:
@@ -107,51 +94,44 @@ def from_bcsr(matrix: 'jax_sparse.BCSR') -> dict[str, np.ndarray]:
         raise ValueError(
             f'matrix has {matrix.n_batch} batch axes and {matrix.n_dense} dense ones; convert one matrix at a time'
         )
-    rows = _rows_of(np.asarray(matrix.indptr))
-    stored = len(rows)
-    columns = np.asarray(matrix.indices)[:stored]
-    values = np.asarray(matrix.data)[:stored]
-    is_inside = columns < matrix.shape[1]  # padding stands behind the last column
-    places = rows[is_inside], columns[is_inside]
-    mask = np.zeros(matrix.shape, bool)
-    mask[places] = True
-    pattern = KeptPattern.of(mask)
-    repeated = np.count_nonzero(is_inside) - pattern.kept
+    height, width = matrix.shape
+    rows = np.repeat(np.arange(height), np.diff(np.asarray(matrix.indptr)))
+    columns = np.asarray(matrix.indices)[: len(rows)]
+    order = np.lexsort((columns, rows))
+    order = order[columns[order] < width]  # padding stands behind the last column
+    rows, columns = rows[order], columns[order]
+    repeated = int(np.count_nonzero((np.diff(rows) == 0) & (np.diff(columns) == 0)))
     if repeated:
         raise ValueError(
             f'matrix has {repeated} elements more than once; add them up first, with sum_duplicates'
         )
-    dense = np.zeros(matrix.shape, values.dtype)
-    dense[places] = values[is_inside]
-    return _pack_as_csr(dense, pattern)
+    offsets = np.concatenate([[0], np.bincount(rows, minlength=height).cumsum()])
+    return {
+        'compressed': np.asarray(matrix.data)[order],
+        'row_offsets': offsets.astype(np.int32 if len(rows) < 2**31 else np.int64),
+        'column_indices': columns.astype(np.uint16 if width <= 2**16 else np.uint32),
+        'shape': np.array(matrix.shape, np.int64),
+    }
 
 
-def _rows_of(offsets: np.ndarray) -> np.ndarray:
-    """The row of each stored element."""
-    counts = np.diff(offsets)
-    return np.repeat(np.arange(len(counts)), counts)
-
-
-def _csr_arrays(weights: Any, mask: Any) -> dict[str, np.ndarray]:
+def _kept_elements(
+    weights: Any, mask: Any
+) -> tuple[tuple[int, ...], np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the shape of a matrix, and the values, rows and columns of what is kept of it."""
     if isinstance(weights, dict):
-        mask = stored_masks(weights) if mask is None else mask
-        weights = unpack(weights)
-    (source,) = leaves_of_tree(weights, mask)
-    if len(source.shape) != 2:
+        mask = packing.stored_masks(weights) if mask is None else mask
+        weights = packing.unpack(weights)
+    ((name, (_, array)),) = host_arrays.named_arrays(weights).items()
+    values = host_arrays.on_host(array)
+    if values.ndim != 2:
         raise ValueError(
-            f'weights have shape {source.shape}; a matrix has two axes: reshape them, or convert each layer'
+            f'weights have shape {values.shape}; a matrix has two axes: reshape them, or convert each layer'
         )
-    values = source.values()
-    arrays = _pack_as_csr(values, source.pattern(values))
-    index_dtype = np.int32 if source.shape[1] < 2**31 else np.int64
-    columns = arrays['column_indices']
-    arrays['column_indices'] = columns.astype(index_dtype)
-    return arrays
-
-
-def _pack_as_csr(values: np.ndarray, pattern: KeptPattern) -> dict[str, np.ndarray]:
-    csr = table.FORMATS['csr']
-    plan = csr.plan(pattern, values.dtype, 2**63)
-    assert plan is not None  # CSR fits every matrix
-    arrays = csr.pack(values, pattern.mask, plan)
-    return dict(arrays)
+    rows, columns = np.nonzero(packing.kept_pattern(name, values, mask).mask)
+    index_dtype = np.int32 if max(values.shape[1], len(rows)) < 2**31 else np.int64
+    return (
+        values.shape,
+        values[rows, columns],
+        rows.astype(index_dtype),
+        columns.astype(index_dtype),
+    )

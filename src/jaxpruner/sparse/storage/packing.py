@@ -1,14 +1,16 @@
 """Trees packed in memory: each leaf in its smallest format, as plain arrays in dictionaries."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import tree as tree_lib
+from jaxpruner.files import dtypes, host_arrays
 from jaxpruner.sparse.formats import table
-from jaxpruner.sparse.formats.base import StorageFormat, StoredArrays
-from jaxpruner.sparse.storage.leaves import SourceLeaf, arranged_like, leaves_of_tree, nested
+from jaxpruner.sparse.formats.base import KeptPattern, StoredArrays
+from jaxpruner.sparse_state import only_sparse_state, outermost_states, unpack_like
 
 
 def pack(tree: tree_lib.PyTree, *, masks: Any = None) -> Any:
@@ -43,15 +45,20 @@ def pack(tree: tree_lib.PyTree, *, masks: Any = None) -> Any:
     >>> packed['b'], sorted(packed['w'])
     (array([1., 1.], dtype=float32), ['column_indices', 'compressed', 'row_offsets', 'shape'])
     """
-    _check_unpacked(tree)
-    sources = leaves_of_tree(tree, masks)
+    paths, nodes, _ = tree_lib.flatten_with_paths(tree, is_leaf=is_packed)
+    for path, node in zip(paths, nodes, strict=True):
+        if is_packed(node):
+            raise ValueError(
+                f'{".".join(path)} has the keys {sorted(node)}, as a packed leaf has; unpack the tree first, or rename '
+                'a key'
+            )
     leaves: dict[tree_lib.Path, Any] = {}
-    for source in sources:
-        leaves[source.path] = _packed(source)
-    if len(sources) == 1 and _is_array(tree):
-        (leaf,) = leaves.values()
-        return leaf
-    return nested(leaves)
+    named = host_arrays.named_arrays(tree)
+    leaf_masks = masks_by_name(tree, masks)
+    for name, (path, array) in named.items():
+        format_name, arrays = pack_leaf(name, host_arrays.on_host(array), leaf_masks[name])
+        leaves[path] = arrays['values'] if format_name == 'dense' else arrays
+    return _like(tree, leaves)
 
 
 def unpack(packed: Any, like: tree_lib.PyTree = None) -> Any:
@@ -73,20 +80,11 @@ def unpack(packed: Any, like: tree_lib.PyTree = None) -> Any:
     array([[0., 1., 2.],
            [3., 4., 5.]])
     """
-    if _is_packed(packed):
-        return _unpacked('the leaf', packed)
-    paths, nodes, _ = tree_lib.flatten_with_paths(packed, is_leaf=_is_packed)
-    if like is not None:
-        names = map('.'.join, paths)
-        by_name = dict(zip(names, nodes, strict=True))
-        return _unpacked_like(by_name, like)
-    if _is_array(packed):
-        return np.asarray(packed)
-    leaves = {}
-    for path, node in zip(paths, nodes, strict=True):
-        name = '.'.join(path)
-        leaves[path] = _unpacked(name, node)
-    return nested(leaves)
+    nodes = _nodes(packed)
+    if like is None:
+        return _like(packed, {path: _unpacked(path, node) for path, node in nodes.items()})
+    by_name = {'.'.join(path): (path, node) for path, node in nodes.items()}
+    return arranged_like(like, by_name, lambda name: _unpacked(*by_name[name]))
 
 
 def stored_masks(packed: Any) -> Any:
@@ -108,112 +106,166 @@ def stored_masks(packed: Any) -> Any:
     >>> int(stored_masks(pack({'w': weights}, masks={'w': mask}))['w'].sum())
     1
     """
-    if _is_packed(packed):
-        return _stored_mask('the leaf', packed)
-    paths, nodes, _ = tree_lib.flatten_with_paths(packed, is_leaf=_is_packed)
     masks: dict[tree_lib.Path, Any] = {}
-    for path, node in zip(paths, nodes, strict=True):
+    for path, node in _nodes(packed).items():
         masks[path] = None
-        if _is_packed(node):
-            name = '.'.join(path)
-            masks[path] = _stored_mask(name, node)
-    return nested(masks)
+        if is_packed(node):
+            masks[path] = table.stored_mask(*_checked(path, node)).astype(np.uint8)
+    return _like(packed, masks)
 
 
-def _packed(source: SourceLeaf) -> Any:
-    values = source.values()
-    pattern = source.pattern(values)
-    plan = table.best_plan(pattern, source.dtype)
-    if plan.format_name == 'dense':
-        return values
-    entry = table.FORMATS[plan.format_name]
-    return entry.pack(values, pattern.mask, plan)
+def pack_leaf(name: str, values: np.ndarray, mask: Any = None) -> tuple[str, StoredArrays]:
+    """Packs a leaf in its smallest format; returns the format's name, and the arrays."""
+    values = np.asarray(values, order='C')  # a file would hold a transposed view in the wrong order
+    pattern = kept_pattern(name, values, mask)
+    if pattern.kept == values.size:
+        return 'dense', {'values': values}
+    plan = table.best_plan(pattern, values.dtype)
+    return plan.format_name, table.FORMATS[plan.format_name].pack(values, pattern.mask, plan)
 
 
-def _is_array(tree: Any) -> bool:
-    return hasattr(tree, 'shape') and hasattr(tree, 'dtype')
+def kept_pattern(name: str, values: np.ndarray, mask: Any) -> KeptPattern:
+    """Returns which weights are kept: those of a mask, packed or not, or without one all but +0.
+
+    Raises:
+      TypeError: the dtype is none of those that are packed.
+      ValueError: the mask does not fit, or something other than +0 stands where it removes.
+    """
+    if values.dtype.name not in dtypes.PACKED:
+        raise TypeError(f'{name}: {values.dtype} is not packed; {", ".join(dtypes.PACKED)} are')
+    is_not_zero = values.view(f'uint{8 * values.dtype.itemsize}') != 0
+    if mask is None:
+        return KeptPattern.of(is_not_zero)
+    try:
+        kept = np.asarray(unpack_like(jnp.asarray(mask), values.shape)) != 0
+    except ValueError as error:
+        raise ValueError(f'{name}: {error}') from error
+    lost = int(np.count_nonzero(is_not_zero & ~kept))
+    if lost:
+        raise ValueError(
+            f'{name}: {lost} weights that the mask removes are not +0, and would be lost; give what '
+            'jaxpruner.apply_mask(params, masks) returns, or no masks'
+        )
+    return KeptPattern.of(kept, is_given=True)
 
 
-def _format_of(node: Mapping[str, Any]) -> StorageFormat | None:
-    """The format whose arrays have these names; a dense leaf is an array itself."""
-    keys = frozenset(node)
-    for entry in table.FORMATS.values():
-        if entry.name != 'dense' and entry.keys == keys:
-            return entry
+def masks_by_name(tree: tree_lib.PyTree, masks: Any) -> dict[str, Any]:
+    """Returns the mask of each leaf by its dotted name, `None` where there is none."""
+    paths, _, treedef = tree_lib.flatten_with_paths(tree)
+    if outermost_states(masks):
+        masks = only_sparse_state(masks).masks
+    return dict(zip(map('.'.join, paths), tree_lib.leaves_like(treedef, masks), strict=True))
+
+
+def nested(leaves: Mapping[tree_lib.Path, Any]) -> Any:
+    """Returns nested dictionaries of leaves by path.
+
+    Raises:
+      ValueError: a path leads through a leaf.
+    """
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        folder = tree
+        for depth, part in enumerate(path[:-1], start=1):
+            if path[:depth] in leaves:
+                raise ValueError(f'{path} leads through the leaf {path[:depth]}')
+            folder = folder.setdefault(part, {})
+        folder[path[-1]] = leaf
+    return tree
+
+
+def arranged_like(
+    like: tree_lib.PyTree,
+    stored: Mapping[str, Any],
+    read: Callable[[str], np.ndarray],
+    where: str = '',
+) -> tree_lib.PyTree:
+    """Returns stored leaves in the structure of another tree, placed on its devices one by one.
+
+    Args:
+      like: a pytree of arrays or shapes.
+      stored: what is stored, by the dotted names of the leaves.
+      read: returns a leaf of that name.
+      where: what errors begin with.
+
+    Raises:
+      ValueError: leaves are missing, or are too many, or have another shape or dtype.
+    """
+    paths, entries, treedef = tree_lib.flatten_with_paths(like)
+    names = ['.'.join(path) for path in paths]
+    for name in names:
+        if name not in stored:
+            raise ValueError(
+                f'{where}there is no leaf {name!r}, which `like` has; {tree_lib.nearest(name, list(stored))}'
+            )
+    for name in stored:
+        if name not in names:
+            raise ValueError(
+                f'{where}`like` has no leaf {name!r}, which is stored; give a tree with it'
+            )
+
+    def placed(name: str, entry: Any) -> Any:
+        array = read(name)
+        if hasattr(entry, 'shape') and (tuple(entry.shape), entry.dtype) != (
+            array.shape,
+            array.dtype,
+        ):
+            raise ValueError(
+                f'{where}{name} is {array.dtype}{list(array.shape)}, and in `like` {entry.dtype}{list(entry.shape)}; '
+                'give a tree of the same shapes and dtypes'
+            )
+        sharding = getattr(entry, 'sharding', None)
+        return (
+            array if sharding is None else host_arrays.on_device(f'{where}{name}', array, sharding)
+        )
+
+    return treedef.unflatten(map(placed, names, entries))
+
+
+def is_packed(node: Any) -> bool:
+    """Whether a node holds the arrays of one leaf, of which the names tell the format; a dense leaf is an array."""
+    return (
+        isinstance(node, Mapping)
+        and _format_name(node) is not None
+        and all(map(_is_array, node.values()))
+    )
+
+
+def _format_name(node: Mapping[str, Any]) -> str | None:
+    for name, entry in table.FORMATS.items():
+        if name != 'dense' and entry.keys == node.keys():
+            return name
     return None
 
 
-def _packed_format(node: Any) -> StorageFormat:
-    """The format of a node that is packed."""
-    entry = _format_of(node)
-    assert entry is not None
-    return entry
+def _is_array(node: Any) -> bool:
+    return hasattr(node, 'shape') and hasattr(node, 'dtype')
 
 
-def _is_packed(node: Any) -> bool:
-    """Whether a node holds the arrays of one leaf."""
-    if not isinstance(node, Mapping) or _format_of(node) is None:
-        return False
-    return all(_is_array(value) for value in node.values())
+def _nodes(packed: Any) -> dict[tree_lib.Path, Any]:
+    paths, nodes, _ = tree_lib.flatten_with_paths(packed, is_leaf=is_packed)
+    return dict(zip(paths, nodes, strict=True))
 
 
-def _check_unpacked(tree: Any) -> None:
-    paths, nodes, _ = tree_lib.flatten_with_paths(tree, is_leaf=_is_packed)
-    for path, node in zip(paths, nodes, strict=True):
-        if _is_packed(node):
-            raise ValueError(
-                f'{".".join(path)} has the keys {sorted(node)}, as a packed leaf has; unpack the tree first, or rename '
-                'a key'
-            )
+def _like(tree: Any, leaves: Mapping[tree_lib.Path, Any]) -> Any:
+    """Returns nested dictionaries, or the only leaf if the tree was a single leaf, packed or not."""
+    return next(iter(leaves.values())) if _is_array(tree) or is_packed(tree) else nested(leaves)
 
 
-def _checked(name: str, node: Any) -> tuple[str, StoredArrays]:
-    """The format of a node, and its arrays."""
-    format_name = _packed_format(node).name
-    arrays = _stored_arrays(node)
+def _checked(path: tree_lib.Path, node: Mapping[str, Any]) -> tuple[str, StoredArrays]:
+    """Returns the format of a packed leaf, and its arrays."""
+    format_name = _format_name(node)
+    assert format_name is not None
+    arrays = {key: np.asarray(value) for key, value in node.items()}
     try:
         table.check(format_name, arrays)
     except ValueError as error:
-        raise ValueError(f'{name}: {error}; pack the tree again') from error
+        raise ValueError(f'{".".join(path)}: {error}; pack the tree again') from error
     return format_name, arrays
 
 
-def _stored_arrays(node: Mapping[str, Any]) -> StoredArrays:
-    return {key: np.asarray(value) for key, value in node.items()}
-
-
-def _unpacked(name: str, node: Any) -> np.ndarray:
-    if not _is_packed(node):
+def _unpacked(path: tree_lib.Path, node: Any) -> np.ndarray:
+    if not is_packed(node):
         return np.asarray(node)
-    format_name, arrays = _checked(name, node)
+    format_name, arrays = _checked(path, node)
     return table.FORMATS[format_name].unpack(arrays)
-
-
-def _unpacked_like(nodes: Mapping[str, Any], like: tree_lib.PyTree) -> tree_lib.PyTree:
-    """The unpacked leaves, in another tree's structure."""
-    specs = {}
-    for name, node in nodes.items():
-        specs[name] = _spec(name, node)
-
-    def read(name: str) -> np.ndarray:
-        return _unpacked(name, nodes[name])
-
-    return arranged_like(like, specs, read)
-
-
-def _stored_mask(name: str, node: Any) -> np.ndarray:
-    format_name, arrays = _checked(name, node)
-    mask = table.stored_mask(format_name, arrays)
-    return mask.astype(np.uint8)
-
-
-def _spec(name: str, node: Any) -> tuple[tuple[int, ...], np.dtype]:
-    if not _is_packed(node):
-        return tuple(node.shape), np.dtype(node.dtype)
-    entry = _packed_format(node)
-    arrays = _stored_arrays(node)
-    try:
-        shape = entry.shape(arrays)
-    except ValueError as error:
-        raise ValueError(f'{name}: {error}; pack the tree again') from error
-    return shape, arrays[entry.values_key].dtype

@@ -6,26 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import jax
-import ml_dtypes
 import numpy as np
 
 from jaxpruner import sparsity_distributions, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.caller_warnings import warn
-from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.optimizer_state import find_optimizer_state
+from jaxpruner.checkpoints.reading import Leaf
 from jaxpruner.plan import type_words
-from jaxpruner.sparsity_types import PartialGroupError
 from jaxpruner.tree import nearest
 
 # Floats of 8 bits come with scales that stand in other tensors.
-PRUNABLE = (
-    np.dtype('float16'),
-    np.dtype(ml_dtypes.bfloat16),
-    np.dtype('float32'),
-    np.dtype('float64'),
-)
-
+_PRUNABLE = ('float16', 'bfloat16', 'float32', 'float64')
 _DISTRIBUTIONS = {'uniform': sparsity_distributions.uniform, 'erk': sparsity_distributions.erk}
 
 # Names of layers. A file holds no model that would show what is looked up.
@@ -100,7 +92,7 @@ def choose(
             pruned_types[name] = sparsity_type
             try:
                 sparsity_type.check_shape(leaves[name].shape, name)
-            except PartialGroupError as error:
+            except sparsity_types.PartialGroupError as error:
                 refused[name], _, _ = str(error).partition('; ')
     if refused:
         raise ValueError(
@@ -112,16 +104,30 @@ def choose(
             'no leaf is left to prune; a leaf needs floats of 16 to 64 bits, and more than one dimension or its full '
             'name in only; what looks like an embedding or an output head needs a glob in only or types'
         )
+    # The share that an N:M type removes, whatever the sparsity is.
+    own_shares: dict[str, float] = {}
+    for name, sparsity_type in pruned_types.items():
+        if isinstance(sparsity_type, sparsity_types.NByM):
+            own_shares[name] = 1 - sparsity_type.n / sparsity_type.m
+        elif sparsity is None:
+            raise ValueError(
+                f'sparsity: {name} needs one, since its type is {type_words(sparsity_type)}; only N:M types need none'
+            )
     if sparsity is None:
-        shares = {name: _own_share(name, pruned_types[name]) for name in pruned_types}
-    else:
-        _warn_of_own_shares(pruned_types.values(), sparsity)
-        # Without the leaves that stay dense, so that the budget is that of the others.
-        shapes = {
-            name: jax.ShapeDtypeStruct(leaves[name].shape, np.float32) for name in pruned_types
+        return {name: Choice(own_shares[name], pruned_types[name]) for name in pruned_types}
+    is_own = len(own_shares) == len(pruned_types)
+    if sparsity and is_own and not any(math.isclose(own, sparsity) for own in own_shares.values()):
+        patterns = {
+            f'{type_words(pruned_types[name])} removes {own:.4g}'
+            for name, own in own_shares.items()
         }
-        distribute = _DISTRIBUTIONS[distribution]
-        shares = distribute(shapes, sparsity, filter_fn=lambda path, leaf: True)
+        warn(
+            f'sparsity {sparsity} has no effect: all leaves are pruned to N:M, which removes a share of its own '
+            f'({", ".join(sorted(patterns))}); leave it out'
+        )
+    # Without the leaves that stay dense, so that the budget is that of the others.
+    shapes = {name: jax.ShapeDtypeStruct(leaves[name].shape, np.float32) for name in pruned_types}
+    shares = _DISTRIBUTIONS[distribution](shapes, sparsity, filter_fn=lambda path, leaf: True)
     return {name: Choice(float(shares[name]), pruned_types[name]) for name in pruned_types}
 
 
@@ -156,30 +162,27 @@ def left_out(
     optimizer_state = find_optimizer_state(leaves)
     types_by_name = _types_by_name(leaves, types)
     named = [*only, *(glob for glob, _ in types if glob is not None)]
-
-    def reason(name: str, leaf: Leaf) -> str | None:
-        if _matches_any(skip, name):
-            return 'named in skip'
-        if name in optimizer_state and name not in only:
-            field = optimizer_state[name].field
-            return f"optimizer's state ({field})" if field else "optimizer's state"
-        if leaf.dtype not in PRUNABLE:
-            return f'{leaf.dtype.name}, which is not pruned'
-        if types_by_name[name] is None:
-            return 'of type dense'
-        if name in only:
-            return None
-        if leaf.ndim < 2:
-            return 'one dimension or none'
-        if only and not _matches_any(only, name):
-            return 'not named in only'
-        return None if _matches_any(named, name) else _looks_like(name, leaf.ndim)
-
     reasons = {}
     for name, leaf in leaves.items():
-        words = reason(name, leaf)
-        if words is not None:
-            reasons[name] = words
+        if tree_lib.matches_any(skip, (name,)):
+            reasons[name] = 'named in skip'
+        elif name in optimizer_state and name not in only:
+            field = optimizer_state[name].field
+            reasons[name] = f"optimizer's state ({field})" if field else "optimizer's state"
+        elif leaf.dtype.name not in _PRUNABLE:
+            reasons[name] = f'{leaf.dtype.name}, which is not pruned'
+        elif types_by_name[name] is None:
+            reasons[name] = 'of type dense'
+        elif name in only:
+            continue
+        elif leaf.ndim < 2:
+            reasons[name] = 'one dimension or none'
+        elif only and not tree_lib.matches_any(only, (name,)):
+            reasons[name] = 'not named in only'
+        elif not tree_lib.matches_any(named, (name,)):
+            words = _looks_like(name, leaf.ndim)
+            if words is not None:
+                reasons[name] = words
     return reasons
 
 
@@ -202,43 +205,13 @@ def _looks_like(name: str, rank: int) -> str | None:
     return None
 
 
-def _own_share(name: str, sparsity_type: sparsity_types.SparsityType) -> float:
-    """Computes the share that an N:M type removes; other types have none."""
-    if not isinstance(sparsity_type, sparsity_types.NByM):
-        raise ValueError(
-            f'sparsity: {name} needs one, since its type is {type_words(sparsity_type)}; only N:M types need none'
-        )
-    return 1 - sparsity_type.n / sparsity_type.m
-
-
-def _warn_of_own_shares(types: Iterable[sparsity_types.SparsityType], sparsity: float) -> None:
-    """Warns if no leaf gets the sparsity that was asked for, since all have N:M types of another one."""
-    shares = []
-    for sparsity_type in types:
-        if not isinstance(sparsity_type, sparsity_types.NByM):
-            return
-        share = 1 - sparsity_type.n / sparsity_type.m
-        if not sparsity or math.isclose(share, sparsity):
-            return
-        shares.append(f'{sparsity_type.n}:{sparsity_type.m} removes {share:.4g}')
-    warn(
-        f'sparsity {sparsity} has no effect: all leaves are pruned to N:M, which removes a share of its own '
-        f'({", ".join(dict.fromkeys(shares))}); leave it out'
-    )
-
-
 def _check_prunable(names: Iterable[str], leaves: Mapping[str, Leaf], setting: str) -> None:
     """Refuses leaves, named in full, that have no floats to prune."""
     for name in names:
-        if name in leaves and leaves[name].dtype not in PRUNABLE:
-            prunable = ', '.join([dtype.name for dtype in PRUNABLE])
+        if name in leaves and leaves[name].dtype.name not in _PRUNABLE:
             raise ValueError(
-                f'{setting}: {name} is {leaves[name].dtype}, which is not pruned; {prunable} are'
+                f'{setting}: {name} is {leaves[name].dtype}, which is not pruned; {", ".join(_PRUNABLE)} are'
             )
-
-
-def _matches_any(globs: Iterable[str], name: str) -> bool:
-    return any(tree_lib.matches(glob, (name,)) for glob in globs)
 
 
 def _types_by_name(
@@ -247,18 +220,17 @@ def _types_by_name(
     """Maps each leaf to its sparsity type, `None` where it stays dense."""
     types_by_glob: dict[str | None, sparsity_types.SparsityType | None] = {}
     for glob, text in types:
-        is_dense = text == 'dense'
-        sparsity_type = None if is_dense else sparsity_types.parse_sparsity_type(text)
         if glob in types_by_glob:
             what = f'a type for all others ({text})' if glob is None else repr(glob)
             raise ValueError(f'types: {what} is given twice; only the first would count')
-        types_by_glob[glob] = sparsity_type
+        is_dense = text == 'dense'
+        types_by_glob[glob] = None if is_dense else sparsity_types.parse_sparsity_type(text)
         if glob is not None and not is_dense:
             _check_prunable([glob], leaves, 'types')
     others = types_by_glob.pop(None, sparsity_types.Unstructured())
     rules = tree_lib.first_matches(types_by_glob, [(name,) for name in leaves], 'types')
-    in_order = list(types_by_glob.values())
-    types_by_name = {}
-    for name, rule in zip(leaves, rules, strict=True):
-        types_by_name[name] = others if rule is None else in_order[rule]
-    return types_by_name
+    in_order = [*types_by_glob.values(), others]
+    return {
+        name: in_order[-1 if rule is None else rule]
+        for name, rule in zip(leaves, rules, strict=True)
+    }

@@ -1,0 +1,233 @@
+"""Checkpoints of any format, read tensor by tensor: safetensors files, shards under an index, folders of orbax.
+
+The library `safetensors` reads and checks a file's header. Weights are read past it: it maps files into memory, and in
+NumPy it knows no floats of 8 bits.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from jaxpruner.files import dtypes, input_files
+from jaxpruner.files.system_errors import errors_named
+
+try:
+    from safetensors import SafetensorError, safe_open
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"checkpoints need {error.name}, which is not installed: pip install 'jaxpruner[checkpoint]'",
+        name=error.name,
+    ) from error
+
+INDEX_NAME = 'model.safetensors.index.json'
+_INDEX_ENDING = '.safetensors.index.json'
+_MOST_AXES = 32  # of an array in the oldest NumPy that is allowed
+_LONGEST_AXIS = 2**31  # of a tensor without weights; others are as long as the file at most
+
+
+class Leaf(NamedTuple):
+    """Shape and dtype of a tensor in a checkpoint.
+
+    >>> Leaf((2, 3), np.dtype('float16')).bytes
+    12
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        """The number of weights."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """The number of bytes, stored dense."""
+        return self.size * self.dtype.itemsize
+
+
+@runtime_checkable
+class Checkpoint(Protocol):
+    """Tensors by name, read one at a time.
+
+    >>> import tempfile
+    >>> from jaxpruner.checkpoints import open_checkpoint, write_safetensors
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_safetensors(Path(folder) / 'a.safetensors', {'w': np.ones(2)})
+    ...     isinstance(open_checkpoint(Path(folder) / 'a.safetensors'), Checkpoint)
+    True
+    """
+
+    path: Path
+    leaves: Mapping[str, Leaf]  # in the order of their bytes
+    metadata: Mapping[str, str]
+
+    def read(self, name: str) -> np.ndarray:
+        """Reads a tensor into an array of its own that may be written to.
+
+        Args:
+          name: the tensor's.
+
+        Raises:
+          KeyError: there is no such tensor.
+          ValueError: the file ends too early.
+        """
+        ...
+
+
+def open_checkpoint(path: Path | str) -> Checkpoint:
+    """Opens a checkpoint; reads names, shapes and dtypes, no weights.
+
+    Args:
+      path: a `.safetensors` file; a folder with such a file or with a `model.safetensors.index.json`, or that index; or
+        a folder that orbax wrote.
+
+    Raises:
+      ValueError: it is none of these, or only a part of one.
+      FileNotFoundError: there is nothing under the path.
+      OSError: it cannot be read, or is a pipe or a device; the error names it.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from jaxpruner.checkpoints import write_safetensors
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_safetensors(Path(folder) / 'a.safetensors', {'w': np.ones((2, 3))})
+    ...     open_checkpoint(folder).leaves
+    {'w': Leaf(shape=(2, 3), dtype=dtype('float64'))}
+    """
+    path = Path(path)
+    input_files.check_exists(path)
+    if path.name.endswith(_INDEX_ENDING) and not path.is_dir():
+        return ShardedSafetensors(path)
+    if not path.is_dir():
+        return SafetensorsFile(path)
+    with errors_named(path):
+        names = sorted(os.listdir(path))
+    files = [name for name in names if name.endswith('.safetensors')]
+    indexes = [name for name in names if name.endswith(_INDEX_ENDING)]
+    if len(indexes) == 1:
+        return ShardedSafetensors(path / indexes[0])
+    if len(files) == 1 and not indexes:
+        return SafetensorsFile(path / files[0])
+    if files or indexes:
+        several = ', '.join((indexes or files)[:4])
+        raise ValueError(f'{path} has several safetensors files ({several}); name one of them')
+    if 'orbax-checkpoint-tmp' in path.name:
+        raise ValueError(
+            f'{path} is a checkpoint that orbax has not finished writing; use a finished one'
+        )
+    # In a step's folder orbax keeps what it saved under a name, this one by default.
+    for folder in (path, path / 'default'):
+        if (folder / '_METADATA').is_file():
+            from jaxpruner.checkpoints import orbax_folder  # orbax takes seconds to load
+
+            return orbax_folder.OrbaxFolder(folder)
+    steps = sorted([name for name in names if name.isdecimal()], key=int)[-4:]
+    hint = f'; it has the steps {", ".join(steps)}: name one of these folders' if steps else ''
+    raise ValueError(
+        f'{path} is no checkpoint: it has no *.safetensors, no {INDEX_NAME}, and no _METADATA of orbax{hint}'
+    )
+
+
+class SafetensorsFile:
+    """One safetensors file as a checkpoint."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        input_files.check_file(path)
+        try:
+            # Opened first, since safe_open calls a file missing that may not be read.
+            with errors_named(path), path.open('rb'), safe_open(path, 'numpy') as file:
+                self.metadata: Mapping[str, str] = file.metadata() or {}
+                slices = {name: file.get_slice(name) for name in file.offset_keys()}
+                size = path.stat().st_size
+        except SafetensorError as error:
+            raise ValueError(
+                f'{path} is no safetensors file, or only a part of one: {error} (it has {path.stat().st_size} bytes); '
+                'write or download it again'
+            ) from error
+        leaves: dict[str, Leaf] = {}
+        for name, tensor in slices.items():
+            dtype, shape = tensor.get_dtype(), tuple(tensor.get_shape())
+            if dtype not in dtypes.SAFETENSORS:
+                raise ValueError(
+                    f'{path}: {name} has dtype {dtype}; known are {", ".join(dtypes.SAFETENSORS)}'
+                )
+            if len(shape) > _MOST_AXES or (0 in shape and max(shape) > _LONGEST_AXIS):
+                raise ValueError(
+                    f'{path}: {name} has {len(shape)} axes, the longest of {max(shape)}; at most {_MOST_AXES} axes are '
+                    'read, and without weights at most 2^31 in one; write the file again'
+                )
+            leaves[name] = Leaf(shape, dtypes.SAFETENSORS[dtype])
+        self.leaves: Mapping[str, Leaf] = leaves
+        # The library has checked that the tensors fill the file behind its header without holes, in this order.
+        start = size - sum(leaf.bytes for leaf in leaves.values())
+        self._starts: dict[str, int] = {}
+        for name, leaf in leaves.items():
+            self._starts[name] = start
+            start += leaf.bytes
+
+    def read(self, name: str) -> np.ndarray:
+        """Reads a tensor; see `Checkpoint`."""
+        leaf, start = self.leaves[name], self._starts[name]
+        with errors_named(self.path):
+            found = np.fromfile(self.path, np.uint8, leaf.bytes, offset=start)
+        if len(found) < leaf.bytes:
+            raise ValueError(
+                f'{self.path}: {name} ends {leaf.bytes - len(found)} bytes too early; the file has changed since it '
+                'was opened'
+            )
+        return found.view(leaf.dtype).reshape(leaf.shape)
+
+
+class ShardedSafetensors:
+    """Several safetensors files under a `model.safetensors.index.json` as one checkpoint."""
+
+    def __init__(self, index: Path):
+        self.index = index
+        self.path = index.parent
+        content = input_files.read_file(index)
+        try:
+            self._file_of: dict[str, str] = dict(input_files.parse_json(content)['weight_map'])
+            names = list(dict.fromkeys(self._file_of.values()))
+            for name in names:
+                if Path(name).name != name or not name.isprintable():
+                    raise ValueError(f'the file {name!r} in weight_map has no plain name')
+            if not names:
+                raise ValueError('weight_map is empty')
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f'{index} is no index of safetensors files, {{"weight_map": {{"tensor": "file"}}}}: {error}; '
+                'write or download it again'
+            ) from error
+        for name in names:
+            if not (self.path / name).exists():
+                raise FileNotFoundError(
+                    f'{index} names {name}, which is not beside it; download it, too'
+                )
+        self.files = {name: SafetensorsFile(self.path / name) for name in names}
+        leaves: dict[str, Leaf] = {}
+        metadata: dict[str, str] = {}
+        for file in self.files.values():
+            leaves |= file.leaves
+            metadata |= file.metadata
+        self.leaves: Mapping[str, Leaf] = leaves
+        self.metadata: Mapping[str, str] = metadata
+        found = {(name, file) for file in names for name in self.files[file].leaves}
+        for name, file in found ^ set(self._file_of.items()):
+            raise ValueError(
+                f'{index} and {self.path / file} do not agree on whether {name!r} is in this file; download both again'
+            )
+
+    def read(self, name: str) -> np.ndarray:
+        """Reads a tensor; see `Checkpoint`."""
+        return self.files[self._file_of[name]].read(name)

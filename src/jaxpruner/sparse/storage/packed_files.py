@@ -1,0 +1,471 @@
+"""Packed files: safetensors files in which each leaf has its smallest format.
+
+A manifest among the metadata in the header says in which format each leaf stands:
+
+    {"version": 1, "crc32": "0f2c4a88",
+     "leaves": {"mlp.kernel": {"path": ["mlp", "kernel"], "format": "csr", "dtype": "float8_e5m2",
+                               "shape": [784, 300], "crc32": "d5065190"}}}
+
+The outer digest covers the entries of all leaves and the user's metadata; the inner one covers the bytes of a leaf.
+A dense leaf is the tensor of its name; any other has a tensor for each array, such as `mlp.kernel.compressed`.
+"""
+
+import collections
+import contextlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxpruner import tree as tree_lib
+from jaxpruner.files import atomic_files, dtypes, host_arrays, input_files
+from jaxpruner.progress import progress_bar
+from jaxpruner.sparse.formats import array_checks, table
+from jaxpruner.sparse.formats.base import StoredArrays
+from jaxpruner.sparse.storage import packing
+
+if TYPE_CHECKING:
+    from jaxpruner.checkpoints import Checkpoint, Leaf
+
+MANIFEST_KEY = 'jaxpruner_sparse'  # among the metadata
+_VERSION = 1
+_WRITE_AGAIN = 'write or download it again'
+
+
+def save(
+    path: os.PathLike[str] | str,
+    tree: tree_lib.PyTree,
+    *,
+    masks: Any = None,
+    metadata: Mapping[str, str] | None = None,
+    overwrite: bool = True,
+    progress: bool = True,
+) -> None:
+    """Saves a tree as one safetensors file, each leaf in the format of the fewest bytes.
+
+    The formats are those of `pack`. A manifest in the file's header names the format, dtype and shape of each leaf. It
+    has a digest of each leaf's bytes, and one of itself with the metadata: they show damage. The file appears when it
+    is whole. Leaves are fetched and packed one at a time. Needs the extra `jaxpruner[checkpoint]`.
+
+    Element types that readers of the format lack (float8, int4, complex64) are stored as unsigned whole numbers.
+
+    Args:
+      path: the file; its folder exists.
+      tree: any pytree of arrays, such as parameters or an optimizer state; or a `jaxpruner.checkpoints.Checkpoint`.
+      masks: what is kept: a tree of masks, packed or not, `None` where the values decide; or an optimizer state with
+        one `SparseState`. Without masks, all but the bit pattern of +0 is kept. If the tree is a checkpoint, the masks
+        are another one, under the names of its leaves.
+      metadata: strings by name, kept in the file's header.
+      overwrite: whether a file that is there is replaced.
+      progress: whether a bar is shown if stderr is a terminal.
+
+    Raises:
+      TypeError: a leaf is no array whose values this process has, or metadata are no strings.
+      ValueError: two leaves have one name, or a mask does not fit or removes what is not +0.
+      FileExistsError: a file is there that must not be replaced.
+      FileNotFoundError: the folder does not exist.
+      ImportError: safetensors is not installed.
+
+    >>> import tempfile
+    >>> from jaxpruner import sparse
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, 'a.safetensors')
+    ...     sparse.save(path, {'w': np.eye(256, dtype=np.float32)})
+    ...     path.stat().st_size < 3200, sparse.load(path)['w'].shape
+    (True, (256, 256))
+    """
+    from jaxpruner.checkpoints import Checkpoint, Leaf  # load libraries that the core does without
+    from jaxpruner.checkpoints.writing import digest_of, write_tensors
+
+    path = Path(path)
+    metadata = dict(metadata or {})
+    if MANIFEST_KEY in metadata:
+        raise ValueError(
+            f'metadata: {MANIFEST_KEY} is the name of the manifest; choose another one'
+        )
+    atomic_files.check_target(path, overwrite)
+    leaves: Mapping[str, Leaf]
+    if isinstance(tree, Checkpoint):
+        masked = {} if masks is None else masks.leaves
+        for name in masked:
+            if name not in tree.leaves:
+                raise ValueError(
+                    f'masks: {name!r} is no tensor of {tree.path}; {tree_lib.nearest(name, tree.leaves)}'
+                )
+        paths = {name: (name,) for name in tree.leaves}
+        leaves = tree.leaves
+
+        def read(name: str) -> tuple[np.ndarray, Any]:
+            return tree.read(name), masks.read(name) if name in masked else None
+
+    else:
+        named = host_arrays.named_arrays(tree)
+        leaf_masks = packing.masks_by_name(tree, masks)
+        paths = {name: path for name, (path, _) in named.items()}
+        leaves = {
+            name: Leaf(array.shape, np.dtype(array.dtype)) for name, (_, array) in named.items()
+        }
+
+        def read(name: str) -> tuple[np.ndarray, Any]:
+            return host_arrays.on_host(named[name][1]), leaf_masks[name]
+
+    tensors: dict[str, Leaf] = {}
+    places: dict[str, tuple[str, str]] = {}  # of each tensor: its leaf, and its key there
+    entries: dict[str, Any] = {}
+    sizes = {name: leaf.bytes for name, leaf in leaves.items()}
+    with _leaf_progress(sizes, progress) as on_leaf:
+
+        def packed(name: str) -> tuple[str, StoredArrays]:
+            format_name, arrays = packing.pack_leaf(name, *read(name))
+            stored = {}
+            for key in sorted(arrays):
+                array = np.asarray(arrays[key], order='C')
+                stored[key] = array.view(dtypes.stored_dtype(array.dtype))
+            return format_name, stored
+
+        # Each leaf is packed twice: the header, which comes first, has the shapes and digests of all.
+        for name, leaf in leaves.items():
+            on_leaf(name)
+            format_name, arrays = packed(name)
+            entries[name] = {
+                'path': list(paths[name]),
+                'format': format_name,
+                'dtype': leaf.dtype.name,
+                'shape': list(leaf.shape),
+                'crc32': digest_of(*arrays.values()),
+            }
+            for key, array in arrays.items():
+                tensor = _tensor_name(name, format_name, key)
+                if tensor in tensors:
+                    raise ValueError(
+                        f'{name}: its array {tensor!r} is the name of another leaf; rename one'
+                    )
+                tensors[tensor] = Leaf(array.shape, array.dtype)
+                places[tensor] = name, key
+        manifest = {
+            'version': _VERSION,
+            'crc32': _manifest_digest(entries, metadata),
+            'leaves': entries,
+        }
+        text = json.dumps(manifest, separators=(',', ':'), ensure_ascii=False)
+        held: dict[str, StoredArrays] = {}  # the leaf whose arrays are being written
+
+        def read_tensor(tensor: str) -> np.ndarray:
+            name, key = places[tensor]
+            if name not in held:
+                held.clear()  # freed before the next is packed
+                held[name] = packed(name)[1]
+            return held[name][key]
+
+        write_tensors(path, tensors, read_tensor, {**metadata, MANIFEST_KEY: text}, overwrite)
+
+
+class PackedFile:
+    """A file that `save` wrote. Names, shapes and formats are read at once, and weights leaf by leaf.
+
+    Attributes:
+      path: of the file.
+      leaves: shape and dtype of each leaf, unpacked, by its dotted name.
+      metadata: strings by name that `save` was given.
+      paths: of each leaf in its tree, by its dotted name.
+      formats: of each leaf, by its dotted name: 'dense', 'n_by_m', 'blocks', 'csr' or 'bitmask'.
+      stored_bytes: of each leaf in the file, by its dotted name.
+    """
+
+    def __init__(self, path: Path | str):
+        from jaxpruner.checkpoints.reading import SafetensorsFile
+
+        self._file = SafetensorsFile(Path(path))
+        self.path = self._file.path
+        self.leaves: dict[str, Leaf] = {}
+        self.metadata = dict(self._file.metadata)
+        self.paths: dict[str, tree_lib.Path] = {}
+        self.formats: dict[str, str] = {}
+        self.stored_bytes: dict[str, int] = {}
+        self._tensors: dict[str, dict[str, str]] = {}  # of each leaf its arrays' names in the file
+        text = self.metadata.pop(MANIFEST_KEY, None)
+        if text is None:
+            raise ValueError(
+                f'{self.path} is no packed file, since its header has no {MANIFEST_KEY}; '
+                'jaxpruner.sparse.save or `jaxpruner pack` makes one'
+            )
+        try:
+            self._entries = _read_manifest(text, self.metadata)
+            for name, entry in self._entries.items():
+                self._add(name, entry)
+            packing.nested(dict.fromkeys(self.paths.values()))
+            found = collections.Counter(self._file.leaves.keys())
+            claimed = collections.Counter(
+                [tensor for tensors in self._tensors.values() for tensor in tensors.values()]
+            )
+            for tensor in (claimed - found) | (found - claimed):
+                raise ValueError(
+                    f'the tensor {tensor} is {found[tensor]} times in it, and {claimed[tensor]} times in its manifest'
+                )
+        except ValueError as error:
+            raise ValueError(f'{self.path}: {error}; {_WRITE_AGAIN}') from error
+        for name, tensors in self._tensors.items():
+            self.stored_bytes[name] = sum(
+                self._file.leaves[tensor].bytes for tensor in tensors.values()
+            )
+
+    def _add(self, name: str, entry: Any) -> None:
+        """Takes up what the manifest says of a leaf."""
+        from jaxpruner.checkpoints import Leaf
+
+        try:
+            path, format_name, shape = tuple(entry['path']), entry['format'], entry['shape']
+            array_checks.check_shape(shape)
+            if not path or '.'.join(path) != name:
+                raise ValueError(f'its path {path} does not lead to its name')
+            self.leaves[name] = Leaf(tuple(shape), dtypes.PACKED[entry['dtype']])
+            self.paths[name] = path
+            self.formats[name] = format_name
+            keys = sorted(table.FORMATS[format_name].keys)
+            self._tensors[name] = {key: _tensor_name(name, format_name, key) for key in keys}
+            _ = entry['crc32']
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f'{name}: its entry in the manifest is wrong: {error}') from error
+
+    def read(self, name: str) -> np.ndarray:
+        """Reads and unpacks a leaf.
+
+        Args:
+          name: the leaf's dotted name.
+
+        Raises:
+          KeyError: there is no such leaf.
+          ValueError: its arrays are damaged or do not belong together, or the file has changed since it was opened.
+        """
+        arrays = self.read_packed(name)
+        return table.FORMATS[self.formats[name]].unpack(arrays)
+
+    def read_packed(self, name: str) -> dict[str, np.ndarray]:
+        """Reads the arrays of a leaf as they are stored, checked.
+
+        Raises:
+          KeyError: there is no such leaf.
+          ValueError: the arrays are damaged or do not belong together, or the file has changed since it was opened.
+        """
+        from jaxpruner.checkpoints.writing import digest_of
+
+        if name not in self.leaves:
+            raise KeyError(
+                f'{self.path} has no leaf {name!r}; {tree_lib.nearest(name, self.leaves)}'
+            )
+        leaf, format_name, given = (
+            self.leaves[name],
+            self.formats[name],
+            self._entries[name]['crc32'],
+        )
+        arrays = {key: self._file.read(tensor) for key, tensor in self._tensors[name].items()}
+        storage = table.FORMATS[format_name]
+        values = arrays[storage.values_key]
+        try:
+            found = digest_of(*arrays.values())
+            if found != given:
+                raise ValueError(
+                    f'its bytes are damaged: their crc32 is {found}, and by the manifest {given!r}'
+                )
+            if values.dtype != dtypes.stored_dtype(leaf.dtype):
+                raise ValueError(
+                    f'its values are {values.dtype}, and {leaf.dtype} is stored as {dtypes.stored_dtype(leaf.dtype)}'
+                )
+            arrays[storage.values_key] = values.view(leaf.dtype)
+            shape = storage.shape(arrays)
+            if shape != leaf.shape:
+                raise ValueError(
+                    f'its arrays are of shape {shape}, and its manifest says {leaf.shape}'
+                )
+            table.check(format_name, arrays)
+        except ValueError as error:
+            raise ValueError(f'{self.path}: {name}: {error}; {_WRITE_AGAIN}') from error
+        return arrays
+
+    def stored_mask(self, name: str) -> np.ndarray | None:
+        """Reads which weights of a leaf are stored: uint8, 1 where one is; `None` if the leaf is dense.
+
+        This is the mask that `save` was given. Without one it has all weights that were not +0, and perhaps more: N:M
+        may also store a few zeros, and blocks store all zeros inside of them.
+
+        Raises:
+          KeyError: there is no such leaf.
+          ValueError: as in `read`.
+        """
+        arrays = self.read_packed(name)
+        if self.formats[name] == 'dense':
+            return None
+        return table.stored_mask(self.formats[name], arrays).astype(np.uint8)
+
+
+def _tensor_name(name: str, format_name: str, key: str) -> str:
+    return name if format_name == 'dense' else f'{name}.{key}'
+
+
+def _manifest_digest(entries: Any, metadata: Mapping[str, str]) -> str:
+    """Returns the CRC-32 of the entries of leaves and of the user's metadata, whatever their order and spacing."""
+    text = json.dumps({'leaves': entries, 'metadata': metadata}, sort_keys=True)
+    return f'{zlib.crc32(text.encode()):08x}'
+
+
+def _read_manifest(text: str, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Reads the entries of the leaves."""
+    try:
+        manifest = input_files.parse_json(text.encode())
+    except ValueError as error:
+        raise ValueError(f'its manifest is no JSON: {error}') from error
+    manifest = manifest if isinstance(manifest, dict) else {}
+    version, entries, given = (manifest.get(key) for key in ('version', 'leaves', 'crc32'))
+    if type(version) is not int or version < 1:
+        raise ValueError(f'its manifest has the version {version!r}, which is none')
+    if version > _VERSION:
+        raise ValueError(
+            f'its manifest has version {version}, and this release reads up to {_VERSION}; install a newer jaxpruner'
+        )
+    found = _manifest_digest(entries, metadata)
+    if not isinstance(entries, dict) or given != found:
+        raise ValueError(
+            f'its manifest or its metadata are damaged: their crc32 is {found}, and by the manifest {given!r}'
+        )
+    return entries
+
+
+def open_packed(path: os.PathLike[str] | str) -> PackedFile:
+    """Opens a file that `save` wrote, to read it leaf by leaf.
+
+    Args:
+      path: the file.
+
+    Returns:
+      An open file with `leaves`, `formats`, `read(name)`, `read_packed(name)` and `stored_mask(name)`. It is also a
+      `jaxpruner.checkpoints.Checkpoint`.
+
+    Raises:
+      ValueError: it is no packed file, or damaged, or of a newer version.
+      OSError: it cannot be read; the error names it.
+      ImportError: safetensors is not installed.
+
+    >>> import tempfile
+    >>> import jax.numpy as jnp
+    >>> from jaxpruner import sparse
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sparse.save(f'{folder}/a.safetensors', {'w': jnp.eye(256)})
+    ...     file = sparse.open_packed(f'{folder}/a.safetensors')
+    ...     file.leaves['w'].bytes, file.formats['w'], file.stored_bytes['w'], file.read('w')[3, 3].item()
+    (262144, 'csr', 2580, 1.0)
+    """
+    return PackedFile(Path(path))
+
+
+def load(
+    path: os.PathLike[str] | str, *, like: tree_lib.PyTree = None, progress: bool = True
+) -> Any:
+    """Loads a tree that `save` wrote; every bit is as it was.
+
+    Leaves are read and unpacked one at a time. `open_packed` reads single leaves.
+
+    Args:
+      path: the file.
+      like: a tree of arrays or shapes, whose structure the result has. If an entry has a sharding, its leaf is placed
+        so, and leaves the host before the next one is read.
+      progress: whether a bar is shown if stderr is a terminal.
+
+    Returns:
+      Without `like`, nested dictionaries of NumPy arrays by the names of the leaves.
+
+    Raises:
+      ValueError: it is no packed file, or damaged, or of a newer version; or it does not fit `like`.
+      OSError: it cannot be read; the error names it.
+      ImportError: safetensors is not installed.
+
+    >>> import tempfile
+    >>> import jax.numpy as jnp
+    >>> from jaxpruner import sparse
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sparse.save(f'{folder}/a.safetensors', {'layers': [jnp.eye(2), -jnp.zeros(2)]})
+    ...     sparse.load(f'{folder}/a.safetensors', like={'layers': [jnp.ones((2, 2)), jnp.ones(2)]})['layers'][1]
+    Array([-0., -0.], dtype=float32)
+    """
+    file = open_packed(path)
+    with _leaf_progress(file.stored_bytes, progress) as on_leaf:
+
+        def read(name: str) -> np.ndarray:
+            on_leaf(name)
+            return file.read(name)
+
+        if like is not None:
+            return packing.arranged_like(like, file.leaves, read, f'{file.path}: ')
+        return packing.nested({path: read(name) for name, path in file.paths.items()})
+
+
+def load_packed(path: os.PathLike[str] | str, *, progress: bool = True) -> Any:
+    """Loads a tree that `save` wrote, packed as `pack` would return it.
+
+    Args:
+      path: the file.
+      progress: whether a bar is shown if stderr is a terminal.
+
+    Returns:
+      Nested dictionaries of arrays; see `pack`.
+
+    Raises:
+      ValueError: it is no packed file, or damaged, or of a newer version.
+      OSError: it cannot be read; the error names it.
+      ImportError: safetensors is not installed.
+
+    >>> import tempfile
+    >>> import jax.numpy as jnp
+    >>> from jaxpruner import sparse
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sparse.save(f'{folder}/a.safetensors', {'w': jnp.eye(256)})
+    ...     sparse.load_packed(f'{folder}/a.safetensors')['w']['compressed'].shape
+    (256,)
+    """
+    file = open_packed(path)
+    leaves: dict[tree_lib.Path, Any] = {}
+    with _leaf_progress(file.stored_bytes, progress) as on_leaf:
+        for name, leaf_path in file.paths.items():
+            on_leaf(name)
+            arrays = file.read_packed(name)
+            leaves[leaf_path] = arrays['values'] if file.formats[name] == 'dense' else arrays
+    return packing.nested(leaves)
+
+
+def open_packed_or_dense(path: Path) -> 'Checkpoint':
+    """Opens a checkpoint; the leaves of a packed file are those that it was made of."""
+    from jaxpruner.checkpoints import open_checkpoint
+
+    checkpoint = open_checkpoint(path)
+    return PackedFile(checkpoint.path) if MANIFEST_KEY in checkpoint.metadata else checkpoint
+
+
+def format_bytes(checkpoint: 'Checkpoint', name: str) -> tuple[dict[str, int | None], str]:
+    """Returns the bytes of a leaf of a checkpoint in each format and the smallest of them.
+
+    Formats that the leaf's zeros do not fit, or whose arrays are no smaller than the leaf, have `None`.
+    """
+    values = checkpoint.read(name)
+    plans = table.plans_of(packing.kept_pattern(name, values, None), values.dtype, all_sizes=True)
+    sizes: dict[str, int | None] = {}
+    for format_name, plan in plans.items():
+        is_smaller = plan is not None and plan.weight_bytes < values.nbytes
+        sizes[format_name] = plan.weight_bytes if is_smaller or format_name == 'dense' else None
+    return sizes, table.smallest(plans, values.nbytes).format_name
+
+
+@contextlib.contextmanager
+def _leaf_progress(sizes: Mapping[str, int], is_shown: bool) -> Iterator[Callable[[str], None]]:
+    """Shows which leaf is being read; yields a function to call with its name before it is."""
+    with progress_bar(sum(sizes.values()), is_shown, in_bytes=True) as show:
+        bytes_behind = 0
+
+        def on_leaf(name: str) -> None:
+            nonlocal bytes_behind
+            show(name, bytes_behind)
+            bytes_behind += sizes[name]
+
+        yield on_leaf

@@ -1,0 +1,167 @@
+"""Which leaves of a checkpoint are pruned, and how: by settings, names and ranks."""
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxpruner import sparsity_distributions, sparsity_types
+from jaxpruner.checkpoints import Leaf, choose, left_out
+
+LEAVES = {
+    'z.weight': Leaf((16, 8), np.dtype(ml_dtypes.bfloat16)),
+    'a.weight': Leaf((8, 8), np.dtype('float16')),
+    'a.bias': Leaf((8,), np.dtype('float32')),
+    'ids': Leaf((4, 4), np.dtype('int64')),
+    'fp8': Leaf((4, 4), np.dtype(ml_dtypes.float8_e4m3fn)),
+    'wide': Leaf((4, 4), np.dtype('float64')),
+}
+
+
+def test_erk_shares_the_budget_among_what_is_pruned():
+    choices = choose(LEAVES, 0.5, 'erk', skip=['wide'])
+    shapes = {name: np.ones(LEAVES[name].shape, np.float32) for name in ('z.weight', 'a.weight')}
+    expected = sparsity_distributions.erk(shapes, 0.5)
+    assert {name: choice.sparsity for name, choice in choices.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ('settings', 'kinds'),
+    [
+        (
+            {'sparsity': 0.5},
+            {'z.weight': 'unstructured', 'a.weight': 'unstructured', 'wide': 'unstructured'},
+        ),
+        ({'sparsity': 0.5, 'only': ['a.*']}, {'a.weight': 'unstructured'}),
+        (
+            {'sparsity': 0.5, 'only': ['a.bias', 'w*']},
+            {'a.bias': 'unstructured', 'wide': 'unstructured'},
+        ),
+        ({'sparsity': 0.5, 'skip': ['*.weight']}, {'wide': 'unstructured'}),
+        (
+            {'types': [('wide', '1:4'), ('*', '2:4')]},
+            {'z.weight': '2:4', 'a.weight': '2:4', 'wide': '1:4'},
+        ),
+        ({'types': [('a.*', 'dense'), ('*', '2:4')]}, {'z.weight': '2:4', 'wide': '2:4'}),
+        ({'types': [('ids', 'dense'), ('*', '2:4')], 'only': ['wide']}, {'wide': '2:4'}),
+    ],
+)
+def test_leaves_are_chosen_by_name(settings, kinds):
+    choices = choose(LEAVES, **settings)
+    assert {name: choice.kind for name, choice in choices.items()} == {
+        name: sparsity_types.parse_sparsity_type(kind) for name, kind in kinds.items()
+    }
+    assert list(choices) == [name for name in LEAVES if name in choices]
+
+
+LOOKED_UP = [
+    'model.embed_tokens.weight',  # Llama
+    'bert.embeddings.word_embeddings.weight',
+    'transformer.wte.weight',
+    'wpe/embedding',
+    'shared.weight',  # T5
+    'params/embedder/input_embedding/value',
+    'gpt/~/embed/embeddings',
+    'pos_embed',
+    'block.0.relative_attention_bias.weight',  # T5
+    'embeddings.cls_token',
+]
+HEADS = [
+    'lm_head.weight',
+    'lm_head/kernel',
+    'embed_out.weight',  # GPT-NeoX
+    'output.weight',  # Llama
+    'params/output_head/kernel/value',
+    'decoder/logits_dense/kernel',
+    'cls.predictions.decoder.weight',
+]
+LAYERS = [
+    'encoder/layer/0/attention/output/dense/kernel',
+    'layers.3.attention.output.weight',
+    'embedding/kernel',  # of patches
+    'time_emb_proj.weight',
+    'members.w',
+    'head.weight',
+    'decoder.weight',
+]
+SHAPE = Leaf((8, 16), np.dtype('float32'))
+WITH_TABLES = dict.fromkeys([*LOOKED_UP, *HEADS, *LAYERS], SHAPE) | {
+    'patch_embed.weight': Leaf((8, 4, 4, 4), SHAPE.dtype)  # a convolution
+}
+
+
+@pytest.mark.parametrize(
+    ('settings', 'pruned'),
+    [
+        ({'sparsity': 0.5}, [*LAYERS, 'patch_embed.weight']),
+        ({'sparsity': 0.5, 'distribution': 'erk'}, [*LAYERS, 'patch_embed.weight']),
+        ({'types': [(None, '2:4')]}, [*LAYERS, 'patch_embed.weight']),
+        ({'types': [('*', '2:4')]}, WITH_TABLES),
+        (
+            {'types': [('pos*', '1:4'), (None, '2:4'), ('*head*', 'dense')]},
+            [*LAYERS[:-2], 'decoder.weight', 'patch_embed.weight', 'pos_embed'],
+        ),
+        ({'sparsity': 0.5, 'only': ['lm_head*', 'members*']}, [*HEADS[:2], 'members.w']),
+        (
+            {'sparsity': 0.5, 'types': [('wpe*', 'unstructured')], 'only': ['wpe*']},
+            ['wpe/embedding'],
+        ),
+    ],
+)
+def test_what_looks_like_an_embedding_or_a_head_is_pruned_where_a_glob_names_it(settings, pruned):
+    assert set(choose(WITH_TABLES, **settings)) == set(pruned)
+    reasons = left_out(
+        WITH_TABLES, **{key: settings[key] for key in settings if key in ('types', 'only')}
+    )
+    assert reasons.keys() == WITH_TABLES.keys() - set(pruned)
+    if settings == {'sparsity': 0.5}:
+        assert {reasons[name] for name in LOOKED_UP} == {'looks like an embedding'}
+        assert {reasons[name] for name in HEADS} == {'looks like an output head'}
+
+
+def test_a_sparsity_that_holds_for_no_leaf_is_told():
+    with pytest.warns(UserWarning, match=r'sparsity 0\.9 has no effect: .*2:4.* removes 0\.5'):
+        choose(LEAVES, 0.9, types=[('*', '2:4')])
+    # Of these settings holds what was asked for, at least for some leaves; a warning would be an error.
+    choose(LEAVES, 0.75, types=[('wide', '1:4'), ('*', '2:4')])
+    choose(LEAVES, 0.9, types=[('wide', '2:4')])
+    choose(LEAVES, 0.0, types=[('*', '2:4')])
+
+
+@pytest.mark.parametrize(
+    ('settings', 'words'),
+    [
+        ({'sparsity': 1.5}, r'sparsity must lie in [0, 1] (the share of weights removed), got 1.5'),
+        (
+            {'sparsity': 0.5, 'distribution': 'er'},
+            "distribution: 'er' is unknown; did you mean 'erk'?",
+        ),
+        (
+            {'sparsity': 0.5, 'only': ['*.kernel']},
+            "only: '*.kernel' matches no parameter; the nearest are",
+        ),
+        ({'sparsity': 0.5, 'skip': ['b']}, "skip: 'b' matches no parameter"),
+        ({'sparsity': 0.5, 'types': [('*', '2-4')]}, "unknown sparsity type '2-4'; write"),
+        (
+            {'sparsity': 0.5, 'types': [('*', '2:4'), ('wide', '1:4')]},
+            "types: 'wide' is never used",
+        ),
+        ({'sparsity': 0.5, 'types': [('*', '2:4'), ('*', '1:4')]}, "types: '*' is given twice"),
+        (
+            {'types': [('*', '2:5')]},
+            'z.weight: shape (16, 8) has length 8 along axis -1, which m=5 does not divide',
+        ),
+        ({'types': [('*', '2:5')]}, "leave them dense: skip=['z.weight', "),
+        ({}, 'sparsity: z.weight needs one, since its type is unstructured'),
+        (
+            {'sparsity': 0.5, 'only': ['ids']},
+            'only: ids is int64, which is not pruned; float16, bfloat16, float32',
+        ),
+        ({'types': [('fp8', '2:4')]}, 'types: fp8 is float8_e4m3fn, which is not pruned'),
+        ({'sparsity': 0.5, 'skip': ['*']}, 'no leaf is left to prune'),
+    ],
+)
+def test_wrong_choices_are_refused(settings, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        choose(LEAVES, **settings)

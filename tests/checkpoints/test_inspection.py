@@ -1,0 +1,71 @@
+"""The structure of zeros is found where it is, and not where it is not."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxpruner import mask_calculator
+from jaxpruner.checkpoints.inspection import NOfM, inspect_array
+
+RNG = np.random.default_rng(0)
+
+
+def structure_of(array):
+    return inspect_array('w', np.asarray(array)).structure
+
+
+def masked(kind, shape, sparsity=0.5, dtype=np.float32):
+    weights = RNG.standard_normal(shape).astype(dtype)
+    mask = mask_calculator.get_topk_fn(kind)(np.abs(weights.astype(np.float32)), sparsity)
+    return np.where(np.asarray(mask), weights, np.zeros((), dtype))
+
+
+@pytest.mark.parametrize(
+    ('kind', 'shape', 'dtype', 'n_of_m', 'block'),
+    [
+        ('2:4', (64, 32), np.float32, NOfM(2, 4, 1), None),
+        ('1:2', (64, 32), ml_dtypes.bfloat16, NOfM(1, 2, 1), None),
+        ('nm_2,4,0', (64, 32), np.float64, NOfM(2, 4, 0), None),
+        ('nm_4,8,1', (8, 64, 5), np.float32, NOfM(4, 8, 1), None),
+        ('3:16', (40, 32), np.float32, NOfM(3, 16, 1), None),
+        ('2:4', (400,), np.float32, NOfM(2, 4, 0), None),
+        ('block_4,4', (64, 66), np.float32, None, (4, 4)),
+        ('block_1,8', (3, 64, 66), np.float32, None, (1, 8)),
+        ('block_3,5', (3, 64, 66), np.float32, None, (3, 5)),
+        ('unstructured', (256, 256), np.float32, None, None),
+    ],
+)
+def test_patterns_are_found(kind, shape, dtype, n_of_m, block):
+    found = structure_of(masked(kind, shape, dtype=dtype))
+    assert (found.n_of_m, found.block) == (n_of_m, block)
+
+
+def test_dead_channels_are_found_beside_a_pattern():
+    array = masked('2:4', (64, 32))
+    array[:20] = 0
+    report = inspect_array('w', array)
+    assert report.structure.n_of_m == NOfM(2, 4, 1)
+    assert report.structure.dead == (20, 0)
+    assert report.dead_indices == [list(range(20)), []]
+    assert structure_of(masked('channel_-1', (3, 8, 20), 0.25)).dead == (0, 0, 5)
+
+
+@pytest.mark.parametrize('sparsity', [0.9, 0.95])
+def test_what_is_unstructured_has_none(sparsity):
+    found = structure_of(masked('unstructured', (256, 256), sparsity))
+    assert found.sparsity == pytest.approx(sparsity, abs=1e-4)
+    assert (found.n_of_m, found.block, found.dead) == (None, None, (0, 0))
+
+
+@pytest.mark.parametrize(
+    'array',
+    [np.ones((4, 4)), np.zeros((4, 4)), np.zeros((0, 4)), np.float32(1), np.ones(3, bool)],
+)
+def test_dense_empty_and_single_arrays(array):
+    found = structure_of(array)
+    assert (found.n_of_m, found.block) == (None, None)
+    assert found.sparsity == (1 if array.size and not array.any() else 0)
+
+
+def test_nan_is_no_zero_and_minus_zero_is():
+    assert structure_of([np.nan, -0.0, 0.0, 1.0]).nonzeros == 2
