@@ -90,13 +90,6 @@ def test_models_and_numbers(tmp_path):
     assert saved({}, tmp_path / 'd.safetensors') == {}
 
 
-@pytest.mark.parametrize('dtype', ['>f4', '>i8', '<f4'])
-def test_arrays_of_either_byte_order(dtype, tmp_path):
-    values = saved({'w': np.array([1.0, 2.0], dtype)}, tmp_path / 'a.safetensors')['w']
-    assert values.tolist() == [1.0, 2.0]
-    assert values.dtype == np.dtype(dtype).newbyteorder('=')
-
-
 REFUSED = [
     (
         {'a.b': np.ones(1), 'a': {'b': np.ones(1)}},
@@ -124,16 +117,12 @@ def test_refused_leaves_are_named(tree, error, words, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_values_inside_jit_are_refused(tmp_path):
+def test_what_else_is_refused(tmp_path):
+    path = tmp_path / 'a.safetensors'
     with pytest.raises(TypeError, match=r'^w: .*outside jit'):
-        jax.jit(lambda w: jaxpruner.save_safetensors({'w': w}, tmp_path / 'a.safetensors'))(
-            jnp.ones(2)
-        )
-
-
-def test_metadata_are_strings(tmp_path):
+        jax.jit(lambda w: jaxpruner.save_safetensors({'w': w}, path))(jnp.ones(2))
     with pytest.raises(TypeError, match=r"'sparsity': 0\.9"):
-        jaxpruner.save_safetensors(TREE, tmp_path / 'a.safetensors', metadata={'sparsity': 0.9})
+        jaxpruner.save_safetensors(TREE, path, metadata={'sparsity': 0.9})
 
 
 def test_the_extra_that_is_missing_is_named(tmp_path, monkeypatch):
@@ -155,14 +144,12 @@ def sharding(*spec):
     )
 
 
-@pytest.mark.parametrize('spec', [('rows', 'columns'), ('columns',), ()], ids=str)
-def check_sharded_arrays_are_saved_whole(spec, tmp_path):
+def check_sharded_arrays_are_saved_whole(tmp_path):
     values = np.arange(128.0, dtype=np.float32).reshape(16, 8)
-    tree = {
-        'w': jax.device_put(values, sharding(*spec)),
-        'b': jax.device_put(values, jax.devices()[3]),
-    }
-    assert_same_arrays(saved(tree, tmp_path / 'a.safetensors'), {'w': values, 'b': values})
+    specs = [('rows', 'columns'), ('columns',), ()]
+    tree = {str(spec): jax.device_put(values, sharding(*spec)) for spec in specs}
+    tree['on one'] = jax.device_put(values, jax.devices()[3])
+    assert_same_arrays(saved(tree, tmp_path / 'a.safetensors'), dict.fromkeys(tree, values))
 
 
 def check_one_leaf_is_on_the_host_at_a_time(tmp_path):
