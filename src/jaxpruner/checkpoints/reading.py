@@ -197,7 +197,7 @@ class ShardedSafetensors:
         self.path = index.parent
         content = input_files.read_file(index)
         try:
-            self._file_of: dict[str, str] = dict(input_files.parse_json(content)['weight_map'])
+            self._file_of: dict[str, str] = {**input_files.parse_json(content)['weight_map']}
             names = list(dict.fromkeys(self._file_of.values()))
             for name in names:
                 if Path(name).name != name or not name.isprintable():
