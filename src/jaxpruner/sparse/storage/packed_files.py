@@ -90,8 +90,7 @@ def save(
     atomic_files.check_target(path, overwrite)
     leaves: Mapping[str, Leaf]
     if isinstance(tree, Checkpoint):
-        masked = {} if masks is None else masks.leaves
-        for name in masked:
+        for name in [] if masks is None else masks.leaves:
             if name not in tree.leaves:
                 raise ValueError(
                     f'masks: {name!r} is no tensor of {tree.path}; {tree_lib.nearest(name, tree.leaves)}'
@@ -100,7 +99,9 @@ def save(
         leaves = tree.leaves
 
         def read(name: str) -> tuple[np.ndarray, Any]:
-            return tree.read(name), masks.read(name) if name in masked else None
+            if masks is None or name not in masks.leaves:
+                return tree.read(name), None
+            return tree.read(name), masks.read(name)
 
     else:
         named = host_arrays.named_arrays(tree)
@@ -181,13 +182,15 @@ class PackedFile:
 
         self._file = SafetensorsFile(Path(path))
         self.path = self._file.path
-        self.leaves: dict[str, Leaf] = {}
-        self.metadata = dict(self._file.metadata)
+        leaves: dict[str, Leaf] = {}
+        self.leaves: Mapping[str, Leaf] = leaves
+        metadata = dict(self._file.metadata)
+        self.metadata: Mapping[str, str] = metadata
         self.paths: dict[str, tree_lib.Path] = {}
         self.formats: dict[str, str] = {}
         self.stored_bytes: dict[str, int] = {}
         self._tensors: dict[str, dict[str, str]] = {}  # of each leaf its arrays' names in the file
-        text = self.metadata.pop(MANIFEST_KEY, None)
+        text = metadata.pop(MANIFEST_KEY, None)
         if text is None:
             raise ValueError(
                 f'{self.path} is no packed file, since its header has no {MANIFEST_KEY}; '
@@ -196,7 +199,7 @@ class PackedFile:
         try:
             self._entries = _read_manifest(text, self.metadata)
             for name, entry in self._entries.items():
-                self._add(name, entry)
+                leaves[name] = self._add(name, entry)
             packing.nested(dict.fromkeys(self.paths.values()))
             found = collections.Counter(self._file.leaves.keys())
             claimed = collections.Counter(
@@ -213,8 +216,8 @@ class PackedFile:
                 self._file.leaves[tensor].bytes for tensor in tensors.values()
             )
 
-    def _add(self, name: str, entry: Any) -> None:
-        """Takes up what the manifest says of a leaf."""
+    def _add(self, name: str, entry: Any) -> 'Leaf':
+        """Takes up what the manifest says of a leaf; returns its shape and dtype."""
         from jaxpruner.checkpoints import Leaf
 
         try:
@@ -222,7 +225,7 @@ class PackedFile:
             array_checks.check_shape(shape)
             if not path or '.'.join(path) != name:
                 raise ValueError(f'its path {path} does not lead to its name')
-            self.leaves[name] = Leaf(tuple(shape), dtypes.PACKED[entry['dtype']])
+            leaf = Leaf(tuple(shape), dtypes.PACKED[entry['dtype']])
             self.paths[name] = path
             self.formats[name] = format_name
             keys = sorted(table.FORMATS[format_name].keys)
@@ -230,6 +233,7 @@ class PackedFile:
             _ = entry['crc32']
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f'{name}: its entry in the manifest is wrong: {error}') from error
+        return leaf
 
     def read(self, name: str) -> np.ndarray:
         """Reads and unpacks a leaf.
@@ -452,8 +456,9 @@ def format_bytes(checkpoint: 'Checkpoint', name: str) -> tuple[dict[str, int | N
     plans = table.plans_of(packing.kept_pattern(name, values, None), values.dtype, all_sizes=True)
     sizes: dict[str, int | None] = {}
     for format_name, plan in plans.items():
-        is_smaller = plan is not None and plan.weight_bytes < values.nbytes
-        sizes[format_name] = plan.weight_bytes if is_smaller or format_name == 'dense' else None
+        stored = values.nbytes if plan is None else plan.weight_bytes
+        is_smaller = stored < values.nbytes or format_name == 'dense'
+        sizes[format_name] = stored if is_smaller else None
     return sizes, table.smallest(plans, values.nbytes).format_name
 
 
