@@ -7,15 +7,25 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 
+def explicit_sharding(array: Any) -> NamedSharding | None:
+    """Returns how an array is divided if its type says so; the oldest JAX has no such types.
+
+    >>> explicit_sharding(jax.numpy.ones(3)) is None
+    True
+    """
+    sharding = getattr(jax.typeof(array), 'sharding', None) if hasattr(jax, 'typeof') else None
+    kinds = getattr(getattr(sharding, 'mesh', None), 'axis_types', None) or ()
+    is_explicit = any(getattr(kind, 'name', None) == 'Explicit' for kind in kinds)
+    return sharding if is_explicit else None
+
+
 def has_explicit_axes(array: Any) -> bool:
-    """Whether the type of an array says how it is divided; the oldest JAX has no such types.
+    """Whether the type of an array says how it is divided.
 
     >>> has_explicit_axes(jax.numpy.ones(3))
     False
     """
-    sharding = getattr(jax.typeof(array), 'sharding', None) if hasattr(jax, 'typeof') else None
-    kinds = getattr(getattr(sharding, 'mesh', None), 'axis_types', None) or ()
-    return any(getattr(kind, 'name', None) == 'Explicit' for kind in kinds)
+    return explicit_sharding(array) is not None
 
 
 def without_explicit_axes(
@@ -36,9 +46,9 @@ def without_explicit_axes(
     >>> without_explicit_axes(jnp.sum, jnp.ones(3), False)(jnp.ones(3))
     Array(3., dtype=float32)
     """
-    if not has_explicit_axes(like):
+    sharding = explicit_sharding(like)
+    if sharding is None:
         return function
-    sharding = jax.typeof(like).sharding
     whole = NamedSharding(sharding.mesh, PartitionSpec())
     first, *others = (sharding if one else whole for one in divided)
     return jax.sharding.auto_axes(function, out_sharding=(first, *others) if others else first)

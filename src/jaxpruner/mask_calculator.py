@@ -8,13 +8,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxpruner import n_by_m, selection, sparsity_types
 from jaxpruner import tree as tree_lib
+from jaxpruner.selection import Selected
 from jaxpruner.selection import keep_largest_jointly as keep_largest_jointly
 from jaxpruner.selection import number_to_keep as number_to_keep
 from jaxpruner.selection import number_to_keep_on_host as number_to_keep_on_host
@@ -58,7 +59,7 @@ _topk_mask_calculator_internal = topk_mask_calculator  # what extensions of JaxP
 
 
 def topk_group_mask_calculator(
-    scores: Any, sparsity: Any, sparsity_type: sparsity_types.GroupedType
+    scores: Any, sparsity: Any, sparsity_type: sparsity_types.GroupedType | sparsity_types.NByM
 ) -> jax.Array:
     """Keeps the best groups of weights, `max(1, round(groups * (1 - sparsity)))` of them, in one ranking.
 
@@ -78,9 +79,7 @@ def topk_group_mask_calculator(
     """
     scores = jnp.asarray(scores)
     check_scores(scores, 'scores')
-    (selected,) = _keep_groups([ScoredLeaf(scores, sparsity, Groups(sparsity_type))])
-    assert selected.mask is not None
-    return selected.mask
+    return _mask_each([ScoredLeaf(scores, sparsity, Groups(sparsity_type))])[0].mask
 
 
 def topk_n_by_m_mask_calculator(
@@ -102,16 +101,7 @@ def topk_n_by_m_mask_calculator(
     >>> topk_n_by_m_mask_calculator(jnp.array([1.0, 2.0, 4.0, 3.0]), 0.5, sparsity_types.NByM(1, 2))
     Array([0, 1, 1, 0], dtype=uint8)
     """
-    scores = jnp.asarray(scores)
-    check_scores(scores, 'scores')
-    return _keep_n_of_m(scores, sparsity, sparsity_type)
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _keep_n_of_m(scores, sparsity, sparsity_type):
-    sparsity_type.check_shape(scores.shape, 'scores')
-    mask = n_by_m.keep_n_of_m(scores, sparsity_type.n, sparsity_type.m, sparsity_type.axis)
-    return mask | (jnp.asarray(sparsity) == 0).astype(MASK_DTYPE)
+    return topk_group_mask_calculator(scores, sparsity, sparsity_type)
 
 
 def topk_block_mask_calculator(
@@ -177,11 +167,8 @@ def get_topk_fn(sparsity_type: Any) -> TopkFn:
         sparsity_type = sparsity_types.parse_sparsity_type(sparsity_type)
     if sparsity_type is sparsity_types.Unstructured:
         sparsity_type = sparsity_types.Unstructured()
-    if isinstance(sparsity_type, sparsity_types.NByM):
-        return functools.partial(topk_n_by_m_mask_calculator, sparsity_type=sparsity_type)
-    if isinstance(sparsity_type, sparsity_types.GroupedType) and not isinstance(
-        sparsity_type, type
-    ):
+    is_ranked = isinstance(sparsity_type, sparsity_types.NByM | sparsity_types.GroupedType)
+    if is_ranked and not isinstance(sparsity_type, type):
         return functools.partial(topk_group_mask_calculator, sparsity_type=sparsity_type)
     raise TypeError(
         f'{sparsity_type!r} is no single sparsity type; give Unstructured(), NByM, Block, Channel, or an object with '
@@ -227,18 +214,7 @@ def check_scores(scores: Any, where: str) -> None:
         )
 
 
-class LeafMask(NamedTuple):
-    """The mask of a leaf, if it has one, and its threshold among the groups, if they are ranked over the whole leaf."""
-
-    mask: jax.Array | None = None
-    threshold: jax.Array | None = None  # one a layer, where layers are stacked
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=['scores', 'sparsity', 'start'],
-    meta_fields=['groups'],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ScoredLeaf:
     """A leaf whose weights are ranked, the axis of layers first, and the share of its groups to remove.
@@ -248,14 +224,14 @@ class ScoredLeaf:
 
     scores: jax.Array | selection.LazyScores
     sparsity: Any
-    groups: Groups
+    groups: Groups = dataclasses.field(metadata={'static': True})
     start: jax.Array | None = None
 
 
 def mask_leaves(
     leaves: Sequence[Leaf], scored: Sequence[ScoredLeaf | None], topk_fn: TopkFn | None = None
-) -> list[LeafMask]:
-    """Makes the masks of all leaves of a model.
+) -> list[Selected]:
+    """Makes the masks of all leaves of a model, and thresholds of those groups that are ranked over the whole leaf.
 
     Leaves that a type ties are ranked as the groups that they share. A group that has weights in several leaves has one
     score, pooled over all of them, and the sparsity of one leaf, its leader.
@@ -269,66 +245,59 @@ def mask_leaves(
       ValueError: a type does not fit its shape, or leaves are not those that their type ties.
     """
     topk_fn = own_topk_fn(topk_fn)
-    to_rank: dict[int, Any] = dict(enumerate(scored))
+    to_rank: list[ScoredLeaf | None] = list(scored)
     tied = []
-    for sparsity_type, indices in _tied(leaves, [leaf is not None for leaf in scored]):
-        for groups in _tied_groups(sparsity_type, indices, leaves, scored):
+    for _, indices, pruned in _tied(leaves, scored, scored):
+        for groups in pruned:
             members = {path: indices[path] for path in groups.members if path in indices}
-            scores = groups.pool(
-                {path: selection.read(to_rank[i].scores) for path, i in members.items()}
-            )
+            scores = {path: selection.read(scored[i].scores) for path, i in members.items()}
             each_alone = Groups(sparsity_types.Unstructured(), groups.is_stacked)
-            leader = to_rank[indices[groups.leader]]
-            to_rank[len(leaves) + len(tied)] = ScoredLeaf(scores, leader.sparsity, each_alone)
+            sparsity = scored[indices[groups.leader]].sparsity
+            to_rank.append(ScoredLeaf(groups.pool(scores), sparsity, each_alone))
             tied.append((groups, members))
         for index in indices.values():
             to_rank[index] = None
-    masked = {i: LeafMask() for i in to_rank}
-    in_groups = {}
-    for i, leaf in to_rank.items():
-        if leaf is None:
-            continue
-        if topk_fn is None and not isinstance(leaf.groups.sparsity_type, sparsity_types.NByM):
-            in_groups[i] = leaf
-            continue
-        mask_layers = leaf.groups.per_layer(
-            topk_fn or get_topk_fn(leaf.groups.sparsity_type), (0, None)
+    masked = [Selected(None, None)] * len(to_rank)
+    ranked = {i: leaf for i, leaf in enumerate(to_rank) if leaf is not None}
+    if topk_fn is None:
+        of_leaves = _mask_each(list(ranked.values()))
+    else:
+        masks = (
+            leaf.groups.per_layer(topk_fn, (0, None))(selection.read(leaf.scores), leaf.sparsity)
+            for leaf in ranked.values()
         )
-        masked[i] = LeafMask(mask_layers(selection.read(leaf.scores), leaf.sparsity))
-    masked.update(zip(in_groups, _keep_groups(list(in_groups.values())), strict=True))
-    results = [masked[i] for i in range(len(leaves))]
-    for i, (groups, members) in enumerate(tied, start=len(leaves)):
-        for path, index in members.items():
-            own = groups.spread(masked[i].mask, path)
-            mask = own if results[index].mask is None else results[index].mask * own
-            results[index] = LeafMask(
-                jnp.broadcast_to(mask, leaves[index].shape).astype(MASK_DTYPE)
-            )
-    return results
+        of_leaves = [Selected(mask, None) for mask in masks]
+    for i, selected in zip(ranked, of_leaves, strict=True):
+        masked[i] = selected
+    for (groups, members), selected in zip(tied, masked[len(leaves) :], strict=True):
+        for path, i in members.items():
+            mask = jnp.broadcast_to(groups.spread(selected.mask, path), leaves[i].shape)
+            others = MASK_DTYPE(1) if masked[i].mask is None else masked[i].mask
+            masked[i] = Selected(mask.astype(MASK_DTYPE) * others, None)
+    return masked[: len(leaves)]
 
 
-def _keep_groups(leaves):
-    if tree_lib.has_traced(leaves):
-        return _keep_groups_at_once(leaves)
-    # Eagerly, a program of all would be compiled anew for each model; leaves of one shape share one.
-    return [_keep_groups_at_once([leaf])[0] for leaf in leaves]
-
-
+@selection.leaf_by_leaf
 @jax.jit
-def _keep_groups_at_once(leaves):
-    requests = []
-    for leaf in leaves:
-        groups, scores = leaf.groups, leaf.scores
-        groups.sparsity_type.check_shape(groups.layer_shape(scores.shape), 'scores')
+def _mask_each(leaves):
+    masked, requests = [Selected(None, None)] * len(leaves), {}
+    for i, leaf in enumerate(leaves):
+        groups, kind, scores = leaf.groups, leaf.groups.sparsity_type, leaf.scores
+        kind.check_shape(groups.layer_shape(scores.shape), 'scores')
+        if isinstance(kind, sparsity_types.NByM):
+            keep = functools.partial(n_by_m.keep_n_of_m, n=kind.n, m=kind.m, axis=kind.axis)
+            mask = groups.per_layer(keep)(selection.read(scores))
+            keeps_all = (jnp.asarray(leaf.sparsity) == 0).astype(MASK_DTYPE)
+            masked[i] = Selected(mask | keeps_all, None)
+            continue
         if not groups.is_unstructured:
             scores = groups.pool(selection.read(scores))
         count = number_to_keep(math.prod(groups.layer_shape(scores.shape)), leaf.sparsity)
-        requests.append(selection.Request(scores, count, leaf.start, groups.is_stacked))
-    masks = []
-    for leaf, selected in zip(leaves, selection.keep_largest_each(requests), strict=True):
-        mask = leaf.groups.spread(selected.mask, leaf.scores.shape)
-        masks.append(LeafMask(mask, selected.threshold))
-    return masks
+        requests[i] = selection.Request(scores, count, leaf.start, groups.is_stacked)
+    selected = selection.keep_largest_each(list(requests.values()))
+    for i, (mask, threshold) in zip(requests, selected, strict=True):
+        masked[i] = Selected(leaves[i].groups.spread(mask, leaves[i].scores.shape), threshold)
+    return masked
 
 
 def with_targets(
@@ -347,8 +316,8 @@ def with_targets(
       ValueError: masks of these leaves do not remove the groups, or leaves are not those that their type ties.
     """
     tied = list(targets)
-    for sparsity_type, indices in _tied(leaves, can_be_ranked):
-        pruned = _tied_groups(sparsity_type, indices, leaves, targets)
+    included = [True if is_ranked else None for is_ranked in can_be_ranked]
+    for sparsity_type, indices, pruned in _tied(leaves, included, targets):
         leaders = {groups.leader for groups in pruned}
         members = {path for groups in pruned for path in groups.members}
         for path in indices.keys() - leaders:
@@ -364,22 +333,26 @@ def kept_weights(leaves: Sequence[Leaf], targets: Sequence[Any]) -> Iterator[tup
       leaves: of a model.
       targets: of each, as `with_targets` returns them. Nothing is told of leaves whose targets are traced.
     """
-    for sparsity_type, indices in _tied(leaves, [target is not None for target in targets]):
-        counts = []
-        for groups in _tied_groups(sparsity_type, indices, leaves, targets):
-            target = targets[indices[groups.leader]]
-            if tree_lib.is_traced(target):
-                return
-            counts.append((groups, number_to_keep_on_host(groups.size, float(target))))
+    for sparsity_type, indices, pruned in _tied(leaves, targets, targets):
+        own = [targets[indices[groups.leader]] for groups in pruned]
+        if tree_lib.has_traced(own):
+            return
+        kept = [
+            number_to_keep_on_host(groups.size, float(t))
+            for groups, t in zip(pruned, own, strict=True)
+        ]
         for path, index in indices.items():
-            yield index, sparsity_type.kept_weights(counts, path)
+            yield index, sparsity_type.kept_weights(list(zip(pruned, kept, strict=True)), path)
 
 
-def _tied(leaves, is_included):
-    """Lists the types that tie leaves, each with the indices of those that are included, by their paths."""
+def _tied(leaves, included, values):
+    """Lists the types that tie leaves: the type, its leaves by path, and those of its groups whose leader has a value.
+
+    Leaves for which `included` has `None` are left out.
+    """
     by_type: dict[int, tuple[Any, dict[tree_lib.Path, int]]] = {}
     for index, leaf in enumerate(leaves):
-        if not is_included[index] or not sparsity_types.is_joint(leaf.sparsity_type):
+        if included[index] is None or not sparsity_types.is_joint(leaf.sparsity_type):
             continue
         if leaf.is_stacked:
             raise ValueError(
@@ -387,20 +360,15 @@ def _tied(leaves, is_included):
             )
         _, indices = by_type.setdefault(id(leaf.sparsity_type), (leaf.sparsity_type, {}))
         indices[leaf.path] = index
-    return list(by_type.values())
+    tied = []
+    for sparsity_type, indices in by_type.values():
+        groups = sparsity_type.join({path: leaves[i].shape for path, i in indices.items()})
+        pruned = [each for each in groups if values[indices[each.leader]] is not None]
+        tied.append((sparsity_type, indices, pruned))
+    return tied
 
 
-def _tied_groups(sparsity_type, indices, leaves, values):
-    """Lists the groups whose leader has a value."""
-    groups = sparsity_type.join({path: leaves[i].shape for path, i in indices.items()})
-    return [each for each in groups if values[indices[each.leader]] is not None]
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=['mask', 'drop_scores', 'grow_scores'],
-    meta_fields=['groups'],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MaskedLeaf:
     """A leaf in which weights are replaced, the axis of layers first.
@@ -418,7 +386,7 @@ class MaskedLeaf:
     mask: jax.Array
     drop_scores: Any
     grow_scores: Any
-    groups: Groups
+    groups: Groups = dataclasses.field(metadata={'static': True})
 
 
 def drop_and_grow(leaves: Sequence[MaskedLeaf], fraction: jax.Array | float) -> list[jax.Array]:
@@ -441,53 +409,49 @@ def drop_and_grow(leaves: Sequence[MaskedLeaf], fraction: jax.Array | float) -> 
                     f'scores of shape {scores.shape} do not fit a mask of shape {leaf.mask.shape}; give one score for '
                     'each weight'
                 )
-    fraction = jnp.asarray(fraction, jnp.float32)
-    if tree_lib.has_traced((leaves, fraction)):
-        return _drop_and_grow(list(leaves), fraction)
-    # Eagerly, a program of all would be compiled anew for each model; leaves of one shape share one.
-    return [_drop_and_grow([leaf], fraction)[0] for leaf in leaves]
+    return _drop_and_grow(list(leaves), jnp.asarray(fraction, jnp.float32))
 
 
+@selection.leaf_by_leaf
 @selection.with_automatic_axes
 def _drop_and_grow(leaves, fraction):
-    was_kept, scores, kept, dropped = [], [], [], []
+    masks, scores, kept, dropped = [], [], [], []
     for leaf in leaves:
         mask, *both = leaf.mask, leaf.drop_scores, leaf.grow_scores
         if not leaf.groups.is_unstructured:
             pooled = (mask.astype(jnp.float32), *map(selection.read, both))
             mask, *both = map(leaf.groups.pool, pooled)
-        was_kept.append(mask > 0)
-        scores.append(tuple(both))
+        masks.append(mask > 0)
+        scores.append(both)
         axes = tuple(range(int(leaf.groups.is_stacked), mask.ndim))
         kept.append(selection.count_true(mask > 0, axes))
         dropped.append(selection.share_of(kept[-1], fraction, most=mask.size))
 
-    def choose(phase, stays):
+    def choose(phase, masks):
         """Chooses first among the kept what stays, then among all others what is grown beside it."""
-        barred = jax.lax.optimization_barrier((stays, was_kept, scores))
+        barred = jax.lax.optimization_barrier((masks, scores))
         is_growing = phase == 1
         requests = []
-        for i, (before, kept_before, both) in enumerate(zip(*barred, strict=True)):
-            ranked = selection.LazyScores((*both, before, kept_before, is_growing), _score_by_phase)
+        for i, (mask, both) in enumerate(zip(*barred, strict=True)):
+            ranked = selection.LazyScores((*both, mask, is_growing), _score_by_phase)
             count = jnp.where(is_growing, dropped[i], kept[i] - dropped[i])
             requests.append(selection.Request(ranked, count, None, leaves[i].groups.is_stacked))
         chosen = selection.keep_largest_each(requests)
         return [
-            (is_growing & before) | (own.mask != 0)
-            for before, own in zip(barred[0], chosen, strict=True)
+            (is_growing & mask) | (own.mask != 0)
+            for mask, own in zip(barred[0], chosen, strict=True)
         ]
 
-    # One selection, compiled once, runs twice.
-    nothing = [jnp.zeros_like(flags) for flags in was_kept]
-    stays = jax.lax.fori_loop(0, 2, choose, nothing)
-    spread = zip(stays, leaves, strict=True)
-    return [leaf.groups.spread(flags.astype(MASK_DTYPE), leaf.mask.shape) for flags, leaf in spread]
+    masks = jax.lax.fori_loop(0, 2, choose, masks)  # one selection, compiled once, runs twice
+    return [
+        leaf.groups.spread(mask.astype(MASK_DTYPE), leaf.mask.shape)
+        for leaf, mask in zip(leaves, masks, strict=True)
+    ]
 
 
 def _score_by_phase(arrays):
     """Scores what may stay, or may grow, by finite numbers, so that all else, which is -inf, is never chosen."""
-    drop, grow, stays, was_kept, is_growing = arrays
-    candidates = jnp.where(is_growing, ~stays, was_kept)
+    drop, grow, mask, is_growing = arrays
     drop, grow = selection.read(drop), selection.read(grow)
     dtype = drop.dtype
     if drop.dtype != grow.dtype or not jnp.issubdtype(dtype, jnp.floating):
@@ -500,4 +464,4 @@ def _score_by_phase(arrays):
         return jnp.where(scores >= lowest, scores, lowest)
 
     ranked = jnp.where(is_growing, finite(grow), finite(drop))
-    return jnp.where(candidates, ranked, jnp.array(-jnp.inf, dtype))
+    return jnp.where(mask != is_growing, ranked, jnp.array(-jnp.inf, dtype))

@@ -20,6 +20,7 @@ Devices that share an array count what they hold, and send each other counts alo
 import dataclasses
 import fractions
 import functools
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -42,11 +43,10 @@ _SHARES = 64
 _LONGEST_COPY = (
     2**22
 )  # scores of an array that is copied, so that arrays of similar lengths share a program
-_SHORT_ROW = 2**12  # scores of rows that are searched together
 _BITS_KEPT = 7  # to which an earlier threshold is trusted
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=['weights'], meta_fields=['of'])
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LazyScores:
     """The scores `of(weights)`, computed wherever they are read, so that they take no memory.
@@ -60,7 +60,7 @@ class LazyScores:
     """
 
     weights: Any
-    of: Callable[[Any], jax.Array]
+    of: Callable[[Any], jax.Array] = dataclasses.field(metadata={'static': True})
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,11 +71,6 @@ class LazyScores:
     def dtype(self) -> Any:
         """The dtype of the scores."""
         return jax.eval_shape(read, self).dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes."""
-        return len(self.shape)
 
     @property
     def size(self) -> int:
@@ -164,14 +159,8 @@ def number_to_keep(size: int, sparsity: jax.Array | float) -> jax.Array:
     >>> number_to_keep(10, jnp.array([0.0, 0.25, 1.0])).tolist()
     [10, 8, 1]
     """
-    counter = counter_for(size)
-    sparsity = jnp.asarray(sparsity, jnp.float32)
-    if size <= _EXACT_IN_FLOAT32:
-        kept = jnp.round(size * (1 - sparsity)).astype(counter)
-    else:
-        whole = jnp.array(1 << jnp.iinfo(counter).bits - 1, counter)
-        kept = _multiply_round(jnp.array(size, counter), whole - _fixed_point(sparsity, counter))
-    return jnp.maximum(kept, jnp.array(min(size, 1), counter))
+    size_as_array = jnp.array(size, counter_for(size))
+    return jnp.maximum(share_of(size_as_array, sparsity, size, of_rest=True), min(size, 1))
 
 
 def number_to_keep_on_host(size: int, sparsity: float) -> int:
@@ -198,49 +187,42 @@ def count_true(flags: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     return jnp.sum(flags, axes, dtype=counter_for(flags.size))
 
 
-def share_of(count: jax.Array, share: jax.Array | float, most: int) -> jax.Array:
+def share_of(
+    count: jax.Array, share: jax.Array | float, most: int, of_rest: bool = False
+) -> jax.Array:
     """Computes `round(count * share)`, half to even, as exactly as `number_to_keep`.
 
     Args:
       count: unsigned.
       share: in [0, 1]; taken as float32.
       most: what the count cannot exceed.
+      of_rest: computes `round(count * (1 - share))` instead.
 
     >>> int(share_of(jnp.uint32(192), 0.3, most=640))
     58
     """
     share = jnp.asarray(share, jnp.float32)
-    in_float32 = jnp.round(count.astype(jnp.float32) * share).astype(count.dtype)
+    in_float32 = jnp.round(count.astype(jnp.float32) * (1 - share if of_rest else share))
+    in_float32 = in_float32.astype(count.dtype)
     if most <= _EXACT_IN_FLOAT32:
         return in_float32
-    in_whole_numbers = _multiply_round(count, _fixed_point(share, count.dtype))
-    return jnp.where(count <= _EXACT_IN_FLOAT32, in_float32, in_whole_numbers)
-
-
-def _fixed_point(share, counter):
-    """Writes a share in [0, 1] as a whole number of 2^-31 (2^-63): exact for every float32 from 2^-7 up."""
-    return jnp.round(share * float(1 << jnp.iinfo(counter).bits - 1)).astype(counter)
-
-
-def _multiply_round(count, share):
-    """Computes `round(count * share)`, half to even, of a share in fixed point: by halves, as on paper."""
+    # In fixed point, which is exact for every share from 2^-7 up; multiplied by halves, as on paper.
     bits = jnp.iinfo(count.dtype).bits
+    whole = jnp.array(1 << bits - 1, count.dtype)
+    fixed = jnp.round(share * float(1 << bits - 1)).astype(count.dtype)
+    fixed = whole - fixed if of_rest else fixed
     low, high = lambda x: x & (1 << bits // 2) - 1, lambda x: x >> bits // 2
-    lowest = low(count) * low(share)
-    crosses = high(count) * low(share), low(count) * high(share)
+    lowest = low(count) * low(fixed)
+    crosses = high(count) * low(fixed), low(count) * high(fixed)
     middle = high(lowest) + low(crosses[0]) + low(crosses[1])
-    upper = high(count) * high(share) + high(crosses[0]) + high(crosses[1]) + high(middle)
+    upper = high(count) * high(fixed) + high(crosses[0]) + high(crosses[1]) + high(middle)
     lower = low(middle) << bits // 2 | low(lowest)
     product, rest = upper << 1 | lower >> bits - 1, lower << 1
-    half = jnp.array(1 << bits - 1, count.dtype)
-    return product + ((rest > half) | ((rest == half) & (product % 2 == 1))).astype(count.dtype)
+    product += ((rest > whole) | ((rest == whole) & (product % 2 == 1))).astype(count.dtype)
+    return jnp.where(count <= _EXACT_IN_FLOAT32, in_float32, product)
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=['scores', 'count', 'start'],
-    meta_fields=['is_stacked'],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Request:
     """Asks for the `count` largest scores of one array.
@@ -258,7 +240,7 @@ class Request:
     scores: jax.Array | LazyScores
     count: jax.Array | int
     start: jax.Array | None = None
-    is_stacked: bool = False
+    is_stacked: bool = dataclasses.field(default=False, metadata={'static': True})
 
 
 class Selected(NamedTuple):
@@ -268,8 +250,49 @@ class Selected(NamedTuple):
     ()
     """
 
-    mask: jax.Array  # uint8, 1 = kept
-    threshold: jax.Array  # a float, one a layer; at most the smallest score that is kept
+    mask: Any  # uint8, 1 = kept
+    threshold: Any  # a float, one a layer; at most the smallest score that is kept
+
+
+def leaf_by_leaf(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Calls a function of a list of leaves for each leaf alone, unless it is traced.
+
+    Eagerly, a program of all would be compiled anew for each model; leaves of one shape share one.
+    """
+
+    @functools.wraps(function)
+    def call(leaves, *others):
+        if tree_lib.has_traced((leaves, others)):
+            return function(list(leaves), *others)
+        return [function([leaf], *others)[0] for leaf in leaves]
+
+    return call
+
+
+def with_automatic_axes(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Compiles a function; how arrays on explicit axes of a mesh are shared inside is left to the compiler.
+
+    Args:
+      function: of a list of pytrees; a mask in its results lies as the first array of its tree does.
+    """
+
+    @jax.jit
+    @functools.wraps(function)
+    def call(*arguments, **named):
+        trees, *others = inspect.signature(function).bind(*arguments, **named).args
+        shardings = map(explicit_meshes.explicit_sharding, jax.tree.leaves(trees))
+        explicit = next(filter(None, shardings), None)
+        if explicit is None:
+            return function(trees, *others)
+        places = [explicit_meshes.explicit_sharding(jax.tree.leaves(tree)[0]) for tree in trees]
+        whole: Any = NamedSharding(explicit.mesh, PartitionSpec())
+        results = [
+            Selected(place or whole, whole) if isinstance(tree, Request) else place or whole
+            for tree, place in zip(trees, places, strict=True)
+        ]
+        return jax.sharding.auto_axes(function, out_sharding=results)(trees, *others)
+
+    return call
 
 
 def keep_largest(scores: jax.Array | LazyScores, count: jax.Array | int) -> jax.Array:
@@ -282,6 +305,8 @@ def keep_largest(scores: jax.Array | LazyScores, count: jax.Array | int) -> jax.
     return keep_largest_each([Request(scores, count)])[0].mask
 
 
+@leaf_by_leaf
+@with_automatic_axes
 def keep_largest_each(requests: Sequence[Request]) -> list[Selected]:
     """Selects the largest scores of each of many arrays.
 
@@ -293,17 +318,59 @@ def keep_largest_each(requests: Sequence[Request]) -> list[Selected]:
     >>> first.mask.tolist(), second.mask.tolist(), float(first.threshold) <= 4.0
     ([0, 1], [[1, 1]], True)
     """
-    requests = list(requests)
-    if tree_lib.has_traced(requests):
-        return _keep_largest_each(requests)
-    # A program of all would be compiled anew for each model; leaves of one shape share one.
-    return [_keep_largest_each([request])[0] for request in requests]
+    whole = {i: request for i, request in enumerate(requests) if not request.is_stacked}
+    selected = dict(zip(whole, _select(list(whole.values())), strict=True))
+    for i, request in enumerate(requests):
+        if request.is_stacked:
+            shape = request.scores.shape
+
+            def in_layers(leaf, shape=shape):
+                return leaf if leaf.ndim == len(shape) else jnp.broadcast_to(leaf, shape[:1])
+
+            # One device reads long layers in turn: each ends when its own count is right, and stays in the cache.
+            is_in_turn = math.prod(shape[1:]) >= _WORTH_SHARING and jax.device_count() == 1
+            layers = jax.tree.map(in_layers, dataclasses.replace(request, is_stacked=False))
+            if is_in_turn:
+                selected[i] = lax.map(_select_layer, layers)
+            else:
+                selected[i] = jax.vmap(_select_layer)(layers)
+    return [selected[i] for i in range(len(requests))]
 
 
+def _select_layer(request):
+    return _select([request])[0]
+
+
+def _select(requests):
+    arrays = [_as_floats(request.scores) for request in requests]
+    shapes = [jax.eval_shape(read, array) for array in arrays]
+    selected: list[Any] = [None] * len(arrays)
+    for members in _groups(shapes):
+        own, dtype = [arrays[i] for i in members], shapes[members[0]].dtype
+        counter = counter_for(max(shapes[i].size for i in members))
+        counts = [jnp.asarray(requests[i].count).astype(counter) for i in members]
+        starts = [requests[i].start for i in members]
+        starts = [
+            jnp.asarray(jnp.nan if start is None else start).astype(dtype) for start in starts
+        ]
+        if len(own) == 1:
+            cuts = [_find_cut(own, [0], counts[0], starts[0])]
+        else:
+            table = _in_turn(
+                lambda array, *numbers: _find_cut([array], [0], *numbers), own, counts, starts
+            )
+            cuts = [table[i] for i in _hidden(range(len(own)), beside=table)]
+        for i, cut in zip(members, cuts, strict=True):
+            mask = _mask(arrays[i], cut, 0).reshape(requests[i].scores.shape)
+            selected[i] = Selected(mask, _value_of(cut[0], dtype))
+    return selected
+
+
+@with_automatic_axes
 def keep_largest_jointly(
     scores: Sequence[jax.Array | LazyScores],
     count: jax.Array | int,
-    divisors: jax.Array | Sequence[jax.Array] | None = None,
+    divisors: Sequence[jax.Array] | None = None,
 ) -> list[jax.Array]:
     """Makes the masks of the `count` largest among the scores of many arrays, which are never concatenated.
 
@@ -321,96 +388,21 @@ def keep_largest_jointly(
     >>> keep_largest_jointly([jnp.array([1.0, 4.0]), jnp.array([3.0])], 2)
     [Array([0, 1], dtype=uint8), Array([1], dtype=uint8)]
     """
-    divisors = None if divisors is None else list(divisors)
-    return _keep_largest_jointly(list(scores), count, divisors)
-
-
-def with_automatic_axes(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Compiles a function; how arrays on explicit axes of a mesh are shared inside is left to the compiler.
-
-    Args:
-      function: of a list of pytrees; a mask in its results lies as the first array of its tree does.
-    """
-
-    @jax.jit
-    def call(trees, *others):
-        explicit = [
-            leaf for leaf in jax.tree.leaves(trees) if explicit_meshes.has_explicit_axes(leaf)
-        ]
-        if not explicit:
-            return function(trees, *others)
-        whole = NamedSharding(jax.typeof(explicit[0]).sharding.mesh, PartitionSpec())
-        places = []
-        for tree in trees:
-            first = jax.tree.leaves(tree)[0]
-            has_axes = explicit_meshes.has_explicit_axes(first)
-            place = jax.typeof(first).sharding if has_axes else whole
-            both: Any = Selected(place, whole)  # pyright: ignore[reportArgumentType]
-            places.append(both if isinstance(tree, Request) else place)
-        return jax.sharding.auto_axes(function, out_sharding=places)(trees, *others)
-
-    return call
-
-
-@with_automatic_axes
-def _keep_largest_each(requests):
-    arrays = [_as_rows(request.scores, request.is_stacked) for request in requests]
+    arrays = list(map(_as_floats, scores))
     shapes = [jax.eval_shape(read, array) for array in arrays]
-    results: list[Any] = [None] * len(arrays)
-    for i, shape in enumerate(shapes):
-        if not shape.size:
-            threshold = jnp.zeros(shape.shape[:1] if requests[i].is_stacked else (), shape.dtype)
-            results[i] = Selected(jnp.zeros(requests[i].scores.shape, jnp.uint8), threshold)
-    for members in _groups(shapes):
-        own = [arrays[i] for i in members]
-        rows = [shapes[i].shape[0] for i in members]
-        lengths = [_length(shapes[i]) for i in members]
-        counter = counter_for(max(lengths))
-
-        def column(values, dtype, rows=rows):
-            values = [jnp.asarray(value).astype(dtype) for value in values]
-            return jnp.concatenate(list(map(jnp.broadcast_to, values, rows)))[:, None]
-
-        starts = [requests[i].start for i in members]
-        starts = [jnp.nan if start is None else start for start in starts]
-        starts = column(starts, shapes[members[0]].dtype)
-        counts = column([requests[i].count for i in members], counter)
-        firsts = np.cumsum([0, *rows[:-1]])
-        if _is_one_cpu() and (len(own) > 1 or (lengths[0] > _SHORT_ROW and rows[0] > 1)):
-            cut = _cut_in_turn(own, rows, counts, starts)
-        else:
-            cut = _find_cut(own, counts, starts, firsts)
-        if len(own) > 1:
-            firsts = _hidden(firsts, beside=cut)
-        keeps_all = counts >= np.repeat(lengths, rows).astype(counter)[:, None]
-        for i, first in zip(members, firsts, strict=True):
-            mask = _mask(arrays[i], cut, keeps_all, first, 0)
-            low = _value_of(_own_rows(cut, first, len(mask))[:, 0], shapes[i].dtype)
-            threshold = low if requests[i].is_stacked else low[0]
-            results[i] = Selected(mask.reshape(requests[i].scores.shape), threshold)
-    return results
-
-
-@with_automatic_axes
-def _keep_largest_jointly(scores, count, divisors):
-    rows = [_as_rows(each, is_stacked=False) for each in scores]
-    shapes = [jax.eval_shape(read, row) for row in rows]
-    dtypes = [shape.dtype for shape in shapes]
-    if divisors is not None or len(set(dtypes)) > 1:
-        dtype = jnp.result_type(*dtypes, *(divisors or []))
-        divisors = [jnp.asarray(each, dtype) for each in divisors or [1] * len(rows)]
-        divisors = lax.optimization_barrier(lax.stop_gradient(divisors))
-        rows = [LazyScores(pair, _divide) for pair in zip(rows, divisors, strict=True)]
+    own: list[Any] = [1] * len(arrays) if divisors is None else list(divisors)
+    dtype = jnp.result_type(*[shape.dtype for shape in shapes], *own)
+    own = lax.stop_gradient([jnp.asarray(each, dtype) for each in own])
+    own = lax.optimization_barrier(own)
+    arrays = [LazyScores(pair, _divide) for pair in zip(arrays, own, strict=True)]
     *begins, size = itertools.accumulate([0, *(shape.size for shape in shapes)])
-    counter = counter_for(size)
-    count = jnp.reshape(jnp.asarray(count).astype(counter), (1, 1))
-    begins = _hidden(np.array(begins, counter), count)
-    start = jnp.full((1, 1), jnp.nan, jax.eval_shape(read, rows[0]).dtype)
-    cut = _find_cut(rows, count, start, begins=begins)
-    masks = [
-        _mask(row, cut, count >= size, 0, begin) for row, begin in zip(rows, begins, strict=True)
+    count = jnp.asarray(count).astype(counter_for(size))
+    begins = _hidden(np.array(begins, count.dtype), beside=count)
+    cut = _find_cut(arrays, begins, count, jnp.array(jnp.nan, dtype))
+    return [
+        _mask(array, cut, begin).reshape(each.shape)
+        for array, begin, each in zip(arrays, begins, scores, strict=True)
     ]
-    return [mask.reshape(each.shape) for mask, each in zip(masks, scores, strict=True)]
 
 
 def _divide(scores_and_divisor):
@@ -418,43 +410,21 @@ def _divide(scores_and_divisor):
     return read(scores).astype(divisor.dtype) / divisor
 
 
-def _as_rows(scores, is_stacked):
-    """Views scores as floats `[rows, …]`, each of whose rows is a ranking, of at least two axes."""
+def _as_floats(scores):
+    """Makes scores floats, of at least one axis."""
     scores = lax.stop_gradient(scores)  # masks have no derivative
-    dtype = jax.eval_shape(read, scores).dtype
-    if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize == 1:  # not all have infinities
-        scores = read(scores).astype(jnp.float32)
-
-    def view(leaf):
-        if leaf.ndim != scores.ndim:
-            return leaf  # one number for all
-        leaf = leaf if is_stacked else leaf[None]
-        return leaf if leaf.ndim > 1 else leaf[:, None]
-
-    return jax.tree.map(view, scores)
-
-
-def _length(shape):
-    """Counts the scores of a row."""
-    return math.prod(shape.shape[1:])
-
-
-def _is_one_cpu():
-    """Whether a ranking ends when its own count is right, and stays in the cache until then."""
-    return jax.device_count() == 1 and jax.default_backend() == 'cpu'
+    if not jnp.issubdtype(scores.dtype, jnp.floating) or scores.dtype.itemsize == 1:
+        scores = read(scores).astype(jnp.float32)  # not all have infinities
+    return scores if scores.shape else jax.tree.map(jnp.atleast_1d, scores)
 
 
 def _groups(shapes):
-    """Groups arrays that are not empty: of one dtype, and on one CPU of similar lengths, so that a buffer fits all."""
+    """Groups arrays of one dtype and similar lengths, to be read in turn; those that devices share stay alone."""
     groups: dict[Any, list[int]] = {}
     for i, shape in enumerate(shapes):
-        length, key = _length(shape), shape.dtype
-        if _is_one_cpu():
-            has_short_rows = shape.shape[0] > 1 and length <= _SHORT_ROW
-            is_alone = length > _LONGEST_COPY or has_short_rows
-            key = i if is_alone else (shape.dtype, (length - 1).bit_length())
-        if shape.size:
-            groups.setdefault(key, []).append(i)
+        is_alone = shape.size > _LONGEST_COPY or jax.device_count() > 1
+        key = i if is_alone else (shape.dtype, (shape.size - 1).bit_length())
+        groups.setdefault(key, []).append(i)
     return list(groups.values())
 
 
@@ -465,145 +435,106 @@ def _hidden(numbers, beside):
     return lax.cond(true, lambda: scalars, lambda: [jnp.zeros_like(each) for each in scalars])
 
 
-def _in_turn(function, arrays, rows, *columns):
-    """Calls a function of one row `[1, …]` after another; those of several arrays are copied to one buffer."""
-    length = max(
-        jax.eval_shape(read, array).size // n for array, n in zip(arrays, rows, strict=True)
-    )
+def _in_turn(function, arrays, *others):
+    """Calls a function of one array (and its others) after another, each of which is copied to the same buffer."""
+    longest = max(jax.eval_shape(read, array).size for array in arrays)
+    copies = [functools.partial(_copied, array, length=longest) for array in arrays]
 
     def call(inputs):
-        which, row, *own = inputs
-        if len(arrays) > 1:
-            copies = [functools.partial(_padded_row, array, length=length) for array in arrays]
-            return function(lax.switch(which, copies, row), *own)
-        return function(_take_row(arrays[0], row), *own)
+        which, *own = inputs
+        return function(lax.switch(which, copies), *own)
 
-    which = np.repeat(np.arange(len(arrays), dtype=np.int32), rows)
-    row = np.concatenate([np.arange(n, dtype=np.int32) for n in rows])
-    return lax.map(call, (which, row, *columns))
+    return lax.map(call, (jnp.arange(len(arrays)), *map(jnp.stack, others)))
 
 
 @functools.partial(jax.jit, static_argnames='length')  # traced once for all arrays of one shape
-def _padded_row(array, row, length):
-    copied = read(_take_row(array, row)).reshape(1, -1)
-    return jnp.pad(copied, ((0, 0), (0, length - copied.size)), constant_values=jnp.nan)
+def _copied(array, length):
+    copied = read(array).ravel()
+    return jnp.pad(copied, (0, length - copied.size), constant_values=jnp.nan)
 
 
-def _take_row(array, row):
-    return jax.tree.map(
-        lambda leaf: lax.dynamic_slice_in_dim(leaf, row, 1) if leaf.ndim else leaf, array
-    )
+def _find_cut(arrays, begins, count, start):
+    """Finds where a ranking is cut: low, high, an end, and whether everything is kept.
 
-
-def _cut_in_turn(arrays, rows, counts, starts):
-    def cut(row, count, start):
-        return _find_cut([row], count[None], start[None])[0]
-
-    return _in_turn(cut, arrays, rows, counts, starts)
-
-
-def _find_cut(arrays, counts, starts, firsts=None, begins=None):
-    """Finds where rankings are cut: `[n, 3]`, low, high and an end; floats are given by their numbers.
-
-    What reaches high is kept, and what reaches low, if it stands before the end in flat order.
+    What reaches high is kept, and what reaches low, if it stands before the end in flat order; both are numbers of
+    floats.
 
     Args:
-      arrays: scores `[rows, …]` of one dtype, each row of which is a ranking.
-      counts: `[n, 1]`, how many to keep.
-      starts: `[n, 1]`, where to look first, NaN for nowhere.
-      firsts: which of the `n` rankings the first row of each array is.
-      begins: all arrays, of one row each, are one ranking, and here each begins.
+      arrays: the scores, of one dtype.
+      begins: where in the ranking each array begins.
+      count: how many to keep.
+      start: where to look first, NaN for nowhere.
     """
     shapes = [jax.eval_shape(read, array) for array in arrays]
-    dtype, counter, is_joint = shapes[0].dtype, counts.dtype, begins is not None
-    begins = begins or [0] * len(arrays)
-    firsts = [0] * len(arrays) if firsts is None else firsts
-    number = jnp.promote_types(_integers(dtype)[1], counter)
-    sizes = np.concatenate([np.full(shape.shape[0], _length(shape), counter) for shape in shapes])
-    sizes = np.sum(sizes, keepdims=True) if is_joint else sizes
-    sizes = jnp.asarray(sizes).astype(number)[:, None]
+    dtype = shapes[0].dtype
+    number = jnp.promote_types(_integers(dtype)[1], count.dtype)
+    begins = [jnp.asarray(begin).astype(number) for begin in begins]
 
-    def count(flags, *tables):
-        # What does not change with the tables would be computed outside of the loop, into memory.
-        barred, tables = lax.optimization_barrier((arrays, tables))
-        counted = functools.partial(_count, flags, counter)
-        if not is_joint:
-            rows = zip(barred, firsts, strict=True)
-            parts = [counted(array, tables, first, 0) for array, first in rows]
-            return jnp.concatenate(parts).astype(number)
-        total = jnp.zeros((1, 1), counter)
-        for members in _groups(shapes) if _is_one_cpu() else [[i] for i in range(len(arrays))]:
-            own = [barred[i] for i in members]
-            own_begins = [begins[i] for i in members]
+    def count_kept(*bounds):
+        # What does not change with the bounds would be computed outside of the loop, into memory.
+        barred, bounds = lax.optimization_barrier((arrays, bounds))
+        total = jnp.zeros(3, number)
+        for members in _groups(shapes):
+            own, own_begins = ([values[i] for i in members] for values in (barred, begins))
             if len(own) == 1:
-                total += counted(own[0], tables, 0, own_begins[0])
+                total += _count(own[0], own_begins[0], bounds)
             else:
-                each = _in_turn(
-                    lambda row, begin: counted(row, tables, 0, begin),
-                    own,
-                    [1] * len(own),
-                    jnp.stack(own_begins),
-                )
-                total += jnp.sum(each, 0, dtype=counter)
-        return total.astype(number)
+                each = _in_turn(functools.partial(_count, bounds=bounds), own, own_begins)
+                total += each.sum(0, dtype=number)
+        return total
 
-    def count_reaching(numbers):
-        return count(_reaching, _value_of(numbers, dtype))
-
-    def count_ties_before(from_end):
-        return count(_ties_before, low, (sizes - from_end).astype(counter))
-
-    target = jnp.minimum(counts.astype(number), sizes)
-    infinities = jnp.array([-jnp.inf, jnp.inf], dtype)
-    lowest, highest = _number_of(infinities).astype(number)
-    zero = jnp.zeros_like(sizes)
-    bracket = zero + lowest - 1, zero + highest + 1, sizes, zero
-    probes = _first(arrays, target, starts, _likely(target, *bracket), is_joint)
-    probes = jnp.clip(probes, lowest, highest)
-    low, high, count_low, count_high = _settle(count_reaching, target, bracket, probes)
+    size = jnp.array(sum(shape.size for shape in shapes), number)
+    count = count.astype(number)
+    target = jnp.minimum(count, size)
+    lowest, highest = _number_of(jnp.array([-jnp.inf, jnp.inf], dtype)).astype(number)
+    zero = jnp.zeros_like(size)
+    bracket = lowest - 1, highest + 1, size, zero
+    probes = _first_probes(arrays, target, start, _likely(target, *bracket))
+    low, high, count_low, count_high = _settle(
+        lambda numbers: count_kept(_value_of(numbers, dtype)),
+        target,
+        bracket,
+        jnp.clip(probes, lowest, highest),
+    )
     low = jnp.maximum(low, lowest)  # below -inf lies NaN, which nothing reaches
-    cut = low, high
-    # Indices are counted from the end, since counts have to fall.
-    ties = count_low - count_high
-    target = jnp.minimum(target - count_high, ties)
-    bracket = zero, sizes, ties, zero
-    low = _value_of(low, dtype)
-    from_end, *_ = _settle(count_ties_before, target, bracket, _likely(target, *bracket))
-    return jnp.concatenate([*cut, jnp.where(target > 0, sizes - from_end, 0)], 1)
+    # The same search finds where to cut ties. Indices are counted from the end, since counts have to fall.
+    values = [jnp.full(3, _value_of(each, dtype)) for each in (low, high)]
+    bracket = zero, size, count_low, count_high
+    from_end, *_ = _settle(
+        lambda from_end: count_kept(*values, size - from_end),
+        target,
+        bracket,
+        _likely(target, *bracket),
+    )
+    end = jnp.where(target > count_high, size - from_end, 0)
+    return jnp.stack([low, high, end, (count >= size).astype(number)])
 
 
 def _settle(count, target, bracket, probes):
-    """Narrows brackets until the count at `low` is the target, or no number lies between.
+    """Narrows a bracket until the count at `low` is the target, or no number lies between.
 
     Args:
-      count: counts at numbers `[n, 3]`.
-      target: `[n, 1]`.
-      bracket: two numbers between which the count falls below the target, and the counts there; `[n, 1]` each.
-      probes: the numbers `[n, 3]` to try first.
+      count: counts at three numbers.
+      target: of the counts.
+      bracket: two numbers between which the count falls below the target, and the counts there.
+      probes: the three numbers to try first.
     """
 
     def narrow(table):  # one table takes fewer programs than a tuple
-        low, high, count_low, count_high, *probes = _columns(table)
-        counts = _columns(count(jnp.concatenate(probes, 1)))
-        for probe, counted in zip(probes, counts, strict=True):
+        low, high, count_low, count_high, *probes = table
+        for probe, counted in zip(probes, count(table[4:]), strict=True):
             is_enough = counted >= target
             low = jnp.where(is_enough, jnp.maximum(low, probe), low)
             high = jnp.where(is_enough, high, jnp.minimum(high, probe))
             count_low = jnp.where(is_enough, jnp.minimum(count_low, counted), count_low)
             count_high = jnp.where(is_enough, count_high, jnp.maximum(count_high, counted))
         bracket = low, high, count_low, count_high
-        return jnp.concatenate([*bracket, _likely(target, *bracket)], 1)
+        return jnp.stack([*bracket, *_likely(target, *bracket)])
 
     def is_open(table):
-        low, high, count_low, *_ = _columns(table)
-        return jnp.any((count_low != target) & (high - low > 1))
+        return (table[2] != target) & (table[1] - table[0] > 1)
 
-    table = lax.while_loop(is_open, narrow, jnp.concatenate([*bracket, probes], 1))
-    return _columns(table)[:4]
-
-
-def _columns(table):
-    return jnp.split(table, table.shape[1], 1)
+    return lax.while_loop(is_open, narrow, jnp.stack([*bracket, *probes]))[:4]
 
 
 def _likely(target, low, high, count_low, count_high):
@@ -613,37 +544,32 @@ def _likely(target, low, high, count_low, count_high):
     share = ((count_low - target).astype(jnp.float32) + 0.5) / (inside + 1)
     scatter = share * (1 - share)
     away = jnp.sqrt(scatter / (inside + 2)) + 0.05 * scatter
-    places = jnp.concatenate([share - away, jnp.full_like(share, 0.5), share + away], 1)
+    places = jnp.stack([share - away, jnp.full_like(share, 0.5), share + away])
     steps = jnp.clip(places, 0, 1 - 2**-20) * width.astype(jnp.float32)
     return low + jnp.clip(steps.astype(width.dtype), 1, jnp.maximum(width, 2) - 1)
 
 
-def _first(arrays, target, starts, otherwise, is_joint):
-    """Chooses three numbers near earlier thresholds, or else where a sample passes the target."""
-    if jax.device_count() == 1 and (
-        len(arrays) == 1 or is_joint
-    ):  # of several devices it would be gathered
-        size = sum(_length(jax.eval_shape(read, array)) for array in arrays)
+def _first_probes(arrays, target, start, otherwise):
+    """Chooses three numbers near an earlier threshold, or else where a sample passes the target."""
+    size = sum(math.prod(array.shape) for array in arrays)
+    if jax.device_count() == 1 and size:  # of several devices a sample would be gathered
         stride = size // max(math.isqrt(size) // 2, 1) | 1  # odd: columns of a matrix take turns
 
         def thin(leaf):
-            return leaf.reshape(len(leaf), -1)[:, ::stride] if leaf.ndim else leaf
+            return leaf.ravel()[::stride] if leaf.ndim else leaf
 
-        sample = jnp.concatenate([read(jax.tree.map(thin, array)) for array in arrays], 1)
+        sample = jnp.concatenate([read(jax.tree.map(thin, array)) for array in arrays])
         share = target.astype(jnp.float32) / size
-        expected = share * sample.shape[1]
+        expected = share * sample.size
         away = 2 * jnp.sqrt(expected * (1 - share)) + 1
-        places = jnp.concatenate([expected + away, expected, expected - away], 1)
-        index = jnp.clip(places.astype(jnp.int32), 0, sample.shape[1] - 1)
-        wide = sample.astype(jnp.promote_types(sample.dtype, jnp.float32))  # as in `_in_shares`
-        falling = -jnp.sort(-wide, 1)
-        quantiles = jnp.take_along_axis(falling, index, 1).astype(sample.dtype)
+        places = jnp.stack([expected + away, expected, expected - away])
+        index = jnp.clip(places.astype(jnp.int32), 0, sample.size - 1)
+        quantiles = -jnp.sort(-_at_least_32_bits(sample))[index].astype(sample.dtype)
         otherwise = _number_of(quantiles).astype(target.dtype)
-    step = 1 << max(0, jnp.finfo(starts.dtype).nmant - _BITS_KEPT)
-    near = _number_of(starts).astype(target.dtype) + jnp.arange(-step, step + 1, step).astype(
-        target.dtype
-    )
-    return jnp.where(jnp.isnan(starts), otherwise, near)
+    step = 1 << max(0, jnp.finfo(start.dtype).nmant - _BITS_KEPT)
+    steps = jnp.arange(-step, step + 1, step).astype(target.dtype)
+    near = _number_of(start).astype(target.dtype) + steps
+    return jnp.where(jnp.isnan(start), otherwise, near)
 
 
 def _number_of(value):
@@ -671,78 +597,53 @@ def _integers(dtype):
     return jnp.dtype(f'int{width}'), unsigned, middle
 
 
-def _reaching(x, begin, thresholds):
-    return [x >= _beside(x, threshold) for threshold in _columns(thresholds)]
-
-
-def _ties_before(x, begin, low, ends):
-    is_tie = x == _beside(x, low)
-    return [is_tie & _is_before(_beside(x, end), begin, x) for end in _columns(ends)]
-
-
 @jax.jit
-def _mask(array, cut, keeps_all, first, begin):
-    """Makes the mask of an array, as `_count` counts it."""
-    x = _in_shares(array)
-    low, high, end = _columns(_own_rows(cut, first, len(x)))
+def _mask(array, cut, begin):
+    """Makes the mask of an array that begins at an index of its ranking."""
+    low, high, end, keeps_all = cut
     dtype = jax.eval_shape(read, array).dtype
-    low, high = (_value_of(each, dtype).astype(x.dtype) for each in (low, high))
-    is_before = _is_before(_beside(x, end), begin, x)
-    is_kept = x >= jnp.where(is_before, _beside(x, low), _beside(x, high))
-    keeps_row = _beside(x, _own_rows(keeps_all, first, len(x)))
-    return jnp.where(is_kept, jnp.uint8(1), keeps_row.astype(jnp.uint8))
+    is_kept = _is_kept(_in_shares(array), begin, _value_of(low, dtype), _value_of(high, dtype), end)
+    return jnp.where(is_kept, jnp.uint8(1), keeps_all.astype(jnp.uint8))
 
 
-def _is_before(end, begin, x):
-    """Tells which scores of rows that begin at an index of their ranking stand before the end."""
-    *shape, length = x.shape[1:]
+@jax.jit  # traced once for all arrays of one shape
+def _count(array, begin, bounds):
+    """Counts what is kept between each of three bounds."""
+    x = _in_shares(array)
+    # Together: the flags of a lone sum would be written to memory.
+    flags = [_is_kept(x, begin, *each) for each in zip(*bounds, strict=True)]
+    sums = tuple(each.astype(begin.dtype) for each in flags)
+    zeros = (jnp.zeros((), begin.dtype),) * len(sums)
+    axes = tuple(range(x.ndim))
+    apart = 0 if jax.device_count() > 1 else 1  # threads share what the first sum leaves
+    for summed in (axes[apart:], axes[:apart]):
+        sums = lax.reduce(sums, zeros, lambda a, b: tuple(map(lax.add, a, b)), summed)
+    return jnp.stack(sums)
+
+
+def _is_kept(x, begin, low, high=None, end=None):
+    """Tells which scores reach high, or low before the end; or only low. They begin at an index of their ranking."""
+    if high is None or end is None:
+        return x >= low.astype(x.dtype)
+    *shape, length = x.shape
     lines = jnp.arange(math.prod(shape), dtype=end.dtype).reshape(*shape, 1) * length
     begin = jnp.asarray(begin).astype(end.dtype) + lines
     left = jnp.maximum(end, begin) - begin
-    return lax.broadcasted_iota(end.dtype, x.shape, x.ndim - 1) < left
-
-
-def _own_rows(table, first, rows):
-    return table if len(table) == rows else lax.dynamic_slice_in_dim(table, first, rows)
+    is_before = lax.broadcasted_iota(end.dtype, x.shape, x.ndim - 1) < left
+    return x >= jnp.where(is_before, low, high).astype(x.dtype)
 
 
 def _in_shares(array):
-    """Reads scores as `[rows, shares, length]`: threads take shares. What devices share stays as it is."""
+    """Reads scores as `[shares, length]`: threads take shares. What devices share stays as it is."""
 
     def view(leaf):
         if jax.device_count() > 1 or leaf.ndim == 0:
             return leaf
-        size = leaf[0].size
-        shares = math.gcd(size, _SHARES) if size >= _WORTH_SHARING else 1
-        return leaf.reshape(len(leaf), shares, size // shares)
+        return leaf.reshape(math.gcd(leaf.size, _SHARES) if leaf.size >= _WORTH_SHARING else 1, -1)
 
-    scores = read(jax.tree.map(view, array))
-    # A CPU compares numbers of 16 bits one by one.
+    return _at_least_32_bits(read(jax.tree.map(view, array)))
+
+
+def _at_least_32_bits(scores):
+    """Widens scores: a CPU compares numbers of 16 bits one by one."""
     return scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))  # traced once for all arrays of one shape
-def _count(flags, counter, array, tables, first, begin):
-    """Counts what `flags(scores, begin, *tables)` flag in each row: `[rows, flags]`."""
-    x = _in_shares(array)
-    own = [_own_rows(table, first, len(x)) for table in tables]
-    own = [
-        table.astype(x.dtype) if jnp.issubdtype(table.dtype, jnp.floating) else table
-        for table in own
-    ]
-
-    def add(first, second):
-        return tuple(map(lax.add, first, second))
-
-    apart = 1 if jax.device_count() > 1 else 2  # threads share what the first sum leaves
-    axes = tuple(range(1, x.ndim))
-    # Together: the flags of a lone sum would be written to memory.
-    sums = tuple(each.astype(counter) for each in flags(x, begin, *own))
-    for summed in (axes[apart - 1 :], axes[: apart - 1]):
-        sums = lax.reduce(sums, (jnp.zeros((), counter),) * len(sums), add, summed)
-    return jnp.stack(sums, 1)
-
-
-def _beside(x, column):
-    """Views one value a row as it compares with scores `[rows, …]`."""
-    return column.reshape(-1, *(1,) * (x.ndim - 1))
