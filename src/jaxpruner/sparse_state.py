@@ -5,6 +5,7 @@ parameter's rank, `jnp.packbits(mask, axis=a)`: the axis `a` is chosen so that e
 sharded parameter, and is read off the two shapes.
 """
 
+import collections
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -82,7 +83,9 @@ def outermost_states(opt_state: Any) -> list[SparseState]:
         elif _is_split(node):
             # Flax leaves out what is None: dense leaves, and fields.
             fields = {
-                name: tree_lib.WithoutMissing(field) if isinstance(field, Mapping) else field
+                name: collections.defaultdict(type(None), field)
+                if isinstance(field, Mapping)
+                else field
                 for name, field in node.items()
             }
             states.append(SparseState(**{'masks': None, **fields}))
@@ -173,15 +176,16 @@ def packed_axis(shape: Sequence[int], local_shape: Sequence[int] | None = None) 
     (-2, -2, -2, -1)
     """
     local_shape = shape if local_shape is None else local_shape
-    axes = range(len(shape))
-    if whole_bytes := [axis for axis in axes if local_shape[axis] % BITS == 0]:
-        # The lowest bit that is set is the largest power of two that divides a length.
-        chosen = max(whole_bytes, key=lambda axis: (shape[axis] & -shape[axis], axis))
-    else:
+
+    def rank(axis):
+        length = shape[axis]
+        if local_shape[axis] % BITS == 0:
+            # The lowest bit that is set is the largest power of two that divides a length.
+            return 2, length & -length, axis
         # What is packed along an axis of length 1 would look as if it were not packed.
-        unsharded = [axis for axis in axes if local_shape[axis] == shape[axis] > 1]
-        chosen = max(unsharded or axes, key=lambda axis: (shape[axis], axis))
-    return chosen - len(shape)
+        return int(local_shape[axis] == length > 1), length, axis
+
+    return max(range(len(shape)), key=rank) - len(shape)
 
 
 def packed_shape(shape: Sequence[int], axis: int | None = None) -> tuple[int, ...]:
@@ -260,11 +264,11 @@ def unpack_like(mask: jax.Array, shape: Sequence[int]) -> jax.Array:
     """
     shape = tuple(shape)
     size = math.prod(shape)
-    if mask.dtype != MASK_DTYPE:
+    # Where nothing is longer than 1, packed (128) and unpacked (1) masks look alike.
+    if mask.dtype != MASK_DTYPE or (mask.shape == shape and size <= 1):
         mask = (mask != 0).astype(MASK_DTYPE)
     if mask.shape == shape:
-        # Where nothing is longer than 1, packed (128) and unpacked (1) masks look alike.
-        return mask if size > 1 else (mask != 0).astype(MASK_DTYPE)
+        return mask
     axis = axis_of_bits(mask.shape, shape)
     if axis is not None:
         return _unpack(mask, axis=axis + len(shape), length=shape[axis])
@@ -358,16 +362,16 @@ def store_masks(masks: PyTree, params: PyTree, packed: bool, like: PyTree = None
     >>> store_masks({'w': jnp.array([1, 0], jnp.uint8)}, {'w': jnp.ones(2)}, packed=True)
     {'w': Array([128], dtype=uint8)}
     """
-    unpacked = unpack_masks(masks, params)
-    if not packed and like is None:
-        return unpacked
     leaves, treedef = jax.tree.flatten(params)
-    new, old = tree_lib.leaves_like(treedef, unpacked), tree_lib.leaves_like(treedef, like)
-    if packed:
-        new = [
-            None if mask is None else pack(mask, _axis_to_pack(leaf, stored))
-            for leaf, mask, stored in zip(leaves, new, old, strict=True)
-        ]
+    new, old = (tree_lib.leaves_like(treedef, t) for t in (unpack_masks(masks, params), like))
+    for i, (leaf, mask, stored) in enumerate(zip(leaves, new, old, strict=True)):
+        if packed and mask is not None and leaf.shape:
+            axis = None
+            # Where nothing is longer than 1, the shapes are equal, and there is one way to pack.
+            if stored is not None and stored.shape != leaf.shape:
+                axis = axis_of_bits(stored.shape, leaf.shape)
+            chosen = packed_axis(leaf.shape, _local_shape(leaf)) if axis is None else axis
+            new[i] = pack(mask, chosen)
     if like is not None and [mask is None for mask in new] == [mask is None for mask in old]:
         return jax.tree.structure(like).unflatten(mask for mask in new if mask is not None)
     # Names of axes that a packed mask cannot be divided along are dropped with the parameter's wrapper.
@@ -377,42 +381,25 @@ def store_masks(masks: PyTree, params: PyTree, packed: bool, like: PyTree = None
     return tree_lib.unflatten(treedef, new, named)
 
 
-def _axis_to_pack(param, stored):
-    """Finds the axis along which to pack a parameter's mask: that of its stored mask, if that one is packed."""
-    if not param.shape:
-        return None
-    axis = None
-    # Where nothing is longer than 1, the shapes are equal, and there is one way to pack.
-    if stored is not None and stored.shape != param.shape:
-        axis = axis_of_bits(stored.shape, param.shape)
-    return packed_axis(param.shape, _local_shape(param)) if axis is None else axis
-
-
 def _divides_alike(param, mask):
     """Whether a mask can be divided over devices as its parameter is: each of them holds whole bytes."""
     if mask is None or mask.shape == param.shape:
         return True
-    axis = axis_of_bits(mask.shape, param.shape)
-    if _sharding(param) is None:
+    axis, local_shape = axis_of_bits(mask.shape, param.shape), _local_shape(param)
+    if local_shape is None or axis is None:
         # Inside of jit: whatever axes of a mesh the parameter lies on, they have a part of all devices.
         return axis is not None and mask.shape[axis] % jax.device_count() == 0
-    assert axis is not None
-    length = _local_shape(param)[axis]
-    return length == param.shape[axis] or length % BITS == 0
-
-
-def _sharding(param):
-    """Finds how a parameter lies on devices, `None` where that is unknown."""
-    if tree_lib.is_traced(param):
-        # Known where shardings are part of types.
-        param = jax.typeof(param) if hasattr(jax, 'typeof') else None
-    return getattr(param, 'sharding', None)
+    return local_shape[axis] == param.shape[axis] or local_shape[axis] % BITS == 0
 
 
 def _local_shape(param):
-    """Finds the shape of what one device holds of a parameter; the whole where that is unknown."""
-    sharding = _sharding(param)
-    return param.shape if sharding is None else sharding.shard_shape(param.shape)
+    """Finds the shape of what one device holds of a parameter; `None` where that is unknown."""
+    shape = param.shape
+    if tree_lib.is_traced(param):
+        # Known where shardings are part of types.
+        param = jax.typeof(param) if hasattr(jax, 'typeof') else None
+    sharding = getattr(param, 'sharding', None)
+    return None if sharding is None else sharding.shard_shape(shape)
 
 
 def mask_sizes(masks: PyTree, params: PyTree) -> PyTree:
@@ -431,15 +418,12 @@ def mask_sizes(masks: PyTree, params: PyTree) -> PyTree:
     >>> mask_sizes({'w': jnp.ones(2, jnp.uint8)}, {'w': jnp.ones(2)}) is None
     True
     """
-    leaves, treedef = jax.tree.flatten(params)
-    stored = tree_lib.leaves_like(treedef, masks)
-    if all(
-        mask is None or mask.shape == leaf.shape for leaf, mask in zip(leaves, stored, strict=True)
-    ):
-        return None
-    return tree_lib.map_with_missing(
-        lambda p, m: None if m is None else jnp.uint32(p.size), params, masks
-    )
+
+    def size(param, mask):
+        return None if mask is None or mask.shape == param.shape else jnp.uint32(param.size)
+
+    sizes = tree_lib.map_with_missing(size, params, masks)
+    return sizes if jax.tree.leaves(sizes) else None
 
 
 def apply_mask(param: PyTree, mask: PyTree, is_packed: bool = False) -> PyTree:

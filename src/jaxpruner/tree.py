@@ -107,13 +107,8 @@ def leaves_like(treedef: Any, tree: PyTree) -> list[Any]:
     """
     try:
         entries = treedef.flatten_up_to(tree)
-    except (ValueError, TypeError) as error:
-        try:  # some leaves may stand without their wrappers
-            entries = _without_wrappers(treedef).flatten_up_to(tree)
-        except (ValueError, TypeError):
-            entries = _by_name(treedef, tree)
-            if entries is None:
-                raise ValueError(_misfit(treedef, tree)) from error
+    except (ValueError, TypeError):
+        entries = _entries_by_name(treedef, tree)
     unboxed: list[Any] = []
     for entry in entries:  # a box, or a wrapper, holds one array or nothing
         inside = jax.tree.leaves(entry)
@@ -121,27 +116,42 @@ def leaves_like(treedef: Any, tree: PyTree) -> list[Any]:
     return unboxed
 
 
+def _entries_by_name(treedef, tree):
+    """Matches entries to leaves where containers are of other kinds (dict and FrozenDict), or lack wrappers.
+
+    What is missing may be a whole subtree, as in the states of `optax.masked`, or any name in a `defaultdict`.
+    """
+    if _is_missing(tree):
+        return [None] * treedef.num_leaves
+    numbered = jax.tree.unflatten(treedef, range(treedef.num_leaves))
+    names = flatten_with_paths(numbered, _is_wrapper)[0]
+    found = flatten_with_paths(tree, lambda node: _is_missing(node) or _is_wrapper(node))
+    entry_by_name = dict(zip(*found[:2], strict=True))
+    missing = [name for name, entry in entry_by_name.items() if _is_missing(entry)]
+    given = entry_by_name.keys() - missing
+    lacking = set() if isinstance(tree, collections.defaultdict) else set(names) - given
+    for prefix in missing:  # of a subtree, or of what stands inside of a wrapper
+        lacking = {n for n in lacking if n[: len(prefix)] != prefix[: len(n)]}
+    besides = given - set(names)
+    if not lacking and not besides:
+        return [entry_by_name.get(name) for name in names]
+
+    def listed(names):
+        shown = sorted(map(path_string, names))
+        return ', '.join(map(repr, shown[:4])) + (', …' if shown[4:] else '') or 'nothing'
+
+    are_none = flatten_with_paths(numbered, lambda node: node is None)[0]
+    hint = ''
+    if besides.intersection(are_none):
+        hint = '; the first of the trees has None there: put the full tree first'
+    raise ValueError(
+        f'a tree does not fit the structure of the parameters: it lacks {listed(lacking)} and has '
+        f'{listed(besides)} besides; give one entry (an array or None) for each parameter{hint}'
+    )
+
+
 def _is_missing(entry):
     return entry is None or isinstance(entry, optax.MaskedNode)
-
-
-@jax.tree_util.register_pytree_with_keys_class
-class WithoutMissing(dict):
-    """A mapping, like the parameters, that lacks the leaves in whose place another tree has `None`.
-
-    >>> leaves_like(jax.tree.structure({'a': 1, 'b': 2}), WithoutMissing(b=5))
-    [None, 5]
-    """
-
-    def tree_flatten_with_keys(self):
-        """Flattens as a dict."""
-        names = sorted(self)
-        return [(jax.tree_util.DictKey(name), self[name]) for name in names], tuple(names)
-
-    @classmethod
-    def tree_unflatten(cls, names, entries):
-        """Makes the mapping of its names and entries."""
-        return cls(zip(names, entries, strict=True))
 
 
 def _is_wrapper(node):
@@ -159,11 +169,6 @@ def _is_wrapper(node):
     return is_unnamed or key in (_VALUE, jax.tree_util.GetAttrKey('array'))
 
 
-def _without_wrappers(treedef):
-    """Makes the structure in which a leaf stands in the place of its wrapper."""
-    return jax.tree.structure(_numbered_tree(treedef), is_leaf=_is_wrapper)
-
-
 def unflatten(treedef: Any, entries: Iterable[Any], leaves: Iterable[Any]) -> PyTree:
     """Puts an entry in the place of each leaf, as `jax.tree.unflatten`, where entries may be no arrays of its shape.
 
@@ -179,61 +184,14 @@ def unflatten(treedef: Any, entries: Iterable[Any], leaves: Iterable[Any]) -> Py
     >>> unflatten(treedef, [0.5, None], leaves)
     {'a': 0.5, 'b': None}
     """
-    outer = _without_wrappers(treedef)
-    nodes, placed = outer.flatten_up_to(_numbered_tree(treedef)), []
+    numbered = jax.tree.unflatten(treedef, range(treedef.num_leaves))
+    nodes, outer = jax.tree.flatten(numbered, is_leaf=_is_wrapper)
+    placed = []
     for node, entry, leaf in zip(nodes, entries, leaves, strict=True):
         ranks = [len(array.shape) if hasattr(array, 'shape') else None for array in (entry, leaf)]
         is_wrapped = entry is not None and ranks[0] == ranks[1]
         placed.append(jax.tree.structure(node).unflatten([entry]) if is_wrapped else entry)
     return jax.tree.unflatten(outer, placed)
-
-
-def _numbered_tree(treedef):
-    return jax.tree.unflatten(treedef, range(treedef.num_leaves))
-
-
-def _by_name(treedef, tree):
-    """Matches containers that differ only in kind (dict and FrozenDict, a box and its value) leaf by leaf.
-
-    What is missing may be a whole subtree, as in the states of `optax.masked`. `None` if the trees do not fit.
-    """
-    names = flatten_with_paths(_numbered_tree(treedef))[0]
-    if _is_missing(tree):
-        return [None] * len(names)
-    entry_by_name, missing = {}, []
-    for name, entry in zip(*flatten_with_paths(tree, is_leaf=_is_missing)[:2], strict=True):
-        if _is_missing(entry):
-            missing.append(name)
-        else:
-            entry_by_name[name] = entry
-    for name in names:
-        is_there = name in entry_by_name or isinstance(tree, WithoutMissing)
-        if not is_there and not any(name[: len(prefix)] == prefix for prefix in missing):
-            return None
-    is_fitting = entry_by_name.keys() <= set(names)
-    return [entry_by_name.get(name) for name in names] if is_fitting else None
-
-
-def _misfit(treedef, tree):
-    """Describes two trees of different structure: the paths that only one of them has."""
-
-    def names_in(tree, is_leaf=None):
-        return set(map(path_string, flatten_with_paths(tree, is_leaf)[0]))
-
-    def listed(names):
-        shown = ', '.join(map(repr, sorted(names)[:4])) + (', …' if len(names) > 4 else '')
-        return shown or 'nothing'
-
-    numbered = _numbered_tree(treedef)
-    expected, given = names_in(numbered), names_in(tree, lambda node: node is None)
-    hint = ''
-    if (given - expected) & names_in(numbered, lambda node: node is None):
-        hint = '; the first of the trees has None there: put the full tree first'
-    return (
-        'a tree does not fit the structure of the parameters: '
-        f'it lacks {listed(expected - given)} and has {listed(given - expected)} besides; '
-        f'give one entry (an array or None) for each parameter{hint}'
-    )
 
 
 def map_with_missing(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
@@ -494,14 +452,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     "did you mean 'magnitude'?"
     """
     known = sorted(known)
-    if similar := difflib.get_close_matches(name, known, n=3, cutoff=0.5):
-        likeness = [difflib.SequenceMatcher(None, other, name).ratio() for other in similar]
+    if best := difflib.get_close_matches(name, known, n=1, cutoff=0.5):
+        likeness = difflib.SequenceMatcher(None, best[0], name).ratio()
         # Of names that are much less alike than the best there is no word.
-        near = [
-            other
-            for other, ratio in zip(similar, likeness, strict=True)
-            if ratio >= likeness[0] - 0.1
-        ]
+        near = difflib.get_close_matches(name, known, n=3, cutoff=max(0.5, likeness - 0.1))
         return f'did you mean {" or ".join(map(repr, near))}?'
     if len(known) > 30:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.0)
