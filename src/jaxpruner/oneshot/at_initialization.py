@@ -195,9 +195,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
                         f'all scores of {name} are zero: what {self.function} returns does not depend on the leaves '
                         'that are to be pruned, or its derivatives are too small for their dtype'
                     )
-                scores = jax.tree.map(
-                    lambda leaf, mask: jnp.where(mask != 0, leaf, -jnp.inf), scores, masks
-                )
+                scores = jax.tree.map(_keep_pruned, scores, masks)
                 masks = self.create_masks(scores, jax.tree.map(lambda _, now=sparsity: now, scores))
                 logger.info(
                     '%s: sparsity %.4f after round %d of %d', name, sparsity, number, self.rounds
@@ -234,6 +232,11 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
             f'{type(self).__name__} prunes once and wraps no optimizer; call instant_sparsify(params, '
             f'{self.function}=…, batches=…), then FixedMask(masks).wrap_optax(tx) to train'
         )
+
+
+@jax.jit
+def _keep_pruned(scores: jax.Array, mask: jax.Array) -> jax.Array:
+    return jnp.where(mask != 0, scores, -jnp.inf)
 
 
 def _sum_over(
@@ -357,9 +360,7 @@ class SynFlow(PruningAtInitialization):
         """Returns the flow, and one batch of ones."""
 
         def flow(params: Any, *inputs: Any) -> Any:
-            magnitudes = jax.tree.map(
-                lambda leaf: jnp.abs(leaf) if _is_float(leaf) else leaf, params
-            )
+            magnitudes = jax.tree.map(_magnitude, params)
             results = jax.tree.leaves(function(magnitudes, *inputs))
             total = 0
             for result in filter(_is_float, results):
@@ -386,6 +387,10 @@ class SynFlow(PruningAtInitialization):
         """Multiplies weights by derivatives of the flow."""
         del sparse_state
         return pruners.saliencies(params, grads)
+
+
+def _magnitude(leaf: Any) -> Any:
+    return jnp.abs(leaf) if _is_float(leaf) else leaf
 
 
 def _is_float(leaf: Any) -> bool:

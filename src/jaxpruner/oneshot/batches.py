@@ -27,7 +27,7 @@ def as_batches(batches: Any) -> Iterable[Any]:
     return batches
 
 
-def first_batch(batches: Any, times: int = 1) -> tuple[Any, Any]:
+def first_batch(batches: Iterable[Any], times: int = 1) -> tuple[Any, Iterable[Any]]:
     """Takes the first batch; returns it, and an iterable of all batches, the first included.
 
     Raises:
@@ -81,8 +81,7 @@ def check_inputs(function: Callable[..., Any], batch: Any, name: str = 'apply_fn
     except ValueError:  # of functions that are not written in Python
         return
     except TypeError as error:
-        size = f' of {len(batch)}' if isinstance(batch, list | tuple) else ''
-        given = f'a {type(batch).__name__}{size}'
+        given = f'a {type(batch).__name__}'
         if hasattr(batch, 'shape'):
             given = f'an array of shape {tuple(batch.shape)}'
         raise TypeError(

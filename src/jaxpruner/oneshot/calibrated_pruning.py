@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import jax
@@ -199,8 +199,6 @@ class CalibratedPruning(base_updater.BaseUpdater):
         """
         del grads, extra_args
         name = type(self).__name__
-        model: Any = apply_fn
-        data: Any = batches
         targets, contradictions = self._targets(params, masks)
         if calibration is not None:
             if weights is not None:
@@ -209,11 +207,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 raise ValueError(
                     'sequential=True takes statistics as it goes; give apply_fn and batches alone'
                 )
-            followed = getattr(calibration, 'followed', None)
-            if followed is None:  # a mapping of a user's own
-                parts = {path: tuple(part for part, _ in calibration[path]) for path in calibration}
-                followed = leaves_lib.FollowedLeaves(parts, {}, frozenset())
-            followed = followed.among(targets)
+            followed = _followed_by(calibration).among(targets)
             unknown = targets.keys() - followed.matrices.keys() - followed.reasons.keys()
             if missing := [tree_lib.path_string(path) for path in targets if path in unknown]:
                 caller_warnings.warn(
@@ -223,18 +217,18 @@ class CalibratedPruning(base_updater.BaseUpdater):
         else:
             instead = ', or a calibration=…'
             batches_lib.check_model_is_given(name, 'instant_sparsify', apply_fn, batches, instead)
-            first, data = batches_lib.first_batch(batches)
-            graph = leaves_lib.trace_model(model, params, first)
+            first, batches = batches_lib.first_batch(batches)
+            graph = leaves_lib.trace_model(apply_fn, params, first)
             followed = leaves_lib.follow_leaves(graph, targets)
             del graph  # holds the traced program
         targets = self._choose(params, followed, targets, contradictions)
         run = PruningRun(self.begin(params, targets), params, targets, donate)
         taken = self.kind, list(targets), progress, weights
         if self.sequential:
-            self._prune_in_blocks(run, model, list(data), *taken)
+            self._prune_in_blocks(run, apply_fn, list(batches), *taken)
         else:
             if calibration is None:
-                calibration = calibrate(model, params, data, *taken)
+                calibration = calibrate(apply_fn, params, batches, *taken)
             entries = [entry for path in targets for entry in calibration[path]]
             del calibration  # the statistics are freed one after another
             self._choose_sparsities(run, entries)
@@ -293,7 +287,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 reason = followed.why_dense(leaf.path, lambda path: False)
                 leaf = dataclasses.replace(leaf, target=None, kept=leaf.size, why_dense=reason)
             elif leaf.is_pruned and isinstance(leaf.sparsity_type, NByM):
-                n_by_m = dataclasses.replace(leaf.sparsity_type, axis=INPUT_AXIS)
+                n_by_m = _along_inputs(leaf).sparsity_type
                 removed = 0
                 for part in followed.matrices[leaf.path]:
                     *_, inputs, _ = part.shape
@@ -330,7 +324,6 @@ class CalibratedPruning(base_updater.BaseUpdater):
 
         def check(pruned: Sequence[sparsity_types.Leaf]) -> None:
             for leaf in pruned:
-                assert leaf.sparsity_type is not None
                 self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
 
         with leaves_lib.ignore_vectors():
@@ -435,6 +428,14 @@ class CalibratedPruning(base_updater.BaseUpdater):
             sparsities = matrix_sparsities(entries, run.targets, run.read, self)
             for (matrices, _), sparsity in zip(entries, sparsities, strict=True):
                 run.sparsities[matrices.path, matrices.reading] = sparsity
+
+
+def _followed_by(calibration: Mapping[tree_lib.Path, Any]) -> leaves_lib.FollowedLeaves:
+    followed = getattr(calibration, 'followed', None)
+    if followed is not None:
+        return followed
+    matrices = {path: tuple(part for part, _ in calibration[path]) for path in calibration}
+    return leaves_lib.FollowedLeaves(matrices, {}, frozenset())
 
 
 def _along_inputs(leaf: LeafPlan) -> LeafPlan:

@@ -156,13 +156,11 @@ def prune_by_sparsegpt(
     if not weights.size:
         return PrunedMatrices(weights, jnp.ones(weights.shape, jnp.uint8), factors.damping)
     *leading, inputs, outputs = weights.shape
-    group = None
-    if mask is None and isinstance(sparsity_type, sparsity_types.NByM):
-        group = sparsity_type
+    is_n_by_m = mask is None and isinstance(sparsity_type, sparsity_types.NByM)
     if (
-        group is not None
+        is_n_by_m
     ):  # a part is a group, which is chosen by itself, so that blocks may have any length
-        part = group.m
+        part = sparsity_type.m
         block = part * max(min(block_size, inputs) // part, 1)
     else:
         block = block_size if block_size <= inputs else -(-inputs // _PART) * _PART
@@ -217,7 +215,7 @@ def prune_by_sparsegpt(
             new = old + _product(inverse, errors)
             if given is not None:
                 mask = rows(given, start)
-            elif group is not None:
+            elif is_n_by_m:
                 mask = jnp.ones(new.shape, bool)
             else:
                 costs = jnp.minimum(jnp.abs(new) / diagonal, limit)
@@ -228,11 +226,11 @@ def prune_by_sparsegpt(
                 first = part_number * part
                 own_mask, own_rows = rows(mask, first, part), rows(new, first, part)
                 factor = rows(inverse, first, part)
-                if group is not None:
+                if is_n_by_m:
                     limit_of_part = rows(limit, first, part)
                     costs = jnp.abs(own_rows) / rows(diagonal, first, part)
                     costs = jnp.minimum(costs, limit_of_part)
-                    own_mask = n_by_m.keep_n_of_m(costs, group.n, group.m, 0) != 0
+                    own_mask = n_by_m.keep_n_of_m(costs, sparsity_type.n, sparsity_type.m, 0) != 0
                     own_mask = (own_mask | (sparsity == 0)) & (limit_of_part >= 0)
 
                 def prune_input(i: jax.Array, carry: Any) -> Any:
