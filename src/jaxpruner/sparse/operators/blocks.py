@@ -87,7 +87,7 @@ class BlockMatrix:
         result_dtype = self.result_dtype or dtype
         product = _product(result_dtype, columns, values, self.indices, self.probe)
         product = product[:, : self.outputs]
-        if self.down is None:
+        if self.down is None or self.up is None:
             return product
         # A wider type holds the sums between the two matrices, too.
         low = jnp.matmul(rows, self.down, preferred_element_type=self.result_dtype)

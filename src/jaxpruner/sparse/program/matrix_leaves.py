@@ -166,13 +166,13 @@ def matrix_leaf_of(
     except UnknownWeightsError as error:
         raise RefusedLeafError(error.reason) from error
     _check_parts(parts, leaf)
-    product_sites = []
+    count, product_sites = len(parts), []
     for number, part in enumerate(parts):
         for use in part.uses:
-            product_sites.append(ProductSite(use, number if len(parts) > 1 else None))
+            product_sites.append(ProductSite(use, number if count > 1 else None))
     *layers, inputs, outputs = parts[0].shape
-    if len(parts) > 1:
-        layers.insert(len(parts[0].stack), len(parts))
+    if count > 1:
+        layers.insert(len(parts[0].stack), count)
     ops = {product_site.op for product_site in product_sites}
     if len(ops) > 1:
         raise RefusedLeafError('products and convolutions read it')
