@@ -235,7 +235,8 @@ def test_what_cannot_be_run_is_refused():
 
 
 def test_a_traced_density():
-    model, params = FRAMEWORKS['linen'].make(), FRAMEWORKS['linen'].params(None)
+    model = FRAMEWORKS['linen'].make()
+    params = FRAMEWORKS['linen'].params(model)
 
     @jax.jit
     def run(density):
