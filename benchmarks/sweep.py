@@ -10,12 +10,14 @@ import jax
 import numpy as np
 
 from benchmarks.report import Row
-from benchmarks.timing import Timing, interleaved, ratio
+from benchmarks.timing import interleaved, ratio
 from jaxpruner.baselines import WORKLOADS
-from jaxpruner.baselines.cell_mapping import CellMapping, available_mappings
-from jaxpruner.baselines.compiled_training import CompiledTraining, SharedPrograms
-from jaxpruner.baselines.mapping_choice import measure_mappings
-from jaxpruner.baselines.recipe import Recipe
+from jaxpruner.baselines.programs import (
+    CELL_MAPPINGS,
+    CellMapping,
+    CompiledTraining,
+    SharedPrograms,
+)
 from jaxpruner.baselines.task import Carry
 from jaxpruner.sparse_state import sparse_states
 
@@ -46,7 +48,7 @@ def environment() -> Mapping[str, str]:
 
 
 def run(size: str, rounds: int) -> list[Row]:
-    """Times each workload in each way, and the measuring by which a sweep picks one."""
+    """Times each workload in each way."""
     rows = []
     for name, steps in STEPS[size].items():
         if name != 'dqn' or importlib.util.find_spec('gymnax'):
@@ -70,7 +72,8 @@ def _rows(name: str, steps: int, cells: int, rounds: int) -> list[Row]:
     metric = workload.task(recipe, data).metric.name
     sides = {
         over: _Side(SharedPrograms(workload, recipe, data, over), over, cells)
-        for over in available_mappings()
+        for over in CELL_MAPPINGS
+        if over != 'devices' or jax.local_device_count() > 1
     }
     cold = {over: _seconds(side.train) for over, side in sides.items()}
     times = interleaved({over: side.train for over, side in sides.items()}, rounds)
@@ -93,19 +96,7 @@ def _rows(name: str, steps: int, cells: int, rounds: int) -> list[Row]:
             None if tests is None else round(difference * tests),
         )
         rows.append(Row(f'{name}, {cells} cells of {steps} steps: {over}', values))
-    return [*rows, _row_of_the_choice(name, recipe, data, cells, times)]
-
-
-def _row_of_the_choice(
-    name: str, recipe: Recipe, data: Any, cells: int, times: Mapping[str, Timing]
-) -> Row:
-    began = time.perf_counter()
-    chosen = measure_mappings(WORKLOADS[name], recipe, data, cells).mapping
-    took = time.perf_counter() - began
-    return Row(
-        f'{name}: auto picks {chosen}',
-        (None, ratio(times[chosen], times['each']), took, None, None),
-    )
+    return rows
 
 
 class _Side:

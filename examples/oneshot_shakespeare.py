@@ -20,7 +20,7 @@ import tyro
 
 from jaxpruner.baselines.checkpointing import Checkpoints
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.baselines.sweep_folder import claimed, keep_recipe
+from jaxpruner.baselines.sweeps import claimed, keep_recipe
 from jaxpruner.files import atomic_files
 from jaxpruner.progress import progress_bar
 from jaxpruner.report import plots, tables

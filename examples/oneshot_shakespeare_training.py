@@ -12,12 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpruner.baselines.cell_key import CellKey
-from jaxpruner.baselines.checkpointing import Checkpoints, Progress
-from jaxpruner.baselines.optimizers import make_optimizer
+from jaxpruner.baselines.checkpointing import CellKey, Checkpoints, Progress
 from jaxpruner.baselines.recipe import Optimizer, Recipe, Schedule
-from jaxpruner.baselines.span_corruption import SYMBOLS
-from jaxpruner.baselines.t5 import T5Workload
+from jaxpruner.baselines.t5 import SYMBOLS, T5Workload
+from jaxpruner.baselines.training import make_optimizer
 
 SAVE_EVERY = 100  # steps
 RECIPE = Recipe(

@@ -7,20 +7,20 @@ import pytest
 
 ale_py = pytest.importorskip('ale_py', reason='the games are those of ale-py')
 
-from jaxpruner.baselines import atari, atari_feed  # noqa: E402
+from jaxpruner.baselines import atari  # noqa: E402
 from jaxpruner.baselines.atari import (  # noqa: E402
     Conventions,
     Emulators,
+    FrameReplay,
     Outcome,
     check_game,
     choose,
     play_games,
     resize,
 )
-from jaxpruner.baselines.device_replay import Transitions  # noqa: E402
 from jaxpruner.baselines.dqn import DQNWorkload  # noqa: E402
-from jaxpruner.baselines.feed_training import FeedTraining  # noqa: E402
-from jaxpruner.baselines.frame_replay import FrameReplay  # noqa: E402
+from jaxpruner.baselines.minatar import Transitions  # noqa: E402
+from jaxpruner.baselines.programs import FeedTraining  # noqa: E402
 from jaxpruner.baselines.training import Training  # noqa: E402
 
 WORKLOAD = DQNWorkload()
@@ -193,25 +193,23 @@ def assert_equal(one, other):
 
 
 def test_a_feed_goes_on_where_it_was_saved(tmp_path):
-    feed = atari_feed.AtariFeed(TINY.updated({'steps': 8}), seed=3)
+    feed = atari.AtariFeed(TINY.updated({'steps': 8}), seed=3)
     first = [feed.next(linear) for _ in range(4)]
     feed.save(tmp_path)
     expected = [feed.next(linear) for _ in range(6)]  # past the buffer's end
-    resumed = atari_feed.AtariFeed(TINY.updated({'steps': 8}), seed=3)
+    resumed = atari.AtariFeed(TINY.updated({'steps': 8}), seed=3)
     resumed.restore(tmp_path)
     for batch, same in zip(expected, [resumed.next(linear) for _ in range(6)], strict=True):
         assert_equal(batch, same)
-    assert_equal(first[0], atari_feed.AtariFeed(TINY, seed=3).next(linear))
-    assert (
-        first[0].observation != atari_feed.AtariFeed(TINY, seed=4).next(linear).observation
-    ).any()
+    assert_equal(first[0], atari.AtariFeed(TINY, seed=3).next(linear))
+    assert (first[0].observation != atari.AtariFeed(TINY, seed=4).next(linear).observation).any()
     assert sorted(path.name for path in tmp_path.iterdir()) == ['frames.npy', 'player.npz']
 
 
 @pytest.mark.parametrize('name', ['frames.npy', 'player.npz'])
 @pytest.mark.parametrize('damage', ['missing', 'cut'])
 def test_a_damaged_folder_is_refused(tmp_path, name, damage):
-    feed = atari_feed.AtariFeed(TINY, seed=0)
+    feed = atari.AtariFeed(TINY, seed=0)
     feed.next(linear)
     feed.save(tmp_path)
     if damage == 'missing':
@@ -219,24 +217,24 @@ def test_a_damaged_folder_is_refused(tmp_path, name, damage):
     else:
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-200])
     with pytest.raises(ValueError, match=f'{name} is not what a feed of this recipe saved'):
-        atari_feed.AtariFeed(TINY, seed=0).restore(tmp_path)
+        atari.AtariFeed(TINY, seed=0).restore(tmp_path)
 
 
 def test_a_feed_of_other_numbers_is_refused(tmp_path):
-    feed = atari_feed.AtariFeed(TINY, seed=0)
+    feed = atari.AtariFeed(TINY, seed=0)
     feed.next(linear)
     feed.save(tmp_path)
-    other = atari_feed.AtariFeed(TINY.updated({'task': {'environments': 4}}), seed=0)
+    other = atari.AtariFeed(TINY.updated({'task': {'environments': 4}}), seed=0)
     with pytest.raises(ValueError, match='frames has the shape'):
         other.restore(tmp_path)
 
 
 def test_random_play_is_evaluated_as_the_network_is():
     recipe = TINY.updated({'task': {'test_longest': 120, 'test_games': 3}})
-    found = atari_feed.random_returns(recipe)
+    found = atari.random_returns(recipe)
     assert found.shape == (3,)
     assert (found > 0).all()
-    np.testing.assert_array_equal(found, atari_feed.returns(recipe, linear, 0, 1.0))
+    np.testing.assert_array_equal(found, atari.returns(recipe, linear, 0, 1.0))
 
 
 def test_names_of_games():

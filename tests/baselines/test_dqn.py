@@ -9,12 +9,10 @@ import pytest
 from flax import nnx
 
 import jaxpruner
-from jaxpruner.baselines import device_replay
-from jaxpruner.baselines.device_replay import Transitions
+from jaxpruner.baselines import minatar as device_replay
 from jaxpruner.baselines.dqn import DQNWorkload
-from jaxpruner.baselines.dqn_learning import td_targets
-from jaxpruner.baselines.dqn_model import NATURE, Convolution, QNetwork
-from jaxpruner.baselines.minatar_training import explore
+from jaxpruner.baselines.minatar import Transitions, explore, td_targets
+from jaxpruner.baselines.models import NATURE, Convolution, QNetwork
 from jaxpruner.baselines.task import Carry
 from jaxpruner.sparsity_distributions import uniform
 from jaxpruner.sparsity_schedules import OneShotSchedule

@@ -10,7 +10,7 @@ from flax import nnx
 
 import jaxpruner
 from jaxpruner.baselines.federated import Clients, FederatedWorkload, split_by_label
-from jaxpruner.baselines.federated_model import ClientCNN
+from jaxpruner.baselines.models import ClientCNN
 from jaxpruner.baselines.task import Carry
 from jaxpruner.sparsity_distributions import uniform
 from jaxpruner.sparsity_schedules import OneShotSchedule

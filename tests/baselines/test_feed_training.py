@@ -8,7 +8,7 @@ import pytest
 from helpers import eight_devices
 from helpers.tiny_feed import RECIPE, TinyFeed, TinyWorkload
 from jaxpruner.baselines.checkpointing import Checkpoints
-from jaxpruner.baselines.feed_training import FeedTraining
+from jaxpruner.baselines.programs import FeedTraining
 from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
 from jaxpruner.report.results import read_cells
 
@@ -26,10 +26,7 @@ def trained(workload, recipe=RECIPE, algorithm='set', steps=RECIPE.steps):
 
 
 def content(out):
-    return {
-        cell.name: (cell.value, cell.layers, (out / 'metrics' / f'{cell.name}.jsonl').read_text())
-        for cell in read_cells(out)
-    }
+    return {cell.name: (cell.value, cell.metrics, cell.layers) for cell in read_cells(out)}
 
 
 @pytest.fixture(scope='module')
@@ -41,9 +38,7 @@ def undisturbed(tmp_path_factory):
 
 def test_a_sweep_trains_one_cell_after_the_other(tmp_path):
     seen = []
-    sweep = Sweep(
-        TinyWorkload(), RECIPE, None, tmp_path, mapping='auto'
-    )  # of which there is nothing to measure
+    sweep = Sweep(TinyWorkload(), RECIPE, None, tmp_path)
     sweep.run(CELLS, lambda group, step: seen.append((group[0].seed, step)))
     assert seen == [(seed, step) for seed in (3, 4) for step in (2, 4, 6, 8)]
     assert not list((tmp_path / 'checkpoints').iterdir())
@@ -109,20 +104,6 @@ def test_a_feed_whose_position_is_lost_begins_again(undisturbed, tmp_path):
     assert aside.name == '000000.corrupt'
     assert (aside / 'feed' / 'state.json').read_text() == '{'
     assert content(tmp_path) == undisturbed
-
-
-def test_a_checkpoint_with_its_feed_beside_it_goes_on(undisturbed, tmp_path):
-    """As earlier versions wrote it."""
-    sweep = Sweep(TinyWorkload(wants_values=True), RECIPE, None, tmp_path)
-    with pytest.raises(Interrupted):
-        sweep.run(CELLS, should_stop=lambda: True)
-    (position,) = tmp_path.glob('checkpoints/*/*/feed')
-    position.rename(position.parent.with_name(f'{position.parent.name}.feed'))
-    seen = []
-    sweep.run(CELLS, lambda group, step: seen.append((group[0].seed, step)))
-    assert seen == [(3, 4), (3, 6), (3, 8), (4, 2), (4, 4), (4, 6), (4, 8)]
-    assert content(tmp_path) == undisturbed
-    assert not list((tmp_path / 'checkpoints').iterdir())
 
 
 def test_bfloat16_trains_and_parameters_stay_float32():

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jaxpruner import tree
 from jaxpruner.baselines import WORKLOADS, data, images, models
-from jaxpruner.baselines.convolutions import convolution_as_matmul
+from jaxpruner.baselines.models import convolution_as_matmul
 
 
 def shapes_of(name, preset):
@@ -80,8 +80,11 @@ def test_kernels_alone_may_be_pruned():
 
 
 def test_images_move_within_their_frame():
-    frame = jnp.zeros((40, 5, 5, 1)).at[:, 2, 2].set(1.0)
-    moved = np.asarray(images._shifted(frame, jax.random.key(0), 1))[..., 0]
+    frame = jnp.zeros((1, 5, 5, 1)).at[:, 2, 2].set(1.0)
+    workload = WORKLOADS['lenet']
+    recipe = workload.default('default').updated({'batch_size': 40, 'task': {'shift': 1}})
+    task = workload.task(recipe, data.Images(frame, jnp.zeros(1, int), frame, jnp.zeros(1, int)))
+    moved = np.asarray(task.batch(jax.random.key(0), 0)[0])[..., 0]
     places = np.argwhere(moved == 1)[:, 1:]
     assert len(places) == 40
     assert {1, 2, 3} == set(places.ravel().tolist())

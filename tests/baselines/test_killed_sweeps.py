@@ -1,6 +1,5 @@
 """Sweeps in real processes: killed at random moments, and on several devices."""
 
-import json
 import random
 import signal
 import time
@@ -38,12 +37,9 @@ def results(out):
     found = {
         cell.name: (cell.value, cell.metrics, cell.reached, cell.layers) for cell in read_cells(out)
     }
-    for path in [*out.glob('masks/*.npz'), *out.glob('metrics/*')]:
-        if path.suffix == '.npz':
-            with np.load(path) as arrays:
-                found[path.name] = {key: arrays[key].tolist() for key in arrays}
-        else:
-            found[path.name] = [json.loads(line) for line in path.read_text().splitlines()]
+    for path in out.glob('masks/*.npz'):
+        with np.load(path) as arrays:
+            found[path.name] = {key: arrays[key].tolist() for key in arrays}
     return found
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import jaxpruner
-from jaxpruner.baselines.pruners import make_updater, target_sparsities
 from jaxpruner.baselines.recipe import Pruning, Recipe
+from jaxpruner.baselines.training import make_updater, target_sparsities
 from jaxpruner.sparsity_distributions import NOT_DIM_ONE_FILTER
 
 RECIPE = Recipe('resnet', steps=1000)

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from helpers import files_of_data
+from jaxpruner.baselines import readers
 from jaxpruner.baselines.data import DataError
-from jaxpruner.baselines.readers import clients, image_folder, imagenet, pictures, pipelines, texts
 
 
 @pytest.mark.parametrize('write', [files_of_data.image_folder, files_of_data.image_records])
 def test_pictures_and_their_labels(write, tmp_path):
     write(tmp_path)
-    files = imagenet.read_imagenet(tmp_path)
+    files = readers.read_imagenet(tmp_path)
     assert (len(files.train), len(files.test)) == ((12, 6) if files.classes else (12, 3))
     for part in (files.train, files.test):
-        examples = [pictures.middle(part[index], 4) for index in range(len(part))]
+        examples = [readers.middle(part[index], 4) for index in range(len(part))]
         assert {example['image'].shape for example in examples} == {(4, 4, 3)}
         assert {example['image'].dtype for example in examples} == {np.dtype('uint8')}
         assert [int(example['label']) for example in examples] == [
@@ -37,12 +37,12 @@ def damage(path, at=None):
 
 
 def all_of(reader):
-    return [pictures.middle(reader[index], 4) for index in range(len(reader))]
+    return [readers.middle(reader[index], 4) for index in range(len(reader))]
 
 
 def test_damaged_images_are_named(tmp_path):
     files_of_data.image_folder(tmp_path)
-    train = imagenet.read_imagenet(tmp_path).train
+    train = readers.read_imagenet(tmp_path).train
     damage(first_file(tmp_path, 'train/bee/*'))
     with pytest.raises(
         DataError, match=r'bee_0\.JPEG cannot be read as an image .*download it again'
@@ -57,15 +57,15 @@ def test_folders_that_do_not_fit_are_named(tmp_path):
     files_of_data.image_folder(tmp_path)
     (tmp_path / 'val' / 'wasp').mkdir()
     with pytest.raises(DataError, match='val has a folder wasp that the training part lacks'):
-        imagenet.read_imagenet(tmp_path)
+        readers.read_imagenet(tmp_path)
     (tmp_path / 'val' / 'wasp').rmdir()
     (tmp_path / 'train' / 'wasp').mkdir()
     with pytest.raises(DataError, match=r'wasp holds no images \(\.jpeg, \.jpg, \.png\)'):
-        imagenet.read_imagenet(tmp_path)
+        readers.read_imagenet(tmp_path)
     with pytest.raises(DataError, match='val has no folder wasp'):
-        image_folder.ImageFolder(tmp_path / 'val', ('ant', 'bee', 'wasp'))
+        readers.ImageFolder(tmp_path / 'val', ('ant', 'bee', 'wasp'))
     with pytest.raises(DataError, match='does not hold both parts of ImageNet'):
-        imagenet.read_imagenet(tmp_path / 'train')
+        readers.read_imagenet(tmp_path / 'train')
 
 
 def test_damaged_records_are_named(tmp_path):
@@ -75,24 +75,24 @@ def test_damaged_records_are_named(tmp_path):
     with pytest.raises(
         DataError, match=r'train\.array_record-00000-of-00002, record \d cannot be read'
     ):
-        all_of(imagenet.read_imagenet(tmp_path).train)
+        all_of(readers.read_imagenet(tmp_path).train)
     damage(path)
     with pytest.raises(DataError, match='00000-of-00002 cannot be read as an array-record file'):
-        imagenet.read_imagenet(tmp_path)
+        readers.read_imagenet(tmp_path)
     files_of_data.write_records(path, [files_of_data.example(picture=b'', label=1)])
     with pytest.raises(
         DataError, match=r"has the features \['label', 'picture'\]; it needs one 'image'"
     ):
-        all_of(imagenet.read_imagenet(tmp_path).train)
+        all_of(readers.read_imagenet(tmp_path).train)
     files_of_data.write_records(path, [b'no example'])
     with pytest.raises(DataError, match='record 0 cannot be read'):
-        all_of(imagenet.read_imagenet(tmp_path).train)
+        all_of(readers.read_imagenet(tmp_path).train)
 
 
 def test_random_parts_lie_inside_and_vary():
     random, boxes = np.random.default_rng(0), []
     for _ in range(200):
-        left, upper, right, lower = box = pictures.random_box(random, 40, 30)
+        left, upper, right, lower = box = readers.random_box(random, 40, 30)
         assert 0 <= left < right <= 40
         assert 0 <= upper < lower <= 30
         assert 0.05 < (right - left) * (lower - upper) / 1200 <= 1
@@ -102,9 +102,9 @@ def test_random_parts_lie_inside_and_vary():
 
 def test_half_of_the_training_images_are_mirrored():
     random = np.random.default_rng(0)
-    picture = pictures.Picture('half.jpg', files_of_data.picture(random, 0), 0)
+    picture = readers.Picture('half.jpg', files_of_data.picture(random, 0), 0)
     seen = {
-        pictures.random_part(np.random.default_rng(seed), picture, 5)['image'].tobytes()
+        readers.random_part(np.random.default_rng(seed), picture, 5)['image'].tobytes()
         for seed in range(8)
     }
     assert len(seen) == 8
@@ -112,15 +112,15 @@ def test_half_of_the_training_images_are_mirrored():
 
 def feed_of(kind, seed=0):
     if kind == 'mixed':
-        return pipelines.mixed(
+        return readers.mixed(
             range(7), lambda random, item: np.array([item, random.integers(1000)]), 4, seed
         )
     if kind == 'numbered':
-        return pipelines.numbered(
+        return readers.numbered(
             lambda number: np.random.default_rng((seed, number)).integers(1000, size=4)
         )
     parts = [np.arange(start, start + 11, dtype=np.uint8) for start in range(0, 220, 11)]
-    return pipelines.windows(parts, 3, 5, seed)
+    return readers.windows(parts, 3, 5, seed)
 
 
 @pytest.mark.parametrize('kind', ['mixed', 'numbered', 'windows'])
@@ -151,14 +151,13 @@ def test_every_example_comes_once_before_any_comes_again():
     assert len({str(epoch) for epoch in items.tolist()}) > 1
 
 
-@pytest.mark.parametrize('write', [files_of_data.text_files, files_of_data.parquet_files])
-def test_texts_are_packed(write, tmp_path):
-    write(tmp_path)
-    corpus = texts.read_corpus(tmp_path, 100)
+def test_texts_are_packed(tmp_path):
+    files_of_data.parquet_files(tmp_path)
+    corpus = readers.read_corpus(tmp_path, 100)
     whole = '\n'.join(files_of_data.TEXT).encode()
     assert b'\n'.join(corpus.train[index].tobytes() for index in range(len(corpus.train))) == whole
     assert corpus.test.tobytes() == whole[:100]
-    feed = pipelines.windows(corpus.train, 50, 8, seed=0)
+    feed = readers.windows(corpus.train, 50, 8, seed=0)
     batch = feed.next(None)
     feed.close()
     assert (batch.shape, batch.dtype) == ((8, 50), np.uint8)
@@ -172,12 +171,12 @@ def test_texts_that_are_refused(tmp_path):
         DataError,
         match=r"0000\.parquet has the columns \['content', 'url'\]: it needs one named 'text'",
     ):
-        texts.read_corpus(tmp_path, 100)
+        readers.read_corpus(tmp_path, 100)
     path = tmp_path / 'train' / '0000.parquet'
     damage(path)
     with pytest.raises(DataError, match=r'0000\.parquet cannot be read as a parquet file'):
-        texts.read_corpus(tmp_path, 100)
-    feed = pipelines.windows([np.zeros(3, np.uint8)], 4, 2, seed=0)
+        readers.read_corpus(tmp_path, 100)
+    feed = readers.windows([np.zeros(3, np.uint8)], 4, 2, seed=0)
     with pytest.raises(ValueError, match='parts of the text are all shorter than 4 bytes'):
         feed.next(None)
     feed.close()
@@ -186,17 +185,16 @@ def test_texts_that_are_refused(tmp_path):
 def test_a_damaged_row_group_is_named(tmp_path):
     files_of_data.parquet_files(tmp_path)
     path = tmp_path / 'train' / '0000.parquet'
-    parts = texts.ParquetParts([path])
+    parts = readers.ParquetParts([path])
     content = path.read_bytes()
     path.write_bytes(content[:10] + b'\xff' * 200 + content[210:])
     with pytest.raises(DataError, match=r'0000\.parquet, row group 0, cannot be read'):
         parts[0]
 
 
-@pytest.mark.parametrize('write', [files_of_data.fedjax_clients, files_of_data.tff_clients])
-def test_clients_are_read(write, tmp_path):
-    write(tmp_path)
-    files = clients.read_emnist(tmp_path)
+def test_clients_are_read(tmp_path):
+    files_of_data.fedjax_clients(tmp_path)
+    files = readers.read_emnist(tmp_path)
     for index, (_, pixels, labels) in enumerate(files_of_data.writers(np.random.default_rng(0))):
         np.testing.assert_array_equal(files.clients[index].images, 1 - pixels[..., None])
         np.testing.assert_array_equal(files.clients[index].labels, labels)
@@ -212,23 +210,10 @@ def test_damaged_clients_are_named(tmp_path):
     connection.commit()
     connection.close()
     with pytest.raises(DataError, match=r"train\.sqlite, client b'f0001_00', cannot be read"):
-        clients.read_emnist(tmp_path).clients[1]
+        readers.read_emnist(tmp_path).clients[1]
     path.write_bytes(b'no database, and long enough to be sure of it' * 9)
     with pytest.raises(DataError, match=r'train\.sqlite cannot be read \(file is not a database\)'):
-        clients.read_emnist(tmp_path)
-
-
-def test_damaged_hdf5_clients_are_named(tmp_path):
-    import h5py
-
-    files_of_data.tff_clients(tmp_path)
-    with h5py.File(tmp_path / 'fed_emnist_train.h5', 'a') as file:
-        del file['examples/f0001_00/label']
-    with pytest.raises(DataError, match=r"train\.h5, client 'f0001_00', cannot be read"):
-        clients.read_emnist(tmp_path).clients[1]
-    damage(tmp_path / 'fed_emnist_train.h5')
-    with pytest.raises(DataError, match=r'train\.h5 cannot be read'):
-        clients.read_emnist(tmp_path)
+        readers.read_emnist(tmp_path)
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
@@ -237,4 +222,4 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     with pytest.raises(
         ImportError, match=r"parquet files need pyarrow, .*pip install 'jaxpruner\[readers\]'"
     ):
-        texts.read_corpus(tmp_path, 100)
+        readers.read_corpus(tmp_path, 100)

@@ -11,8 +11,6 @@ import pytest
 import jaxpruner
 from jaxpruner import api
 from jaxpruner.baselines import WORKLOADS
-from jaxpruner.baselines.optimizers import make_optimizer, make_schedule
-from jaxpruner.baselines.pruners import make_updater
 from jaxpruner.baselines.recipe import (
     Optimizer,
     Pruning,
@@ -21,6 +19,7 @@ from jaxpruner.baselines.recipe import (
     parse_override,
     read_recipe,
 )
+from jaxpruner.baselines.training import make_optimizer, make_schedule, make_updater
 
 ALL = [(workload, preset) for workload in WORKLOADS.values() for preset in workload.presets]
 BASE = Recipe('resnet', model={'width': 8, 'stages': (1, 1)}, task={'shift': 0, 'name': 'a "b"\n'})

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from jaxpruner.baselines.recipe import Recipe, read_recipe
-from jaxpruner.baselines.sweep_folder import claimed, keep_recipe
+from jaxpruner.baselines.sweeps import claimed, keep_recipe
 from jaxpruner.files import atomic_files
 
 RECIPE = Recipe('resnet')

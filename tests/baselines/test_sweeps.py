@@ -1,9 +1,9 @@
 """Sweeps: results, interruptions, damaged files, and the ways of training several cells."""
 
-import json
 import resource
 import signal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,10 +20,9 @@ from helpers.tiny_sweeps import (
     content,
     stopped,
 )
-from jaxpruner.baselines import mapping_choice, sweeps
-from jaxpruner.baselines.cell_key import CellKey
-from jaxpruner.baselines.checkpointing import Checkpoints, Progress
-from jaxpruner.baselines.compiled_training import CompiledTraining, SharedPrograms
+from jaxpruner.baselines import sweeps
+from jaxpruner.baselines.checkpointing import CellKey, Checkpoints, Progress
+from jaxpruner.baselines.programs import CompiledTraining, SharedPrograms
 from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
 from jaxpruner.cli import main as cli
 from jaxpruner.report.results import read_cells
@@ -42,9 +41,8 @@ def made_once():
         return programs.setdefault((common, algorithm), CompiledTraining(common, algorithm))
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (sweeps, mapping_choice):
-            patch.setattr(module, 'SharedPrograms', shared_programs)
-            patch.setattr(module, 'CompiledTraining', programs_of)
+        patch.setattr(sweeps, 'SharedPrograms', shared_programs)
+        patch.setattr(sweeps, 'CompiledTraining', programs_of)
         yield
 
 
@@ -64,17 +62,11 @@ def test_what_is_written(undisturbed):
     names = {cell.name for cell in CELLS}
     assert len(names) == 2 + 2
     assert {path.stem for path in undisturbed.glob('cells/*.json')} == names
-    assert {path.stem for path in undisturbed.glob('metrics/*.jsonl')} == names
     assert {path.stem for path in undisturbed.glob('masks/*.npz')} == {
         name for name in names if 'no_prune' not in name
     }
     assert not list((undisturbed / 'checkpoints').iterdir())
     assert (undisturbed / '.lock').read_text() == ''
-    assert json.loads((undisturbed / 'over.json').read_text()) == {
-        'over': 'map',
-        'reason': 'default',
-        'ratios': {},
-    }
     assert not list(undisturbed.rglob('*jaxpruner-tmp*'))
     for cell in read_cells(undisturbed):
         assert abs(cell.reached - cell.sparsity) < 0.01
@@ -85,9 +77,6 @@ def test_what_is_written(undisturbed):
             8,
             RECIPE.digest(),
         )
-        lines = (undisturbed / 'metrics' / f'{cell.name}.jsonl').read_text().splitlines()
-        assert [json.loads(line)['step'] for line in lines] == [4, 8]
-        assert json.loads(lines[-1])['accuracy'] == cell.value
     with np.load(undisturbed / 'masks' / 'magnitude_0.8_0.npz') as masks:
         assert masks['steps'].tolist() == [0, 4, 8]
         assert masks['dense1/kernel'].shape == (3, 64, 6)
@@ -196,8 +185,8 @@ def test_a_corrupt_result_is_named_and_run_again(damage, digits, tmp_path):
     assert after.keys() == before.keys()
 
 
-@pytest.mark.parametrize('name', ['metrics/magnitude_0.8_1.jsonl', 'masks/magnitude_0.8_1.npz'])
-def test_a_cell_whose_metrics_or_masks_have_changed_is_run_again(name, digits, tmp_path):
+def test_a_cell_whose_masks_have_changed_is_run_again(digits, tmp_path):
+    name = 'masks/magnitude_0.8_1.npz'
     Sweep(WORKLOAD, RECIPE, digits, tmp_path).run(SEED_CELLS)
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
@@ -296,23 +285,12 @@ def test_another_recipe_is_refused(undisturbed, digits):
         sweep.run(CELLS)
 
 
-def test_the_fastest_way_is_kept_and_trains_alike(undisturbed, digits, tmp_path, monkeypatch):
-    asked = []
-
-    def choose(workload, recipe, data, cells):
-        asked.append(cells)
-        return mapping_choice.MappingChoice('vmap', 'measured', {'each': 1.0, 'vmap': 0.5})
-
-    monkeypatch.setattr(sweeps, 'measure_mappings', choose)
-    for over in ('auto', None, 'auto'):
-        Sweep(WORKLOAD, RECIPE, digits, tmp_path, over).run(SEED_CELLS)
-        assert mapping_choice.read_choice(tmp_path) == mapping_choice.MappingChoice(
-            'vmap', 'measured', {'each': 1.0, 'vmap': 0.5}
-        )
-        check_alike(tmp_path, undisturbed, SEED_CELLS)
-        for path in tmp_path.glob('cells/*.json'):
-            path.unlink()
-    assert asked == [2]
+def test_mappings_that_are_refused(digits, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="over each, map, vmap, devices, got 'pmap'"):
+        Sweep(WORKLOAD, RECIPE, digits, tmp_path, 'pmap').run(CELLS)
+    monkeypatch.setattr(jax, 'local_device_count', lambda: 1)
+    with pytest.raises(ValueError, match="over 'devices' needs more than one device, here is 1"):
+        Sweep(WORKLOAD, RECIPE, digits, tmp_path, 'devices').run(CELLS)
 
 
 def test_tensorboard(digits, tmp_path):

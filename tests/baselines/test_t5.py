@@ -7,9 +7,17 @@ import optax
 import pytest
 from flax import nnx
 
-from jaxpruner.baselines.span_corruption import END, Lengths, corrupt, noise_mask
-from jaxpruner.baselines.t5 import T5Workload, Text
-from jaxpruner.baselines.t5_model import T5, Sizes, position_buckets
+from jaxpruner.baselines.t5 import (
+    END,
+    T5,
+    Lengths,
+    Sizes,
+    T5Workload,
+    Text,
+    corrupt,
+    noise_mask,
+    position_buckets,
+)
 
 TINY = {
     'steps': 3,

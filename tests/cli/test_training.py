@@ -11,7 +11,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 from jaxpruner import api, sparsity_types
-from jaxpruner.baselines import WORKLOADS, cell_mapping, data
+from jaxpruner.baselines import WORKLOADS, data, programs
 from jaxpruner.checkpoints import open_checkpoint, write_safetensors
 from jaxpruner.cli import training
 from jaxpruner.cli.main import main
@@ -44,7 +44,7 @@ def test_a_name_may_begin_with_data(capsys):
 
 def test_the_ways_of_training_are_those_of_sweeps():
     choices, _ = get_args(get_type_hints(training.Training)['over'])
-    assert set(get_args(choices)) == set(get_args(cell_mapping.RequestedMapping))
+    assert set(get_args(choices)) == set(programs.CELL_MAPPINGS)
 
 
 REFUSED = {

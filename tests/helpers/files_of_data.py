@@ -100,23 +100,7 @@ def fedjax_clients(folder):
         connection.close()
 
 
-def tff_clients(folder):
-    import h5py
-
-    random = np.random.default_rng(0)
-    for part in ('train', 'test'):
-        with h5py.File(folder / f'fed_emnist_{part}.h5', 'w') as file:
-            for name, pixels, labels in writers(random):
-                file[f'examples/{name}/pixels'] = pixels
-                file[f'examples/{name}/label'] = labels
-
-
 TEXT = [f'document {number} says {number * number}; and again, {number}' for number in range(60)]
-
-
-def text_files(folder):
-    for part in ('train', 'validation'):
-        (folder / f'c4-{part}.txt').write_text('\n'.join(TEXT))
 
 
 def parquet_files(folder, column='text'):

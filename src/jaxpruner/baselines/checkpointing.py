@@ -17,10 +17,67 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxpruner.baselines.cell_key import CellKey
-from jaxpruner.baselines.cell_logs import Masks, with_snapshot
-from jaxpruner.baselines.feeds import Feed
+from jaxpruner.baselines.task import Feed
 from jaxpruner.checkpoints.orbax_folder import orbax_errors
+from jaxpruner.files.atomic_files import replace_file
+
+
+class CellKey(NamedTuple):
+    """One training of a sweep."""
+
+    algorithm: str
+    sparsity: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """As its files are called."""
+        return f'{self.algorithm}_{self.sparsity}_{self.seed}'
+
+
+Masks = dict[str, np.ndarray]  # by leaf path
+_SHOWN_KERNELS = 2  # whose masks are kept over time
+
+
+def write_logs(out: Path, name: str, progress: 'Progress', tensorboard: bool = False) -> None:
+    """Writes what a cell has come to, of whose progress alone: `masks/<name>.npz`, TensorBoard's events if asked.
+
+    The file has for each leaf uint8[1 + evaluations, …leaf shape], the first before the first step; there is none for
+    a dense model.
+    """
+    if progress.snapshots:
+        arrays = {path: masks[:, 0] for path, masks in progress.snapshots.items()}
+        steps = np.asarray([0, *(entry['step'] for entry in progress.history)], np.int64)
+
+        def write(path: Path) -> None:
+            with path.open('wb') as file:  # a name alone would get another ending
+                np.savez_compressed(file, allow_pickle=False, steps=steps, **arrays)
+
+        replace_file(out / 'masks' / f'{name}.npz', write)
+    if tensorboard:
+        from tensorboardX import SummaryWriter
+
+        with SummaryWriter(str(out / 'tensorboard' / name)) as writer:
+            for entry in progress.history:
+                for key in entry.keys() - {'step'}:
+                    writer.add_scalar(key, entry[key][0], entry['step'])
+
+
+def with_snapshot(snapshots: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> Masks:
+    """Adds the masks of this moment: of the first kernel, and of the largest other one.
+
+    `snapshots` maps leaf paths to uint8[moments, cells, …leaf shape] and is empty at first; the
+    arrays of `masks` have no axis of moments.
+    """
+    first, others = list(masks)[:1], list(masks)[1:]
+    largest_first = sorted(others, key=lambda path: -masks[path].size)
+    shown = (first + largest_first)[:_SHOWN_KERNELS]
+    longer = {}
+    for path in shown:
+        now = masks[path][None]
+        longer[path] = np.concatenate([snapshots[path], now]) if snapshots else now
+    return longer
+
 
 _CORRUPT = '.corrupt'  # what the name of a checkpoint ends in that was set aside
 _NAMES = ocp.path.step.standard_name_format(step_format_fixed_length=6)
@@ -50,30 +107,13 @@ class Progress(NamedTuple):
         history = (*self.history, entry)
         return Progress(self.cells, step, seconds, history, snapshots)
 
-    def history_of(self, position: int) -> list[dict[str, Any]]:
-        """The history of one cell."""
-        history = []
-        for entry in self.history:
-            own_entry = {}
-            for name, values in entry.items():
-                own_entry[name] = values if name == 'step' else values[position]
-            history.append(own_entry)
-        return history
-
-    def snapshots_of(self, position: int) -> Masks:
-        """The snapshots of one cell."""
-        return {path: masks[:, position] for path, masks in self.snapshots.items()}
-
-    def of_cells(self, positions: np.ndarray) -> 'Progress':
+    def of_cells(self, positions: Sequence[int]) -> 'Progress':
         """The progress of some of the cells."""
         history = []
         for entry in self.history:
-            chosen = {}
-            for name, values in entry.items():
-                if name != 'step':
-                    values = [values[position] for position in positions]
-                chosen[name] = values
-            history.append(chosen)
+            values = {name: values for name, values in entry.items() if name != 'step'}
+            chosen = {name: [each[i] for i in positions] for name, each in values.items()}
+            history.append({'step': entry['step'], **chosen})
         share = len(positions) / len(self.cells)
         return Progress(
             cells=[self.cells[position] for position in positions],
@@ -101,10 +141,13 @@ class Checkpoints:
         about = progress._asdict()
         del about['snapshots']
         about |= {'identity': self._identity, 'leaves': sorted(progress.snapshots)}
-        carried_arrays = map(_plain, jax.tree.leaves(carries))
-        arrays = {'carries': _numbered(carried_arrays)}
+        leaves = [
+            jax.random.key_data(leaf) if _is_key(leaf) else leaf
+            for leaf in jax.tree.leaves(carries)
+        ]
+        arrays = {'carries': _numbered(map(np.asarray, leaves))}
         if progress.snapshots:
-            arrays['snapshots'] = _numbered(_in_order(progress.snapshots))
+            arrays['snapshots'] = _numbered(progress.snapshots[name] for name in about['leaves'])
         items: dict[str, Any] = {}
         if feed is not None:
             items['feed'] = _FeedItem(feed)
@@ -120,19 +163,11 @@ class Checkpoints:
 
     def begun(self) -> list[Progress]:
         """The progress of each group without its arrays, the furthest first."""
-        begun = []
-        for group in self._groups():
-            progress = self._latest(group)
-            if progress is not None:
-                begun.append(progress)
+        begun = filter(None, map(self._latest, self._groups()))
         return sorted(begun, key=lambda progress: -progress.step)
 
     def restore(
-        self,
-        begun: Progress,
-        cells: Sequence[CellKey],
-        like: Any,
-        feed: Feed | None = None,
+        self, begun: Progress, cells: Sequence[CellKey], like: Any, feed: Feed | None = None
     ) -> tuple[Progress, Any] | None:
         """Reads the progress and the carries of some cells; `None` where they are damaged.
 
@@ -141,34 +176,44 @@ class Checkpoints:
         """
         path = _latest_path(self._group(begun.cells))
         assert path is not None, 'begun comes before restore'
-        positions = None
-        if len(cells) < len(begun.cells):
-            stored_cells = list(begun.cells)
-            positions = np.asarray([stored_cells.index(cell) for cell in cells])
+        positions = [list(begun.cells).index(cell) for cell in cells]
+        is_part = len(cells) < len(begun.cells)
+        leaves, treedef = jax.tree.flatten(like)
         try:
-            names = _read_about(path)['leaves']
-            count = len(jax.tree.leaves(like))
-            arrays = _read_arrays(path, count, len(names))
-            stored_carries = _in_order(arrays['carries'])
-            carries = _as_carries(stored_carries, like, positions)
+            names = _read(path, 'about', ocp.args.JsonRestore())['leaves']
+            numbered = {'carries': _numbered([0] * len(leaves))}
+            if names:
+                numbered['snapshots'] = _numbered([0] * len(names))
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), numbered)
+            restore = ocp.args.PyTreeRestore(numbered, restore_args=as_numpy)
+            arrays = _read(path, 'arrays', restore)
+            stored = [arrays['carries'][number] for number in numbered['carries']]
+            if is_part:
+                stored = [array[positions] for array in stored]
+            carries = treedef.unflatten(map(_as_leaf, stored, leaves))
             if feed is not None:
-                _restore_feed(path, feed)
+                _read(path, 'feed', _FeedItem(feed))
         except Exception as error:  # whatever orbax raises for damaged files
             _set_aside(path, error)
             return None
-        stored_snapshots = _in_order(arrays.get('snapshots', {}))
-        snapshots = dict(zip(names, stored_snapshots, strict=True))
+        numbers = numbered.get('snapshots', {})
+        snapshots = {name: arrays['snapshots'][i] for name, i in zip(names, numbers, strict=True)}
         progress = begun._replace(snapshots=snapshots)
-        if positions is not None:
-            progress = progress.of_cells(positions)
-        return progress, carries
+        return (progress.of_cells(positions) if is_part else progress), carries
 
     def clear(self, finished: Collection[CellKey]) -> None:
         """Removes the checkpoints of groups whose cells are all finished."""
         for group in self._groups():
             progress = self._latest(group)
-            if progress is None or set(progress.cells) <= set(finished):
-                _clear(group)
+            if progress is not None and not set(progress.cells) <= set(finished):
+                continue
+            # Not those that were set aside, nor files that somebody put there. A checkpoint is renamed first: half of
+            # one would seem to be damaged.
+            for path in list(group.iterdir()):
+                if path.is_dir() and _CORRUPT not in path.name:
+                    shutil.rmtree(path.rename(path.with_name(f'removed_{path.name}')))
+            if not any(group.iterdir()):
+                group.rmdir()
 
     def _groups(self) -> list[Path]:
         if not self._folder.is_dir():
@@ -185,14 +230,14 @@ class Checkpoints:
         """The progress of the last readable checkpoint, without arrays; damaged ones are set aside."""
         while (path := _latest_path(group)) is not None:
             try:
-                about = _read_about(path)
+                about = _read(path, 'about', ocp.args.JsonRestore())
                 if about['identity'] != self._identity:
                     raise ValueError('it belongs to another recipe')
-                cells = []
-                for algorithm, sparsity, seed in about['cells']:
-                    cells.append(CellKey(str(algorithm), float(sparsity), int(seed)))
-                history = tuple(about['history'])
-                return Progress(cells, about['step'], about['seconds'], history)
+                cells = [
+                    CellKey(str(name), float(sparsity), int(seed))
+                    for name, sparsity, seed in about['cells']
+                ]
+                return Progress(cells, about['step'], about['seconds'], tuple(about['history']))
             except Exception as error:  # whatever orbax raises for damaged files
                 _set_aside(path, error)
         return None
@@ -244,39 +289,6 @@ def _read(path: Path, name: str, restore: Any) -> Any:
         return checkpointer.restore(path, items)[name]
 
 
-def _read_about(path: Path) -> dict[str, Any]:
-    """Reads the plain values of a checkpoint."""
-    return _read(path, 'about', ocp.args.JsonRestore())
-
-
-def _read_arrays(path: Path, carries: int, snapshots: int) -> dict[str, Any]:
-    """Reads the numbered arrays of a checkpoint into NumPy, as many of each as are given."""
-    numbered = {'carries': _numbered([0] * carries)}
-    if snapshots:
-        numbered['snapshots'] = _numbered([0] * snapshots)
-    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), numbered)
-    return _read(path, 'arrays', ocp.args.PyTreeRestore(numbered, restore_args=as_numpy))
-
-
-def _restore_feed(path: Path, feed: Feed) -> None:
-    """Reads the feed's part of a checkpoint; earlier versions wrote it beside the checkpoint."""
-    if (path / 'feed').exists():
-        _read(path, 'feed', _FeedItem(feed))
-    else:
-        feed.restore(path.with_name(f'{path.name}.feed'))
-
-
-def _clear(group: Path) -> None:
-    """Removes the checkpoints, but not those that were set aside, nor files that somebody put there."""
-    # A checkpoint is renamed first: half of one would seem to be damaged.
-    for path in list(group.iterdir()):
-        if path.is_dir() and _CORRUPT not in path.name:
-            removed = path.rename(path.with_name(f'removed_{path.name}'))
-            shutil.rmtree(removed)
-    if not any(group.iterdir()):
-        group.rmdir()
-
-
 def _set_aside(path: Path, error: Exception) -> None:
     aside = path.with_name(path.name + _CORRUPT)
     if aside.exists():
@@ -287,30 +299,9 @@ def _set_aside(path: Path, error: Exception) -> None:
     warnings.warn(f'{path} cannot be resumed from ({reason}); it is now {aside.name}', stacklevel=3)
 
 
-def _in_order(table: Mapping[str, Any]) -> list[Any]:
-    return [table[key] for key in sorted(table)]
-
-
 def _numbered(leaves: Iterable[Any]) -> dict[str, Any]:
     """Leaves by number, which do not depend on how a library's containers are stored."""
     return {f'{number:05d}': leaf for number, leaf in enumerate(leaves)}
-
-
-def _plain(leaf: Any) -> np.ndarray:
-    """An array of NumPy; a key becomes its data."""
-    if isinstance(leaf, jax.Array) and _is_key(leaf):
-        leaf = jax.random.key_data(leaf)
-    return np.asarray(leaf)
-
-
-def _as_carries(arrays: list[Any], like: Any, positions: np.ndarray | None) -> Any:
-    """A tree as `like` of the stored arrays, at all or some positions of the axis of cells."""
-    leaves, treedef = jax.tree.flatten(like)
-    restored = []
-    for leaf, stored in zip(leaves, arrays, strict=True):
-        array = stored if positions is None else stored[positions]
-        restored.append(_as_leaf(array, leaf))
-    return jax.tree.unflatten(treedef, restored)
 
 
 def _as_leaf(array: np.ndarray, like: Any) -> jax.Array:

@@ -6,13 +6,11 @@ DQN is that of Mnih et al. 2015 (https://doi.org/10.1038/nature14236) with Adam 
 from pathlib import Path
 from typing import Any
 
-from jaxpruner.baselines import atari_feed
+from jaxpruner.baselines import atari
 from jaxpruner.baselines.atari import SHAPE, check_game, count_actions
 from jaxpruner.baselines.data import check_no_folder
-from jaxpruner.baselines.dqn_learning import DeepQLearning, target_network
-from jaxpruner.baselines.dqn_model import NATURE
-from jaxpruner.baselines.minatar_games import Games
-from jaxpruner.baselines.minatar_training import minatar_task
+from jaxpruner.baselines.minatar import DeepQLearning, Games, minatar_task, target_network
+from jaxpruner.baselines.models import NATURE
 from jaxpruner.baselines.recipe import Optimizer, Recipe, Schedule
 from jaxpruner.baselines.task import Metric, PresetRecipes, Task
 
@@ -25,12 +23,7 @@ _DEFAULT = Recipe(
     eval_every=0.2,
     optimizer=Optimizer(name='adam', learning_rate=1e-3),
     schedule=Schedule(decay='cosine'),
-    model={
-        'filters': (16,),
-        'kernel_sizes': (3,),
-        'strides': (1,),
-        'hidden': 128,
-    },
+    model={'filters': (16,), 'kernel_sizes': (3,), 'strides': (1,), 'hidden': 128},
     task={
         'environments': 16,
         'replay': 48_000,
@@ -51,18 +44,9 @@ _ATARI = Recipe(
     steps=24_500,
     batch_size=32,
     eval_every=0.2,
-    optimizer=Optimizer(
-        name='adam',
-        learning_rate=2.5e-4,
-        epsilon=1.5e-4,
-    ),
+    optimizer=Optimizer(name='adam', learning_rate=2.5e-4, epsilon=1.5e-4),
     schedule=Schedule(decay='constant'),
-    model={
-        'filters': _FILTERS,
-        'kernel_sizes': _KERNEL_SIZES,
-        'strides': _STRIDES,
-        'hidden': 512,
-    },
+    model={'filters': _FILTERS, 'kernel_sizes': _KERNEL_SIZES, 'strides': _STRIDES, 'hidden': 512},
     task={
         'environments': 4,
         'moves': 4,
@@ -139,12 +123,12 @@ def _is_atari(recipe: Recipe) -> bool:
 
 def _atari_task(recipe: Recipe) -> Task:
     """The training on an Atari game, which is played on the host."""
-    atari_feed.check_numbers(recipe)
+    atari.check_numbers(recipe)
     learning = DeepQLearning(recipe, SHAPE, count_actions(recipe.data))
     numbers: Any = recipe.task
 
     def evaluate_host(values, seed):
-        returns = atari_feed.returns(recipe, values, seed, numbers['test_epsilon'])
+        returns = atari.returns(recipe, values, seed, numbers['test_epsilon'])
         return {'return': float(returns.mean())}
 
     def evaluate(params, state):
@@ -158,7 +142,7 @@ def _atari_task(recipe: Recipe) -> Task:
         loss=learning.loss,
         evaluate=evaluate,
         step=learning.update,
-        feed=lambda seed: atari_feed.AtariFeed(recipe, seed),
+        feed=lambda seed: atari.AtariFeed(recipe, seed),
         values=learning.values,
         evaluate_host=evaluate_host,
     )

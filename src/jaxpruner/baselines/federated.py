@@ -17,20 +17,20 @@ import numpy as np
 import optax
 
 from jaxpruner.baselines import data as data_lib
-from jaxpruner.baselines.federated_model import ClientCNN
-from jaxpruner.baselines.feeds import Feed
-from jaxpruner.baselines.metrics import Metrics, classification_metrics, example_metrics
-from jaxpruner.baselines.models import Functional
-from jaxpruner.baselines.readers import pipelines
-from jaxpruner.baselines.readers.clients import Client, ClientFiles, read_emnist
-from jaxpruner.baselines.readers.pipelines import Reader
+from jaxpruner.baselines import readers as pipelines
+from jaxpruner.baselines.models import ClientCNN, Functional
+from jaxpruner.baselines.readers import Client, ClientFiles, Reader, read_emnist
 from jaxpruner.baselines.recipe import Optimizer, Pruning, Recipe, Schedule
 from jaxpruner.baselines.task import (
     Carry,
     Examples,
+    Feed,
     Metric,
+    Metrics,
     PresetRecipes,
     Task,
+    classification_metrics,
+    example_metrics,
     require_folder,
     step_key,
 )
@@ -45,12 +45,7 @@ _DEFAULT = Recipe(
     schedule=Schedule(decay='cosine'),
     # It was uniform until one seed at 95 % had shown most algorithms collapse.
     pruning=Pruning(distribution='erk'),
-    model={
-        'filters': (16, 32),
-        'hidden': 64,
-        'classes': 10,
-        'dropout': (0.0, 0.0),
-    },
+    model={'filters': (16, 32), 'hidden': 64, 'classes': 10, 'dropout': (0.0, 0.0)},
     task={
         'clients': 20,
         'shards': 2,
@@ -75,12 +70,7 @@ _EMNIST = {
     'eval_every': 0.01,
     'optimizer': {'learning_rate': 10**-2.5},
     'schedule': {'decay': 'constant'},
-    'model': {
-        'filters': (32, 64),
-        'hidden': 128,
-        'classes': 62,
-        'dropout': (0.25, 0.5),
-    },
+    'model': {'filters': (32, 64), 'hidden': 128, 'classes': 62, 'dropout': (0.25, 0.5)},
     'task': {
         'clients': 3400,
         'clients_per_round': 10,

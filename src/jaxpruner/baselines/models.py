@@ -1,17 +1,51 @@
-"""ResNet, ViT and LeNet-300-100 in flax nnx, of any size.
+"""The networks of the workloads in flax nnx, of any size.
 
-Every model is called with images and whether it trains, and returns logits.
+Classifiers are called with images and whether they train, and return logits.
 """
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
-from jaxpruner.baselines.convolutions import fastest_convolution
+
+def convolution_as_matmul(
+    images: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: Any, **_: Any
+) -> jax.Array:
+    """Convolves as `lax.conv_general_dilated` does, by a matrix product over shifted images.
+
+    Images are [batch, height, width, channels], the kernel is [height, width, channels, filters];
+    `padding` is 'SAME', 'VALID', or the pixels before and after each axis.
+
+    >>> kernel = jnp.ones((3, 3, 2, 5))
+    >>> convolution_as_matmul(jnp.ones((1, 4, 4, 2)), kernel, (2, 2), 'SAME').shape
+    (1, 2, 2, 5)
+    """
+    height, width = kernel.shape[:2]
+    if isinstance(padding, str):
+        padding = jax.lax.padtype_to_pads(images.shape[1:3], (height, width), strides, padding)
+    padded = jnp.pad(images, ((0, 0), *padding, (0, 0)))
+    rows = padded.shape[1] - height + 1
+    columns = padded.shape[2] - width + 1
+    shifted = []
+    for row in range(height):
+        for column in range(width):
+            of_rows = slice(row, row + rows, strides[0])
+            of_columns = slice(column, column + columns, strides[1])
+            shifted.append(padded[:, of_rows, of_columns])
+    patches = jnp.concatenate(shifted, axis=-1)
+    return patches @ kernel.reshape(-1, kernel.shape[-1])
+
+
+def fastest_convolution() -> Any:
+    """The convolution that is fastest to train with on this machine, as flax takes it."""
+    if jax.default_backend() == 'cpu':
+        return convolution_as_matmul
+    return jax.lax.conv_general_dilated
 
 
 class Functional:
@@ -264,12 +298,7 @@ class LeNet(nnx.Module):
             bound = inputs**-0.5
             init = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
             layer = nnx.Linear(
-                inputs,
-                outputs,
-                kernel_init=init,
-                bias_init=init,
-                dtype=dtype,
-                rngs=rngs,
+                inputs, outputs, kernel_init=init, bias_init=init, dtype=dtype, rngs=rngs
             )
             setattr(self, f'dense{number + 1}', layer)
 
@@ -281,3 +310,112 @@ class LeNet(nnx.Module):
             hidden = nnx.relu(layer(hidden))
         last = getattr(self, f'dense{self.depth}')
         return last(hidden)
+
+
+class ClientCNN(nnx.Module):
+    """Two 3x3 convolutions, a pooling, and two dense layers.
+
+    `side` is the height and width of an image; the rates in `dropout` hold before each dense layer.
+    """
+
+    def __init__(
+        self,
+        side: int,
+        filters: Sequence[int],
+        hidden: int,
+        classes: int,
+        dropout: Sequence[float],
+        dtype: DTypeLike = jnp.float32,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        self.dropout = tuple(dropout)
+        convolve = fastest_convolution()
+        convolution = functools.partial(
+            nnx.Conv, padding='VALID', dtype=dtype, conv_general_dilated=convolve, rngs=rngs
+        )
+        self.conv1 = convolution(1, filters[0], (3, 3))
+        self.conv2 = convolution(filters[0], filters[1], (3, 3))
+        pooled_side = (side - 4) // 2
+        features = pooled_side * pooled_side * filters[1]
+        self.dense = nnx.Linear(features, hidden, dtype=dtype, rngs=rngs)
+        self.head = nnx.Linear(hidden, classes, dtype=dtype, rngs=rngs)
+
+    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Logits, float32[batch, classes]; without a key there is no dropout."""
+        features = nnx.relu(self.conv1(images))
+        features = nnx.relu(self.conv2(features))
+        pooled = nnx.max_pool(features, (2, 2), (2, 2))
+        features = pooled.reshape(len(images), -1)
+        features = self._drop(0, features, key)
+        features = nnx.relu(self.dense(features))
+        features = self._drop(1, features, key)
+        return self.head(features).astype(jnp.float32)
+
+    def _drop(self, layer: int, features: jax.Array, key: jax.Array | None) -> jax.Array:
+        rate = self.dropout[layer]
+        if key is None or not rate:
+            return features
+        key = jax.random.fold_in(key, layer)
+        is_kept = jax.random.bernoulli(key, 1 - rate, features.shape)
+        return jnp.where(is_kept, features / (1 - rate), 0.0)
+
+
+class Convolution(NamedTuple):
+    """A layer of the network."""
+
+    filters: int
+    size: int  # pixels of a side
+    stride: int
+
+
+# Mnih et al. 2015, for images of 84 x 84 x 4; with 512 hidden units.
+NATURE = (Convolution(32, 8, 4), Convolution(64, 4, 2), Convolution(64, 3, 1))
+
+
+class QNetwork(nnx.Module):
+    """From observations to the value of each action.
+
+    `shape` is height, width and channels.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        convolutions: Sequence[Convolution],
+        hidden: int,
+        actions: int,
+        dtype: DTypeLike = jnp.float32,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        self.dtype = dtype
+        height, width, channels = shape
+        self.layers = len(convolutions)
+        # With strides XLA's own convolution is the faster, on a CPU, too.
+        is_strided = any(settings.stride > 1 for settings in convolutions)
+        convolve = jax.lax.conv_general_dilated if is_strided else fastest_convolution()
+        convolution = functools.partial(
+            nnx.Conv, padding='VALID', dtype=dtype, conv_general_dilated=convolve, rngs=rngs
+        )
+        for number, (filters, size, stride) in enumerate(convolutions):
+            layer = convolution(channels, filters, (size, size), stride)
+            setattr(self, f'conv{number + 1}', layer)
+            height = (height - size) // stride + 1
+            width = (width - size) // stride + 1
+            channels = filters
+        features = height * width * channels
+        self.dense = nnx.Linear(features, hidden, dtype=dtype, rngs=rngs)
+        self.head = nnx.Linear(hidden, actions, dtype=dtype, rngs=rngs)
+
+    def __call__(self, observations: jax.Array) -> jax.Array:
+        """The values, float32[batch, actions]; uint8 observations are brightness, over 255."""
+        features = observations.astype(self.dtype)
+        if observations.dtype == jnp.uint8:
+            features = features / 255
+        for number in range(self.layers):
+            layer = getattr(self, f'conv{number + 1}')
+            features = nnx.relu(layer(features))
+        features = features.reshape(len(features), -1)
+        features = nnx.relu(self.dense(features))
+        return self.head(features).astype(jnp.float32)

@@ -1,38 +1,87 @@
 """Sweeps: every algorithm at every sparsity with every seed, one compiled program per algorithm.
 
-Results go to a folder, one file for each finished cell. A sweep that was interrupted or killed
-goes on at its last checkpoint; finished cells are not run again.
+Results go to a folder, one file for each finished cell, with one process that writes at a time. A sweep that was
+interrupted or killed goes on at its last checkpoint; finished cells are not run again.
 """
 
-import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxpruner.baselines.cell_key import CellKey
-from jaxpruner.baselines.cell_logs import Masks, with_snapshot, write_logs
-from jaxpruner.baselines.cell_mapping import CellMapping, RequestedMapping
-from jaxpruner.baselines.checkpointing import Checkpoints, Progress
-from jaxpruner.baselines.compiled_training import CompiledTraining, SharedPrograms
-from jaxpruner.baselines.feed_training import FeedTraining
-from jaxpruner.baselines.mapping_choice import measure_mappings, settle_mapping
-from jaxpruner.baselines.pruners import DENSE, check_algorithm
-from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.baselines.sweep_folder import claimed, keep_recipe
+from jaxpruner.baselines.checkpointing import (
+    CellKey,
+    Checkpoints,
+    Masks,
+    Progress,
+    with_snapshot,
+    write_logs,
+)
+from jaxpruner.baselines.programs import (
+    CellMapping,
+    CompiledTraining,
+    FeedTraining,
+    SharedPrograms,
+    check_mapping,
+)
+from jaxpruner.baselines.recipe import Recipe, read_recipe
 from jaxpruner.baselines.task import Workload
-from jaxpruner.baselines.training import Training
+from jaxpruner.baselines.training import DENSE, Training, check_algorithm
+from jaxpruner.files import atomic_files
+from jaxpruner.files.atomic_files import locked
+from jaxpruner.files.system_errors import errors_named
 from jaxpruner.report.results import Cell, read_cells, write_cell
 from jaxpruner.sparsity_distributions import check_sparsity
 
-CellTraining = CompiledTraining | FeedTraining
+_RECIPE = 'recipe.toml'
+
+
+@contextlib.contextmanager
+def claimed(out: Path, recipe: Recipe) -> Iterator[None]:
+    """Keeps other processes and other recipes from writing to a folder of results.
+
+    The folder is made where it is missing. The file `.lock` in it names the process that writes;
+    the system releases the lock when that process ends, however it ends. A `ValueError` names what
+    is in the way.
+    """
+    with contextlib.ExitStack() as stack:
+        with errors_named(out):
+            out.mkdir(parents=True, exist_ok=True)
+            try:
+                stack.enter_context(locked(out / '.lock', out))
+            except BlockingIOError as error:
+                raise ValueError(f'{error}, to another --out') from None
+        for folder in ('cells', 'masks'):
+            atomic_files.remove_strays(out / folder)
+        path = out / _RECIPE
+        if path.exists() and _has_begun(out) and (existing := read_recipe(path, recipe)) != recipe:
+            texts = (recipe.to_toml().splitlines(), existing.to_toml().splitlines())
+            different = (pair for pair in zip(*texts, strict=False) if pair[0] != pair[1])
+            new_line, old_line = next(different, ('', ''))
+            raise ValueError(
+                f'{path} is another recipe ({old_line!r} there, {new_line!r} now); its results cannot be continued: '
+                'choose another --out, or the same recipe'
+            )
+        yield
+
+
+def keep_recipe(out: Path, recipe: Recipe) -> None:
+    """Writes the recipe of a claimed folder, in which no cell has begun with another one."""
+    if not ((out / _RECIPE).exists() and _has_begun(out)):
+        recipe.write(out / _RECIPE)
+
+
+def _has_begun(out: Path) -> bool:
+    """Whether a cell has a result or a checkpoint."""
+    return any(out.glob('cells/*.json')) or any(out.glob('checkpoints/*/*'))
 
 
 class Interrupted(Exception):
@@ -82,7 +131,7 @@ class Sweep:
     recipe: Recipe
     data: Any  # of the workload
     out: Path  # made when it is missing
-    mapping: RequestedMapping | None = None  # how cells are trained together: `--over`
+    mapping: CellMapping | None = None  # how cells are trained together: `--over`
     tensorboard: bool = False  # also write event files
 
     def finished(self) -> list[CellKey]:
@@ -114,11 +163,31 @@ class Sweep:
                 return
             self._check(pending)
             keep_recipe(self.out, self.recipe)
-            mapping, training_of = self._settle(pending)
-            training: CellTraining | None = None
-            algorithm = ''
+            settings = self.workload, self.recipe, self.data
+            if self.workload.task(self.recipe, self.data).feed is not None:
+                if self.mapping not in ('each', None):
+                    raise ValueError(
+                        f'over {self.mapping!r}: batches of {self.recipe.data} come from the host, so that cells are '
+                        "trained one after another; leave it out, or say 'each'"
+                    )
+                mapping, training_of = 'each', functools.partial(FeedTraining, *settings)
+            else:
+                # On a CPU cells that train together are no faster.
+                mapping = self.mapping or ('map' if jax.default_backend() == 'cpu' else 'vmap')
+                check_mapping(mapping)
+                programs = SharedPrograms(*settings, mapping)
+                training_of = functools.partial(CompiledTraining, programs)
+            training, algorithm = None, ''
             while pending:
-                group, begun = self._next_group(pending, mapping)
+                # The cells to train together next: those of a checkpoint, or else all of an algorithm.
+                group = [cell for cell in pending if cell.algorithm == pending[0].algorithm]
+                begun = None
+                for progress in self._checkpoints().begun():
+                    if unfinished := [cell for cell in progress.cells if cell in pending]:
+                        group, begun = unfinished, progress
+                        break
+                if mapping == 'each':
+                    group = group[:1]
                 if training is None or algorithm != group[0].algorithm:
                     algorithm = group[0].algorithm
                     training = training_of(algorithm)
@@ -141,27 +210,6 @@ class Sweep:
                 warnings.simplefilter('ignore')  # they come when it is trained
                 jax.eval_shape(functools.partial(training.start, targets, 0), *shapes)
 
-    def _settle(
-        self, pending: Sequence[CellKey]
-    ) -> tuple[CellMapping, Callable[[str], CellTraining]]:
-        """How cells are trained together, and what makes the training of an algorithm."""
-        task = self.workload.task(self.recipe, self.data)
-        if task.feed is not None:
-            if self.mapping not in ('each', 'auto', None):
-                raise ValueError(
-                    f'over {self.mapping!r}: batches of {self.recipe.data} come from the host, so '
-                    "that cells are trained one after another; leave it out, or say 'each'"
-                )
-            training_of = functools.partial(FeedTraining, self.workload, self.recipe, self.data)
-            return 'each', training_of
-        counts = collections.Counter(cell.algorithm for cell in pending)
-        settings = self.workload, self.recipe, self.data
-        most_cells = max(counts.values())
-        measure = functools.partial(measure_mappings, *settings, most_cells)
-        mapping = settle_mapping(self.out, self.mapping, measure).mapping
-        programs = SharedPrograms(*settings, mapping)
-        return mapping, functools.partial(CompiledTraining, programs)
-
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(self.out / 'checkpoints', self.recipe.digest())
 
@@ -171,24 +219,9 @@ class Sweep:
         self._checkpoints().clear(finished)
         return [cell for cell in cells if cell not in finished]
 
-    def _next_group(
-        self, pending: Sequence[CellKey], mapping: CellMapping
-    ) -> tuple[list[CellKey], Progress | None]:
-        """The cells to train together next: those of a checkpoint, or else all of an algorithm."""
-        algorithm = pending[0].algorithm
-        group = [cell for cell in pending if cell.algorithm == algorithm]
-        checkpoint = None
-        for progress in self._checkpoints().begun():
-            unfinished = [cell for cell in progress.cells if cell in pending]
-            if unfinished:
-                group = unfinished
-                checkpoint = progress
-                break
-        return group[:1] if mapping == 'each' else group, checkpoint
-
     def _run_group(
         self,
-        training: CellTraining,
+        training: CompiledTraining | FeedTraining,
         group: list[CellKey],
         begun: Progress | None,
         on_chunk: Callable,
@@ -214,7 +247,9 @@ class Sweep:
             progress, carries = restored
         masks = training.masks(carries)
         began -= progress.seconds
-        for stop in _chunk_ends(self.recipe):
+        # After each chunk of steps everything is evaluated and saved.
+        chunks = max(1, min(self.recipe.steps, round(1 / self.recipe.eval_every)))
+        for stop in np.linspace(0, self.recipe.steps, chunks + 1).round().astype(int).tolist():
             if stop <= progress.step:
                 continue
             carries = training.advance(targets, carries, progress.step, stop)
@@ -228,26 +263,20 @@ class Sweep:
         self._write(group, progress, masks, training.prunable())
 
     def _write(
-        self,
-        group: list[CellKey],
-        progress: Progress,
-        masks: Masks,
-        sizes: dict[str, int],
+        self, group: list[CellKey], progress: Progress, masks: Masks, sizes: dict[str, int]
     ) -> None:
         """Writes the results of finished cells; a cell's own file is the last, after its logs."""
         metric = self.workload.task(self.recipe, self.data).metric
         for number, key in enumerate(group):
-            history = progress.history_of(number)
-            snapshots = progress.snapshots_of(number)
-            write_logs(self.out, key.name, history, snapshots, self.tensorboard)
-            zeros = dict.fromkeys(sizes, 0)
-            for path in sizes.keys() & masks.keys():
-                is_pruned = masks[path][number] == 0
-                zeros[path] = int(is_pruned.sum())
-            metrics = {name: float(value) for name, value in history[-1].items()}
-            del metrics['step']
-            zeros_of_all = sum(zeros.values())
-            weights_of_all = max(1, sum(sizes.values()))
+            own = progress.of_cells([number])
+            write_logs(self.out, key.name, own, self.tensorboard)
+            zeros = {
+                path: int((masks[path][number] == 0).sum()) if path in masks else 0
+                for path in sizes
+            }
+            metrics = {
+                name: float(*value) for name, value in own.history[-1].items() if name != 'step'
+            }
             cell = Cell(
                 workload=self.workload.name,
                 data=self.recipe.data,
@@ -258,18 +287,10 @@ class Sweep:
                 better=metric.better,
                 value=metrics.pop(metric.name),
                 metrics=metrics,
-                reached=zeros_of_all / weights_of_all,
+                reached=sum(zeros.values()) / max(1, sum(sizes.values())),
                 layers={path: zeros[path] / max(1, size) for path, size in sizes.items()},
                 steps=self.recipe.steps,
                 seconds=progress.seconds / len(group),
                 recipe=self.recipe.digest(),
             )
             write_cell(self.out, cell)
-
-
-def _chunk_ends(recipe: Recipe) -> list[int]:
-    """The steps after which everything is evaluated and saved; the last step is one."""
-    chunks = min(recipe.steps, round(1 / recipe.eval_every))
-    evenly = np.linspace(0, recipe.steps, max(1, chunks) + 1)
-    _, *ends = evenly.round().astype(int).tolist()
-    return ends

@@ -1,8 +1,9 @@
 """The workload `t5`: an encoder-decoder transformer that learns to fill in spans of text.
 
 The model is T5 1.1 (Raffel et al. 2020, https://arxiv.org/abs/1910.10683; Shazeer 2020,
-https://arxiv.org/abs/2002.05202), bytes are tokens as in ByT5 (Xue et al. 2022,
-https://arxiv.org/abs/2105.13626).
+https://arxiv.org/abs/2002.05202), bytes are tokens as in ByT5 (Xue et al. 2022, https://arxiv.org/abs/2105.13626).
+Sentinels replace spans of a text, and the target is the spans (section 3.1.4 of Raffel et al.); all lengths are known
+beforehand, so that it runs inside a compiled program.
 """
 
 import dataclasses
@@ -13,38 +14,294 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
+from jax.typing import DTypeLike
 
-from jaxpruner.baselines import span_corruption
+from jaxpruner.baselines import readers
 from jaxpruner.baselines.data import check_no_folder
-from jaxpruner.baselines.feeds import Feed
-from jaxpruner.baselines.metrics import Metrics
 from jaxpruner.baselines.models import Functional
-from jaxpruner.baselines.readers import pipelines
-from jaxpruner.baselines.readers.texts import Corpus, read_corpus
+from jaxpruner.baselines.readers import Corpus, read_corpus
 from jaxpruner.baselines.recipe import Optimizer, Recipe, Schedule
-from jaxpruner.baselines.span_corruption import Lengths
-from jaxpruner.baselines.t5_model import T5, Sizes
-from jaxpruner.baselines.task import Examples, Metric, PresetRecipes, Task
+from jaxpruner.baselines.task import Examples, Feed, Metric, Metrics, PresetRecipes, Task
+
+START = 0  # also padding
+END = 1
+SYMBOLS = 2  # the first token that stands for text
+
+
+class Lengths(NamedTuple):
+    """How many tokens of an example of `text` tokens are noise, in how many spans.
+
+    >>> Lengths.of(568, noise_density=0.15, mean_span=3.0)  # T5's own
+    Lengths(text=568, noise=85, spans=28)
+    """
+
+    text: int
+    noise: int  # tokens that are replaced
+    spans: int  # in so many runs
+
+    @classmethod
+    def of(cls, text: int, noise_density: float, mean_span: float) -> 'Lengths':
+        """The lengths for a share of noise; a `ValueError` for less text than one span needs."""
+        noise = round(text * noise_density)
+        spans = max(1, round(noise / mean_span))
+        if not 1 <= spans <= noise <= text - spans:
+            raise ValueError(
+                f'{text} tokens with noise_density {noise_density} and mean_span {mean_span} make '
+                f'{noise} tokens of noise in {spans} spans, which does not fit: use longer texts, '
+                'or values such as 0.15 and 3'
+            )
+        return cls(text, noise, spans)
+
+    @property
+    def inputs(self) -> int:
+        """Tokens that the encoder sees: what is kept, a sentinel a span, and the end."""
+        return self.text - self.noise + self.spans + 1
+
+    @property
+    def targets(self) -> int:
+        """Tokens that the decoder predicts: what was replaced, a sentinel a span, and the end."""
+        return self.noise + self.spans + 1
+
+
+def noise_mask(key: jax.Array, lengths: Lengths) -> jax.Array:
+    """Draws which tokens are noise, bool[text]: runs in turn, beginning with a kept one."""
+    key_kept, key_noise = jax.random.split(key)
+    kept = _segments(key_kept, lengths.text - lengths.noise, lengths.spans)
+    noise = _segments(key_noise, lengths.noise, lengths.spans)
+    in_turn = jnp.stack([kept, noise], axis=1).reshape(-1)
+    ends = jnp.cumsum(in_turn)
+    positions = jnp.arange(lengths.text)
+    run = jnp.searchsorted(ends, positions, side='right')
+    return run % 2 == 1
+
+
+def corrupt(
+    tokens: jax.Array, is_noise: jax.Array, lengths: Lengths, vocabulary: int
+) -> tuple[jax.Array, jax.Array]:
+    """Splits a text into inputs int32[lengths.inputs] and targets int32[lengths.targets].
+
+    Sentinels are the last tokens of the vocabulary, in falling order.
+
+    >>> mask = jnp.array([0, 0, 1, 1, 0, 1], bool)
+    >>> text, lengths = jnp.array([2, 3, 4, 5, 6, 7]), Lengths(6, 3, 2)
+    >>> inputs, targets = corrupt(text, mask, lengths, vocabulary=100)
+    >>> inputs.tolist(), targets.tolist()
+    ([2, 3, 99, 6, 98, 1], [99, 4, 5, 98, 7, 1])
+    """
+    before = jnp.concatenate([jnp.array([False]), is_noise[:-1]])
+    first_of_noise = is_noise & ~before
+    sentinels = vocabulary - jnp.cumsum(first_of_noise)
+
+    def compact(is_kept, values, length):
+        (positions,) = jnp.nonzero(is_kept, size=length - 1)
+        ended = jnp.concatenate([values[positions], jnp.array([END])])
+        return ended.astype(jnp.int32)
+
+    is_input = ~is_noise | first_of_noise
+    input_values = jnp.where(is_noise, sentinels, tokens)
+    inputs = compact(is_input, input_values, lengths.inputs)
+    # A run's sentinel stands before its first token: each position is doubled.
+    is_target = jnp.stack([first_of_noise, is_noise], axis=1).reshape(-1)
+    values = jnp.stack([sentinels, tokens], axis=1).reshape(-1)
+    return inputs, compact(is_target, values, lengths.targets)
+
+
+def _segments(key: jax.Array, items: int, segments: int) -> jax.Array:
+    """Random lengths of at least 1 that add up to `items`, int[segments], uniform over divisions."""
+    order = jax.random.permutation(key, items - 1)
+    drawn = order[: segments - 1]
+    cuts = jnp.sort(drawn) + 1
+    return jnp.diff(cuts, prepend=0, append=items)
+
+
+FAN_IN = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal')
+MASKED = -1e9  # added to scores of positions that may not be seen
+
+
+class Sizes(NamedTuple):
+    """The sizes of the model; the defaults are those of T5 1.1 Base (248 million parameters)."""
+
+    vocabulary: int = 32_128
+    width: int = 768  # of the residual stream
+    heads: int = 12
+    head_width: int = 64
+    mlp_width: int = 2_048
+    layers: int = 12  # of the encoder, and as many of the decoder
+    buckets: int = 32  # of relative positions
+    distance: int = 128  # from which on all positions share a bucket
+
+
+class T5(nnx.Module):
+    """The model: tokens that are given and tokens so far, to logits of the next token."""
+
+    def __init__(self, sizes: Sizes, dtype: DTypeLike = jnp.float32, *, rngs: nnx.Rngs):
+        init = nnx.initializers.normal(1.0)
+        layers = _Layers(dtype, rngs)
+        self.embedding = nnx.Embed(
+            sizes.vocabulary, sizes.width, dtype=dtype, embedding_init=init, rngs=rngs
+        )
+        self.encoder = Stack(sizes, layers, is_decoder=False)
+        self.decoder = Stack(sizes, layers, is_decoder=True)
+        self.head = layers.linear(sizes.width, sizes.vocabulary)
+
+    def __call__(self, inputs: jax.Array, targets_so_far: jax.Array) -> jax.Array:
+        """Logits of each target, float32[batch, target length, vocabulary]; both are int tokens."""
+        encoded = self.encoder(self.embedding(inputs))
+        decoded = self.decoder(self.embedding(targets_so_far), encoded)
+        return self.head(decoded).astype(jnp.float32)
+
+
+class _Layers(NamedTuple):
+    """Makes the layers of a model: all compute in one dtype and draw from the same numbers."""
+
+    dtype: DTypeLike
+    rngs: nnx.Rngs
+
+    def linear(self, inputs: int, outputs: int, init: nnx.Initializer = FAN_IN) -> nnx.Linear:
+        return nnx.Linear(
+            inputs, outputs, use_bias=False, dtype=self.dtype, kernel_init=init, rngs=self.rngs
+        )
+
+    def norm(self, width: int) -> nnx.RMSNorm:
+        return nnx.RMSNorm(width, dtype=self.dtype, rngs=self.rngs)
+
+
+class Stack(nnx.Module):
+    """The encoder, or the decoder: blocks that share one relative position bias."""
+
+    def __init__(self, sizes: Sizes, layers: _Layers, is_decoder: bool):
+        self.is_decoder = is_decoder
+        self.buckets = sizes.buckets
+        self.distance = sizes.distance
+        self.position_bias = nnx.Embed(
+            sizes.buckets, sizes.heads, embedding_init=FAN_IN, rngs=layers.rngs
+        )
+        self.layers = sizes.layers
+        for number in range(sizes.layers):
+            block = Block(sizes, layers, is_decoder)
+            setattr(self, f'block{number + 1}', block)
+        self.norm = layers.norm(sizes.width)
+
+    def __call__(self, hidden: jax.Array, encoded: jax.Array | None = None) -> jax.Array:
+        """Runs the blocks."""
+        length = hidden.shape[1]
+        positions = position_buckets(length, not self.is_decoder, self.buckets, self.distance)
+        bias = self.position_bias(jnp.asarray(positions)).transpose(2, 0, 1)
+        if self.is_decoder:
+            is_seen = jnp.tri(length, dtype=bool)
+            bias += jnp.where(is_seen, 0.0, MASKED)
+        for number in range(self.layers):
+            block = getattr(self, f'block{number + 1}')
+            hidden = block(hidden, bias, encoded)
+        return self.norm(hidden)
+
+
+class Block(nnx.Module):
+    """Self-attention, in the decoder attention to what was encoded, and a gated MLP."""
+
+    def __init__(self, sizes: Sizes, layers: _Layers, is_decoder: bool):
+        self.attention = Attention(sizes, layers)
+        self.attention_norm = layers.norm(sizes.width)
+        if is_decoder:
+            self.cross_attention = Attention(sizes, layers)
+            self.cross_attention_norm = layers.norm(sizes.width)
+        self.gate = layers.linear(sizes.width, sizes.mlp_width)
+        self.up = layers.linear(sizes.width, sizes.mlp_width)
+        self.down = layers.linear(sizes.mlp_width, sizes.width)
+        self.mlp_norm = layers.norm(sizes.width)
+
+    def __call__(
+        self, hidden: jax.Array, bias: jax.Array, encoded: jax.Array | None = None
+    ) -> jax.Array:
+        """Adds to the residual stream."""
+        normed = self.attention_norm(hidden)
+        hidden += self.attention(normed, normed, bias)
+        if encoded is not None:
+            normed = self.cross_attention_norm(hidden)
+            hidden += self.cross_attention(normed, encoded)
+        normed = self.mlp_norm(hidden)
+        gated = nnx.gelu(self.gate(normed)) * self.up(normed)
+        return hidden + self.down(gated)
+
+
+class Attention(nnx.Module):
+    """Attention of several heads."""
+
+    def __init__(self, sizes: Sizes, layers: _Layers):
+        joined = sizes.heads * sizes.head_width
+        self.heads = sizes.heads
+        self.dtype = layers.dtype
+        # What other models divide the scores by is in the initial query instead.
+        narrow = nnx.initializers.variance_scaling(1 / sizes.head_width, 'fan_in', 'normal')
+        self.query = layers.linear(sizes.width, joined, narrow)
+        self.key = layers.linear(sizes.width, joined)
+        self.value = layers.linear(sizes.width, joined)
+        self.out = layers.linear(joined, sizes.width)
+
+    def __call__(
+        self, queries: jax.Array, seen: jax.Array, bias: jax.Array | None = None
+    ) -> jax.Array:
+        """Attends from queries [batch, length, width] to `seen` [batch, seen length, width].
+
+        `bias` [heads, length, seen length] is added to the scores.
+        """
+
+        def split(joined):
+            return joined.reshape(*joined.shape[:2], self.heads, -1)
+
+        query = split(self.query(queries))
+        key = split(self.key(seen))
+        value = split(self.value(seen))
+        scores = jnp.einsum('bqhd,bkhd->bhqk', query, key).astype(jnp.float32)
+        if bias is not None:
+            scores += bias
+        weights = jax.nn.softmax(scores).astype(self.dtype)
+        attended = jnp.einsum('bhqk,bkhd->bqhd', weights, value)
+        joined = attended.reshape(*attended.shape[:2], -1)
+        return self.out(joined)
+
+
+def position_buckets(length: int, bidirectional: bool, buckets: int, distance: int) -> np.ndarray:
+    """The bucket of each pair of positions, int[length (query), length (key)].
+
+    Near distances have a bucket each, farther ones share ever wider ones, the last one from
+    `distance` on. Bidirectional, later positions have half of the buckets; else they share the
+    first.
+
+    >>> position_buckets(4, False, 32, 128)[3]
+    array([3, 2, 1, 0])
+    """
+    positions = np.arange(length)
+    relative = positions[None, :] - positions[:, None]
+    if bidirectional:
+        buckets //= 2
+        away = np.abs(relative)
+    else:
+        away = np.maximum(-relative, 0)
+    near = buckets // 2
+    # In float32 and with its epsilon, as in T5: distances on an edge fall to the same side.
+    epsilon = np.finfo(np.float32).eps
+    scaled = np.maximum(away, 1).astype(np.float32) / near + epsilon
+    ratio = np.log(scaled) / np.log(distance / near)
+    beyond = (ratio * (buckets - near)).astype(int)
+    far = np.minimum(near + beyond, buckets - 1)
+    bucket = np.where(away < near, away, far)
+    if bidirectional:
+        bucket += buckets * (relative > 0)
+    return bucket
+
 
 Array = jax.Array | np.ndarray
 SHAKESPEARE = 'tinyshakespeare.txt'
 TEST_SHARE = 10  # the last tenth of a text is for testing
-_CORRUPTION = {
-    'length': 64,
-    'noise_density': 0.15,
-    'mean_span': 3.0,
-    'test_examples': 256,
-}
+_CORRUPTION = {'length': 64, 'noise_density': 0.15, 'mean_span': 3.0, 'test_examples': 256}
 _DEFAULT = Recipe(
     't5',
     data='pydoc',
     steps=1000,
     batch_size=32,
-    optimizer=Optimizer(
-        name='adam',
-        learning_rate=5e-3,
-        clip_norm=1.0,
-    ),
+    optimizer=Optimizer(name='adam', learning_rate=5e-3, clip_norm=1.0),
     schedule=Schedule(warmup=0.1),
     model={
         'vocabulary': 0,
@@ -77,7 +334,7 @@ _RECIPES = {'default': _DEFAULT, 'data': _DEFAULT.updated(_SHAKESPEARE), 'full':
 
 
 class Text(NamedTuple):
-    """A text as numbers, from `span_corruption.SYMBOLS` on.
+    """A text as numbers, from `SYMBOLS` on.
 
     >>> Text.of(b'hello' * 4).symbols.tobytes()
     b'ehlo'
@@ -93,7 +350,7 @@ class Text(NamedTuple):
         """Numbers the bytes that occur."""
         all_bytes = np.frombuffer(content, np.uint8)
         symbols, tokens = np.unique(all_bytes, return_inverse=True)
-        tokens = tokens.astype(np.int32) + span_corruption.SYMBOLS
+        tokens = tokens.astype(np.int32) + SYMBOLS
         held_out = len(tokens) // TEST_SHARE
         return cls(tokens[:-held_out], tokens[-held_out:], symbols)
 
@@ -211,7 +468,7 @@ class _Filling:
     def feed(self, seed: int) -> Feed:
         length = self.lengths.text
         size = self.recipe.batch_size
-        return pipelines.windows(self.data.train, length, size, seed)
+        return readers.windows(self.data.train, length, size, seed)
 
     def _cut(self, text: jax.Array, starts: jax.Array) -> jax.Array:
         """Parts of a text, int[starts, length]."""
@@ -224,30 +481,30 @@ class _Filling:
     def _corrupted(self, texts: jax.Array, key: jax.Array) -> Examples:
         """Inputs and targets of texts, by noise of their own each."""
 
-        def corrupt(text, key):
-            mask = span_corruption.noise_mask(key, self.lengths)
-            return span_corruption.corrupt(text, mask, self.lengths, self.vocabulary)
+        def draw(text, key):
+            mask = noise_mask(key, self.lengths)
+            return corrupt(text, mask, self.lengths, self.vocabulary)
 
         keys = jax.random.split(key, len(texts))
-        return jax.vmap(corrupt)(texts, keys)
+        return jax.vmap(draw)(texts, keys)
 
 
 def _token_losses(model: T5, inputs: jax.Array, targets: jax.Array) -> jax.Array:
     """The cross-entropy of each target in nats, float32[batch, target length]."""
     widths = (0, 0), (1, 0)
-    so_far = jnp.pad(targets[:, :-1], widths, constant_values=span_corruption.START)
+    so_far = jnp.pad(targets[:, :-1], widths, constant_values=START)
     logits = model(inputs, so_far)
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
 
 
 def _as_tokens(content: Any) -> jax.Array:
     """Bytes as tokens, each with the number that `Corpus.symbols` gives it."""
-    return jnp.asarray(content, jnp.int32) + span_corruption.SYMBOLS
+    return jnp.asarray(content, jnp.int32) + SYMBOLS
 
 
 def _sizes(recipe: Recipe, data: Text | Corpus, lengths: Lengths) -> Sizes:
     sizes: Any = dict(recipe.model)
-    needed = span_corruption.SYMBOLS + len(data.symbols) + lengths.spans
+    needed = SYMBOLS + len(data.symbols) + lengths.spans
     sizes['vocabulary'] = sizes['vocabulary'] or needed
     if sizes['vocabulary'] < needed:
         raise ValueError(

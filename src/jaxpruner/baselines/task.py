@@ -1,6 +1,7 @@
 """What a workload is: a recipe and its data become a training, as pure functions of its state.
 
-Since nothing here has a state of its own, many seeds and sparsities train in one compiled program.
+Since nothing here has a state of its own, many seeds and sparsities train in one compiled program. Batches come from
+inside the program, or from a feed on the host.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -8,12 +9,77 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
+import numpy as np
+import optax
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.baselines.feeds import Feed, Values
-from jaxpruner.baselines.metrics import Metrics
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.sparsity_distributions import NOT_DIM_ONE_FILTER, FilterFn
+
+Metrics = dict[str, jax.Array]  # by name
+_LARGEST_BATCH = 500
+
+
+def classification_metrics(
+    model: Callable[[jax.Array], jax.Array], inputs: Any, labels: Any
+) -> Metrics:
+    """Mean `accuracy` in [0, 1] and `loss` in nats over a test set, in batches of one size.
+
+    `model` maps a batch of inputs to logits; `labels` are int32[tests].
+    """
+    size = _LARGEST_BATCH
+    while len(labels) % size:
+        size -= 1
+
+    def in_batches(array):
+        return array.reshape(-1, size, *array.shape[1:])
+
+    def measure(batch):
+        inputs, labels = batch
+        return example_metrics(model(inputs), labels)
+
+    batches = jax.tree.map(in_batches, (inputs, labels))
+    metrics = jax.lax.map(measure, batches)
+    return {name: values.mean() for name, values in metrics.items()}
+
+
+def example_metrics(logits: jax.Array, labels: jax.Array) -> Metrics:
+    """`accuracy`, which is 0 or 1, and `loss` in nats of each example, float32[n]."""
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    is_right = logits.argmax(axis=-1) == labels
+    return {'accuracy': is_right.astype(losses.dtype), 'loss': losses}
+
+
+Values = Callable[[Any], np.ndarray]  # observations -> `Task.values` with the parameters of now
+
+
+class Feed(Protocol):
+    """Batches from the host, one for each step, in an order that can be taken up again."""
+
+    def next(self, values: Values) -> Any:
+        """The next batch: a pytree of NumPy arrays with the examples along the first axis.
+
+        The arrays are not written to afterwards: the device may still read them. `values` is good
+        until this returns; only players of games call it.
+        """
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Writes its position, and what else it keeps, into an empty folder."""
+        ...
+
+    def restore(self, folder: Path) -> None:
+        """Takes up the position of `save`, as a new feed of the same seed.
+
+        Raises:
+          ValueError: the folder holds something else.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends threads and processes and closes files; the feed is not used afterwards."""
+        ...
+
 
 Examples = tuple[jax.Array, jax.Array]  # inputs, and what is to be said of them
 STEPS = 2  # folded into a seed's key before the number of a step

@@ -1,22 +1,163 @@
-"""Training with one algorithm, as pure functions of data, target sparsities and a carry.
+"""Training with one algorithm, as pure functions of data, target sparsities and a carry: optimizer, pruner, steps.
 
-Nothing here is compiled; a sweep compiles it for as many cells as it trains.
+Nothing here is compiled; a sweep compiles it for as many cells as it trains. The target of each leaf is computed before
+compilation and enters the program as an array, so that one program serves every sparsity.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
 import jax
 import optax
 
+from jaxpruner import algorithms, api, base_updater, sparsity_distributions
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater
-from jaxpruner.baselines.metrics import Metrics
-from jaxpruner.baselines.optimizers import make_optimizer
-from jaxpruner.baselines.pruners import make_updater, target_sparsities
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.baselines.task import Carry, Task, Workload, step_key
+from jaxpruner.baselines.task import Carry, Metrics, Task, Workload, step_key
+from jaxpruner.sparsity_distributions import FilterFn
+
+
+def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
+    """The optimizer of a recipe, which the pruner wraps; `ValueError` for an unknown name."""
+    settings, schedule = recipe.optimizer, make_schedule(recipe)
+    decay, mask = settings.weight_decay, None
+    if settings.decay_kernels_only:
+        mask = functools.partial(jax.tree.map, lambda leaf: leaf.ndim > 1)
+    l2 = [optax.add_decayed_weights(decay, mask)] if decay else []
+    adam: Any = {'b2': settings.beta2, 'eps': settings.epsilon}
+    match settings.name:
+        case 'sgd':
+            momentum = settings.momentum or None
+            sgd = optax.sgd(schedule, momentum=momentum, nesterov=settings.nesterov)
+            optimizer = optax.chain(*l2, sgd)
+        case 'adam':
+            optimizer = optax.chain(*l2, optax.adam(schedule, **adam))
+        case 'adamw':
+            optimizer = optax.adamw(schedule, weight_decay=decay, mask=mask, **adam)
+        case 'adafactor':
+            optimizer = optax.adafactor(
+                schedule, weight_decay_rate=decay or None, weight_decay_mask=mask
+            )
+        case name:
+            nearest = tree_lib.nearest(name, ('sgd', 'adam', 'adamw', 'adafactor'))
+            raise ValueError(f'optimizer.name {name!r} is unknown; {nearest}')
+    if not settings.clip_norm:
+        return optimizer
+    return optax.chain(optax.clip_by_global_norm(settings.clip_norm), optimizer)
+
+
+def make_schedule(recipe: Recipe) -> optax.Schedule:
+    """The learning rate of a step: a linear warmup, then a decay; `ValueError` for an unknown one."""
+    rate, warmup = recipe.optimizer.learning_rate, recipe.share(recipe.schedule.warmup)
+    match recipe.schedule.decay:
+        case 'inverse_sqrt':  # the full rate at the end of the warmup
+            after: Any = functools.partial(_inverse_sqrt, rate, warmup)
+        case 'cosine':
+            after = optax.cosine_decay_schedule(rate, max(1, recipe.steps - warmup))
+        case 'steps':
+            boundaries = [recipe.share(share) for share in recipe.schedule.boundaries]
+            are_growing = boundaries == sorted(set(boundaries))
+            if not boundaries or not are_growing or boundaries[0] <= warmup:
+                raise ValueError(
+                    'schedule.boundaries must be growing shares of the steps after the warmup, '
+                    f'got {list(recipe.schedule.boundaries)}'
+                )
+            scales = {boundary - warmup: recipe.schedule.factor for boundary in boundaries}
+            after = optax.piecewise_constant_schedule(rate, scales)
+        case 'constant':
+            after = optax.constant_schedule(rate)
+        case decay:
+            nearest = tree_lib.nearest(decay, ('cosine', 'steps', 'constant', 'inverse_sqrt'))
+            raise ValueError(f'schedule.decay {decay!r} is unknown; {nearest}')
+    if not warmup:
+        return after
+    return optax.join_schedules([optax.linear_schedule(0.0, rate, warmup), after], [warmup])
+
+
+def _inverse_sqrt(rate: float, warmup: int, step: Any) -> Any:
+    return rate * ((warmup + 1) / (warmup + 1 + step)) ** 0.5
+
+
+DENSE = 'no_prune'
+_TRAINERS = algorithms.StaticRandomSparse, algorithms.SET, algorithms.RigL
+# Their masks are at the target whenever they are sparse.
+_AT_TARGET = (*_TRAINERS, algorithms.ACDC)
+_STRAIGHT_THROUGH = algorithms.SteMagnitudePruning, algorithms.SteRandomPruning
+_DISTRIBUTIONS = {'uniform': sparsity_distributions.uniform, 'erk': sparsity_distributions.erk}
+
+
+def check_algorithm(name: str) -> None:
+    """Raises a `ValueError` for a name that no algorithm has."""
+    if name not in api.ALGORITHM_REGISTRY:
+        nearest = tree_lib.nearest(name, api.all_algorithm_names())
+        raise ValueError(f'algorithm {name!r} is unknown; {nearest}')
+
+
+def target_sparsities(
+    params: Any, algorithm: str, sparsity: float, recipe: Recipe, filter_fn: FilterFn
+) -> Any:
+    """The sparsity that each leaf is to reach, by the recipe's distribution: `None` where dense.
+
+    >>> shapes = {'kernel': jax.ShapeDtypeStruct((4, 4), 'float32')}
+    >>> shapes['bias'] = jax.ShapeDtypeStruct((4,), 'float32')
+    >>> not_bias = sparsity_distributions.NOT_DIM_ONE_FILTER
+    >>> target_sparsities(shapes, 'magnitude', 0.5, Recipe('resnet'), not_bias)
+    {'bias': None, 'kernel': 0.5}
+    """
+    check_algorithm(algorithm)
+    name = recipe.pruning.distribution
+    if name not in _DISTRIBUTIONS:
+        nearest = tree_lib.nearest(name, _DISTRIBUTIONS)
+        raise ValueError(f'pruning.distribution {name!r} is unknown; {nearest}')
+    targets = _DISTRIBUTIONS[name](params, sparsity, filter_fn=filter_fn)
+    if algorithm == DENSE:
+        return jax.tree.map(lambda _: None, params)
+    return jax.tree.map(float, targets)
+
+
+def make_updater(
+    algorithm: str, targets: Any, recipe: Recipe, seed: Any = 0
+) -> base_updater.BaseUpdater:
+    """The pruner of an algorithm, with the recipe's schedule.
+
+    `targets` is a tree like the parameters of floats or traced scalars, `None` where dense; `seed`
+    may be a traced key.
+    """
+    check_algorithm(algorithm)
+    updater_class, pruning = api.ALGORITHM_REGISTRY[algorithm], recipe.pruning
+    prefix = ''
+    if issubclass(updater_class, _TRAINERS):
+        prefix = 'trainer_'
+    elif issubclass(updater_class, _STRAIGHT_THROUGH):
+        prefix = 'ste_'
+    first, last = getattr(pruning, f'{prefix}start'), getattr(pruning, f'{prefix}end')
+    if last < first:
+        raise ValueError(
+            f'pruning.{prefix}start, {prefix}end: the end {last} lies before the start {first}'
+        )
+    start, end = recipe.share(first), recipe.share(last)
+    frequency = max(1, recipe.share(pruning.frequency))
+    # The last update reaches the target; so the end must be a step with an update.
+    if not issubclass(updater_class, _AT_TARGET):
+        end = max(start, end // frequency * frequency)
+    return api.create_updater_from_config(
+        {
+            **pruning.own,
+            'algorithm': algorithm,
+            'sparsity_distribution_fn': lambda params: targets,
+            'update_freq': frequency,
+            'update_start_step': start,
+            'update_end_step': end,
+            'power': pruning.power,
+            'drop_fraction': pruning.drop_fraction,
+            'sparsity_type': pruning.sparsity_type,
+            'rng_seed': seed,
+        }
+    )
+
 
 # What a seed's key is folded with: another number for each use; that of the steps is `task.STEPS`.
 _INIT = 0
@@ -86,7 +227,17 @@ class Training:
         updater, tx = self._pruner(targets, carry.key)
         if task.step is not None:
             return task.step(updater, tx, carry, number, *batch)
-        return _generic_step(task, updater, tx, carry, number, *batch)
+        batch_key, loss_key = jax.random.split(step_key(carry.key, number))
+        examples = batch[0] if batch else task.batch and task.batch(batch_key, number)
+
+        def loss(params):
+            forward = updater.pre_forward_update(params, carry.opt_state)
+            return task.loss(forward, carry.state, examples, loss_key)
+
+        grads, state = jax.grad(loss, has_aux=True)(carry.params)
+        updates, opt_state = tx.update(grads, carry.opt_state, carry.params)
+        params: Any = optax.apply_updates(carry.params, updates)
+        return carry._replace(params=params, state=state, opt_state=opt_state)
 
     def forward(self, targets: Any, carry: Carry) -> Any:
         """The parameters of the forward pass: straight-through methods prune only there."""
@@ -118,27 +269,3 @@ class Training:
         updater = make_updater(self.algorithm, targets, self.recipe, mask_key)
         optimizer = make_optimizer(self.recipe)
         return updater, updater.wrap_optax(optimizer)
-
-
-def _generic_step(
-    task: Task,
-    updater: BaseUpdater,
-    tx: optax.GradientTransformation,
-    carry: Carry,
-    step: Any,
-    batch: Any = None,
-) -> Carry:
-    """One update of the optimizer on one batch, drawn here where no feed gives it."""
-    key = step_key(carry.key, step)
-    batch_key, loss_key = jax.random.split(key)
-    if batch is None and task.batch is not None:
-        batch = task.batch(batch_key, step)
-
-    def loss(params):
-        forward = updater.pre_forward_update(params, carry.opt_state)
-        return task.loss(forward, carry.state, batch, loss_key)
-
-    grads, state = jax.grad(loss, has_aux=True)(carry.params)
-    updates, opt_state = tx.update(grads, carry.opt_state, carry.params)
-    params: Any = optax.apply_updates(carry.params, updates)
-    return carry._replace(params=params, state=state, opt_state=opt_state)

@@ -59,8 +59,8 @@ class Training:
     """Your own modules, imported first, such as mine for mine.py here; they may register algorithms and types."""
     print_recipe: bool = False
     """Print the recipe as TOML and train nothing."""
-    over: Literal['auto', 'each', 'map', 'vmap', 'devices'] | None = None
-    """Train cells one after another (each; map: in one program), together (vmap), on all devices; auto measures."""
+    over: Literal['each', 'map', 'vmap', 'devices'] | None = None
+    """Train cells one after another (each; map: in one program, as on a CPU), together (vmap), or on all devices."""
     tensorboard: bool = False
     """Also write TensorBoard's event files."""
     plots: bool = False
@@ -156,7 +156,7 @@ def _sweep(
     Whatever is wrong is refused before anything is trained. `remarks` are words about algorithms for the table.
     """
     workload, recipe = _recipe(training)
-    from jaxpruner.baselines import mapping_choice, sweeps
+    from jaxpruner.baselines import sweeps
 
     planned = sweeps.plan(algorithms, sparsities, seeds)
     if training.plots:
@@ -199,10 +199,8 @@ def _sweep(
         print(f'{report.to_text(report.make_table(cells), _width(), remarks)}\n')
         print(f'{textwrap.fill(tables.MARKS_EXPLAINED, _width())}\n')
     minutes, seconds = divmod(round(time.perf_counter() - began), 60)
-    choice = mapping_choice.read_choice(out)
-    how = f', {choice.words()}' if choice else ''
     done = f'{len(cells)} of {len(planned)} cells are in {out}'
-    print(f'{done}; this took {minutes}:{seconds:02d} min{how}.')
+    print(f'{done}; this took {minutes}:{seconds:02d} min.')
     if training.plots and any(cell.algorithm != DENSE for cell in cells):
         report.plot_metric_against_sparsity(cells, out / 'sparsity.png')
         report.plot_layer_sparsity(cells, out / 'layers.png')
