@@ -46,7 +46,8 @@ def write_logs(out: Path, name: str, progress: 'Progress', tensorboard: bool = F
     a dense model.
     """
     if progress.snapshots:
-        arrays = {path: masks[:, 0] for path, masks in progress.snapshots.items()}
+        # In one layout, however cells were chosen: files of equal masks are equal.
+        arrays = {path: masks[:, 0].copy() for path, masks in progress.snapshots.items()}
         steps = np.asarray([0, *(entry['step'] for entry in progress.history)], np.int64)
 
         def write(path: Path) -> None:

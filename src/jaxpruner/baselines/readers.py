@@ -490,13 +490,13 @@ def read_corpus(folder: Path, test_bytes: int) -> Corpus:
         raise DataError(
             f'{folder} does not hold files *train*.parquet and *validation*.parquet: put both parts there'
         )
-    beginning, parts = np.zeros(0, np.uint8), ParquetParts(test)
+    train_parts, parts, beginning = ParquetParts(train), ParquetParts(test), np.zeros(0, np.uint8)
     for index in range(len(parts)):
         beginning = np.concatenate([beginning, parts[index]])
         if len(beginning) >= test_bytes:
             break
     symbols = np.arange(256, dtype=np.uint8)
-    return Corpus(ParquetParts(train), beginning[:test_bytes], symbols)
+    return Corpus(train_parts, beginning[:test_bytes], symbols)
 
 
 def _count_row_groups(path: Path) -> int:
