@@ -574,7 +574,7 @@ def share_at_end(schedule: Any) -> float:
     steps = update_steps(schedule)
     if not steps or type(schedule) is not sparsity_schedules.PolynomialSchedule:
         return 1.0
-    start, end = schedule.update_start_step, schedule.update_end_step
+    start, end = schedule.update_start_step, schedule.update_end_step or 0
     progress = min((steps[-1] + 1 - start) / max(end - start, 1), 1)
     return 1 - (1 - schedule.initial_sparsity) * (1 - progress) ** schedule.power
 

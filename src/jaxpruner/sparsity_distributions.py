@@ -418,9 +418,7 @@ def filter_of(distribution: Any) -> FilterFn | None:
     return distribution.keywords.get('filter_fn', NOT_DIM_ONE_FILTER)
 
 
-def why_dense(
-    distribution: Callable[..., PyTree] | None, params: PyTree, stacked: tree_lib.Stacked = ()
-) -> list[str]:
+def why_dense(distribution: Any, params: PyTree, stacked: tree_lib.Stacked = ()) -> list[str]:
     """For each leaf the reason for which a distribution leaves it dense, if it does.
 
     Args:

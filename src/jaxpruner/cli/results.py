@@ -62,9 +62,10 @@ def plot(
             'as magnitude_0.8_0'
         )
     ending = 'png' if cell is None else 'gif'
-    path = out or results[0] / f'{"_".join(filter(None, (kind, cell)))}.{ending}'
+    first = next(iter(results))
+    path = out or first / f'{"_".join(filter(None, (kind, cell)))}.{ending}'
     if cell is not None:
-        report.animate_masks(results[0], cell, path)
+        report.animate_masks(first, cell, path)
     elif kind == 'sparsity':
         report.plot_metric_against_sparsity(_read(results), path)
     else:

@@ -127,7 +127,8 @@ def calibrate(
     """
     if kind not in ('second_moment', 'gram'):
         raise ValueError(f"kind is 'second_moment' or 'gram', got {kind!r}")
-    shapes = first = totals = None
+    shapes: Any = None
+    first, totals, followed, by_inputs, add = [shapes] * 5
     batches = batches_lib.as_batches(batches)
     with progress_bar(len(batches) if isinstance(batches, Sized) else None, progress) as show:
         for number, batch in enumerate(batches):
@@ -263,7 +264,8 @@ def _statistics_of(
     if weights is not None:
         (axes,) = sample_weights.sample_axes(use, weights.shape)
         data = sample_weights.weigh(data, weights, axes)
-    gram = second_moment = None
+    gram: Any = None
+    second_moment: Any = None
     if use.op == 'conv':
         result = equation.outvars[0].aval.shape
         channels = result[equation.params['dimension_numbers'].out_spec[1]]

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import jax
@@ -165,8 +165,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
         params: tree_lib.PyTree,
         grads: None = None,
         *,
-        apply_fn: Callable[..., Any] | None = None,
-        batches: Iterable[Any] | None = None,
+        apply_fn: Any = None,
+        batches: Any = None,
         calibration: Calibration | None = None,
         masks: tree_lib.PyTree | None = None,
         progress: bool = True,
@@ -244,8 +244,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
         params: tree_lib.PyTree,
         opt_state: Any = None,
         *,
-        apply_fn: Callable[..., Any] | None = None,
-        batches: Iterable[Any] | None = None,
+        apply_fn: Any = None,
+        batches: Any = None,
     ) -> PruningPlan:
         """Tells what will happen to each leaf; the model says which leaves are pruned, and along which axes.
 
@@ -287,7 +287,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 reason = followed.why_dense(leaf.path, lambda path: False)
                 leaf = dataclasses.replace(leaf, target=None, kept=leaf.size, why_dense=reason)
             elif leaf.is_pruned and isinstance(leaf.sparsity_type, NByM):
-                n_by_m = _along_inputs(leaf).sparsity_type
+                n_by_m: Any = _along_inputs(leaf).sparsity_type
                 removed = 0
                 for part in followed.matrices[leaf.path]:
                     *_, inputs, _ = part.shape
@@ -322,7 +322,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         paths, leaves, _ = tree_lib.flatten_with_paths(params)
         described = self.describe_leaves(paths, leaves)
 
-        def check(pruned: Sequence[sparsity_types.Leaf]) -> None:
+        def check(pruned: Sequence[Any]) -> None:
             for leaf in pruned:
                 self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
 

@@ -48,8 +48,10 @@ def check_samples_are_told(matrices: Iterable[WeightMatrices], weights: jax.Arra
     Raises:
       ValueError: there is such a leaf.
     """
+    if weights is None:
+        return
     refused = {}
-    for part in matrices if weights is not None else ():
+    for part in matrices:
         for use in part.uses:
             if len(sample_axes(use, weights.shape)) != 1:
                 shape = use.site.equation.invars[1 - use.site.operand].aval.shape

@@ -109,7 +109,7 @@ def prune_by_sparsegpt(
     weights: jax.Array,
     gram: jax.Array | Factors,
     sparsity: Any,
-    sparsity_type: sparsity_types.SparsityType = sparsity_types.Unstructured(),
+    sparsity_type: Any = sparsity_types.Unstructured(),
     per: str = 'layer',
     damping: Any = 0.01,
     *,
@@ -157,9 +157,7 @@ def prune_by_sparsegpt(
         return PrunedMatrices(weights, jnp.ones(weights.shape, jnp.uint8), factors.damping)
     *leading, inputs, outputs = weights.shape
     is_n_by_m = mask is None and isinstance(sparsity_type, sparsity_types.NByM)
-    if (
-        is_n_by_m
-    ):  # a part is a group, which is chosen by itself, so that blocks may have any length
+    if is_n_by_m:  # a part is a group, chosen by itself, so that blocks may have any length
         part = sparsity_type.m
         block = part * max(min(block_size, inputs) // part, 1)
     else:
