@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax.numpy as jnp
+import optax
 import pytest
 
 import jaxpruner
@@ -185,3 +186,36 @@ def test_a_subclass_of_unstructured_ranks_by_its_own_scores():
     params = {'w': jnp.array([[1.0, 2], [30, 10]])}
     assert pruner.instant_sparsify(params)[1]['w'].tolist() == [[0, 1], [1, 0]]
     assert 'unstructured' not in str(pruner.plan(params))
+
+
+@dataclasses.dataclass(frozen=True)
+class Unspread:
+    """A type whose verdicts are not spread over the columns, as a first attempt may be."""
+
+    def check_shape(self, shape, where):
+        pass
+
+    def group_scores(self, scores):
+        return scores.sum(1)
+
+    def spread_groups(self, group_mask, shape):
+        return group_mask[:, None]
+
+
+FIRST_COLUMN = {'topk_fn': lambda scores, sparsity: scores[:, :1] > 0}
+
+
+@pytest.mark.parametrize(
+    ('name', 'settings'),
+    [
+        ('MagnitudePruning', {'sparsity_type': Unspread()}),
+        ('RigL', {'sparsity_type': Unspread()}),
+        ('MagnitudePruning', FIRST_COLUMN),
+    ],
+)
+def test_masks_of_another_shape_are_refused_where_they_are_made(name, settings):
+    pruner = getattr(jaxpruner, name)(jaxpruner.PeriodicSchedule(1), sparsity=0.5, **settings)
+    params = {'w': jnp.ones((16, 8))}
+    tx = pruner.wrap_optax(optax.sgd(0.1))
+    with pytest.raises(ValueError, match=r'(spread_groups|topk_fn).*\(16, 8\).*\(16, 1\)'):
+        tx.update(params, tx.init(params), params)

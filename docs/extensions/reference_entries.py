@@ -46,7 +46,7 @@ def _entry(name: str, words: str) -> Iterator[str]:
 def has_docstring(value: Any) -> bool:
     """Whether it is a class or function of the package, not a constant."""
     is_ours = value_module(value) == public_names.PACKAGE
-    return is_ours and (inspect.isclass(value) or inspect.isfunction(value))
+    return is_ours and (inspect.isclass(value) or inspect.isfunction(inspect.unwrap(value)))
 
 
 def summary(value: Any) -> str:

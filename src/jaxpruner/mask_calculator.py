@@ -267,7 +267,11 @@ def mask_leaves(
             for leaf in ranked.values()
         )
         of_leaves = [Selected(mask, None) for mask in masks]
-    for i, selected in zip(ranked, of_leaves, strict=True):
+    for (i, leaf), selected in zip(ranked.items(), of_leaves, strict=True):
+        if selected.mask.shape != leaf.scores.shape:  # it would be read as packed bits
+            raise ValueError(
+                f'topk_fn must return a mask of the shape of its scores, {leaf.scores.shape}, got {selected.mask.shape}'
+            )
         masked[i] = selected
     for (groups, members), selected in zip(tied, masked[len(leaves) :], strict=True):
         for path, i in members.items():

@@ -73,6 +73,11 @@ class LazyScores:
         return jax.eval_shape(read, self).dtype
 
     @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
     def size(self) -> int:
         """The number of scores."""
         return math.prod(self.shape)

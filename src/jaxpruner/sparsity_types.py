@@ -591,9 +591,18 @@ class Groups:
         if not verdicts.size:
             return jnp.ones(shape, verdicts.dtype)
         layer_shape = self.layer_shape(shape)
-        return self.per_layer(lambda layer: self.sparsity_type.spread_groups(layer, layer_shape))(
-            verdicts
-        )
+
+        def spread_layer(layer):
+            mask = self.sparsity_type.spread_groups(layer, layer_shape)
+            # Masks of other shapes would be read as packed bits.
+            if mask.shape != layer_shape:
+                raise ValueError(
+                    f'{self.sparsity_type!r}: spread_groups must return a mask of the shape that it is given, '
+                    f'{layer_shape}, got {mask.shape}; broadcast the verdicts'
+                )
+            return mask
+
+        return self.per_layer(spread_layer)(verdicts)
 
 
 @dataclasses.dataclass(frozen=True)

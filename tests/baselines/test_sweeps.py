@@ -66,7 +66,7 @@ def test_what_is_written(undisturbed):
         name for name in names if 'no_prune' not in name
     }
     assert not list((undisturbed / 'checkpoints').iterdir())
-    assert (undisturbed / '.lock').read_text() == ''
+    assert (undisturbed / '.lock').exists()
     assert not list(undisturbed.rglob('*jaxpruner-tmp*'))
     for cell in read_cells(undisturbed):
         assert abs(cell.reached - cell.sparsity) < 0.01
