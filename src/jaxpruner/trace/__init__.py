@@ -28,5 +28,4 @@ from jaxpruner.trace.graph import UnsupportedPrimitive as UnsupportedPrimitive
 from jaxpruner.trace.graph import Use as Use
 from jaxpruner.trace.graph import UseGraph as UseGraph
 from jaxpruner.trace.input_axes import with_input_axes as with_input_axes
-from jaxpruner.trace.taps import run_with_taps as run_with_taps
 from jaxpruner.trace.walk import param_uses as param_uses
