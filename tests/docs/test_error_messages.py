@@ -13,7 +13,14 @@ from docs.extensions import error_messages, made_blocks
 from jaxpruner import sparsity_types
 
 # Functions that make an error; words that they are given fill a placeholder of their message.
-HELPERS = {'UnknownWeightsError', '_irreplaceable', '_is_writing', '_refusal', '_unreadable', 'with_remedy'}
+HELPERS = {
+    'UnknownWeightsError',
+    '_irreplaceable',
+    '_is_writing',
+    '_refusal',
+    '_unreadable',
+    'with_remedy',
+}
 PAGE = error_messages.public_names.ROOT / 'docs' / 'reference' / 'errors.md'
 
 
