@@ -211,9 +211,15 @@ def test_programs_are_kept_for_the_user_alone(cache):
     training._keep_programs()
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
     jax.jit(lambda x: jax.numpy.sin(x) * 2)(1.0)
-    assert list(cache.glob('*-cache'))
+    whole = list(cache.glob('*-cache'))
+    assert whole
     assert cache.stat().st_mode & 0o777 == 0o700
     assert jax.config.jax_compilation_cache_max_size == 2**30
+    half = cache / 'jit_step-0123-cache'  # the disk was full, or the process was killed
+    half.write_bytes(whole[0].read_bytes()[:50])
+    jax.config.update('jax_compilation_cache_dir', None)
+    training._keep_programs()
+    assert list(cache.glob('*-cache')) == whole
 
 
 def test_a_folder_that_the_user_named_holds_and_one_that_cannot_be_made_is_said(cache):

@@ -19,6 +19,7 @@ from tyro.conf import Positional, arg
 from jaxpruner import progress, report
 from jaxpruner.caller_warnings import warn
 from jaxpruner.cli import options
+from jaxpruner.files.atomic_files import locked
 from jaxpruner.report import figures, tables
 from jaxpruner.report.experiments import ALGORITHM_ORDER, DENSE
 from jaxpruner.tree import nearest
@@ -251,6 +252,12 @@ def _keep_programs() -> None:
     try:
         # Whoever can write there can run code as this user.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # JAX writes a program, and then, to a second file, when it was used. What a full disk or a killed process left
+        # has no second file, and would crash the process that loads it.
+        with contextlib.suppress(BlockingIOError), locked(folder / '.lockfile', folder):
+            for program in folder.glob('*-cache'):
+                if not program.with_name(program.name.removesuffix('cache') + 'atime').exists():
+                    program.unlink(missing_ok=True)
     except OSError as error:
         warn(f'compiled programs are not kept: {error}; --no-compilation-cache says so, too')
         return
