@@ -449,11 +449,11 @@ class Transition(NamedTuple):
 
 OTHER_NUMBERS = [
     ([X], r"an array of shape \(32, 8\): missing .* 'y'\. .* plain tuple, batches=\[\(x, y\), …\]"),
-    ([[X, X]], "a list: missing a required argument: 'y'"),
-    ([(X, X, X)], 'a tuple: too many positional arguments'),
+    ([[X, X]], "a list of 2: missing a required argument: 'y'"),
+    ([(X, X, X)], 'a tuple of 3: too many positional arguments'),
     (
         [Transition(X, X)],
-        r"a Transition: missing .* lambda params, batch: .*\(params, batch\['x'\]\)",
+        r"a Transition of 2: missing .* lambda params, batch: .*\(params, batch\['x'\]\)",
     ),
 ]
 

@@ -2,16 +2,12 @@
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpruner.structure import channel_groups
 from jaxpruner.structure.axes import (
     Axis,
-    Pin,
-    Ties,
-    atoms,
     occurrences,
     product,
     total,
@@ -103,22 +99,6 @@ def test_any_program_of_moves_is_cut_as_its_axes_say(program, seed):
     np.testing.assert_array_equal(graph.expand(small, keep), zeroed)
     small_apply = graph.small_apply(keep)
     np.testing.assert_allclose(small_apply(small), apply(zeroed), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ('left', 'right', 'reason'),
-    [
-        (product([Axis(4), Axis(3)]), product([Axis(3), Axis(4)]), 'cuts across these sizes'),
-        (product([Axis(3), Axis(4)]), total([Axis(5), Axis(7)]), 'cuts across the parts'),
-        (Axis(3), Axis(4), 'sizes 3 and 4 meet'),
-    ],
-)
-def test_what_does_not_fit_is_pinned(left, right, reason):
-    ties = Ties(lambda reason: Pin(reason, 'reshape', lambda: 'model.py:1'))
-    ties.unify(left, right)
-    for each in (*atoms(left), *atoms(right)):
-        assert reason in str(each.pin)
-        assert 'model.py:1' in str(each.pin)
 
 
 @given(st.data())

@@ -146,25 +146,6 @@ def test_models_without_blocks_are_trained_cut_and_made_shallower_again():
     assert again.small_apply(keep)(less, other).shape == (2, 7, 2)
 
 
-def test_programs_of_one_model_have_the_same_blocks():
-    graph, params, (x,) = make(residual, residual)
-
-    def evaluate(p, x):
-        return graph.model.apply_fn(p, x)
-
-    def without_residual(p, x):
-        x = residual(x @ p['up'], p['w0'])
-        return jnp.tanh(x @ p['w1']) @ p['down']
-
-    both = graph.also(evaluate, x)
-    assert list(both.blocks) == ['w0', 'w1']
-    small = both.drop_blocks(params, ['w0'])
-    shallow = both.without_blocks(['w0'])
-    expected = shallow.small_apply({})(small, x)
-    np.testing.assert_allclose(shallow.small_apply({}, of=evaluate)(small, x), expected, rtol=1e-6)
-    assert list(graph.also(without_residual, x).blocks) == ['w0']
-
-
 def test_what_is_no_exact_block_is_refused():
     graph, params, _ = make(residual, lambda x, w: x + jnp.cos(x @ w))
     with pytest.raises(TypeError, match=r"\['w0'\]"):

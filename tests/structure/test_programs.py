@@ -121,19 +121,6 @@ def test_what_is_not_exact_in_another_program_is_not_exact():
     assert both.groups['mid[1]'].exact
 
 
-def test_groups_that_another_program_ties_are_one():
-    _, both = graphs(lambda p, x: (x @ p['up'] + x @ p['up'] @ p['mid']) @ p['down'])
-    (group,) = both.groups.values()
-    assert group.name == 'up[1]'
-    assert {(each.name, each.axis) for each in group.members} == {
-        ('up', 1),
-        ('other', 1),
-        ('mid', 0),
-        ('mid', 1),
-        ('down', 0),
-    }
-
-
 def test_what_one_program_reads_of_a_leaf_is_read():
     def trained(p, x):
         return (x @ p['positions']) @ p['head']

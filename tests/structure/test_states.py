@@ -137,25 +137,3 @@ def test_states_that_do_not_fit_are_refused():
         graph.verify(params, keep, x)
     with pytest.raises(ValueError, match=r'up is the path of .*state=\{"state": state\}'):
         channel_groups(lambda p, s, x: x, params, x, state={'up': jnp.ones(3)})
-
-
-def test_small_models_with_a_state_can_be_trained():
-    with doubles():
-        apply_fn, params, state, inputs = stateful.linen()
-        params, state, inputs = in_doubles((params, state, inputs))
-        graph = channel_groups(apply_fn, params, *inputs, state=state)
-        keep = {'Conv_0/kernel[3]': [0, 2, 5]}
-
-        def gradient(function, params, state):
-            def loss(params):
-                logits, new = function(params, state, *inputs)
-                return jnp.sum(jnp.sin(logits)), new
-
-            return jax.grad(loss, has_aux=True)(params)
-
-        zeroed = graph.zeroed(params, keep), graph.zeroed(state, keep)
-        small = graph.shrink(params, keep), graph.shrink(state, keep)
-        expected = gradient(apply_fn, *zeroed)
-        found = gradient(graph.small_apply(keep), *small)
-        for one, other in zip(found, expected, strict=True):
-            jax.tree.map(close, one, graph.shrink(other, keep))

@@ -8,7 +8,6 @@ import pytest
 
 import jaxpruner
 from jaxpruner import channel_groups
-from jaxpruner import sparse_state as sparse_state_lib
 
 RNG = np.random.default_rng(0)
 PARAMS = {
@@ -126,42 +125,6 @@ def test_states_get_the_shapes_that_a_new_start_would_give_them(tx):
     found, expected = GRAPH.shrink(tx.init(PARAMS), KEEP), tx.init(small)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, expected)
-
-
-@pytest.mark.parametrize('packed', [True, False])
-def test_states_of_wrapped_optimizers_are_cut_along(packed):
-    pruner = jaxpruner.MagnitudePruning(
-        sparsity_distribution_fn=jaxpruner.sparsity_distributions.uniform,
-        scheduler=jaxpruner.sparsity_schedules.OneShotSchedule(0),
-        use_packed_masks=packed,
-    )
-    pruner.sparsity_distribution_fn = lambda params: {
-        'up': {'kernel': 0.5, 'bias': None},
-        'down': {'kernel': 0.25, 'bias': None},
-    }
-    tx = pruner.wrap_optax(optax.adam(1e-2))
-    params, state = steps(tx, apply, PARAMS, tx.init(PARAMS), 2)
-    small_params, small_state = GRAPH.shrink((params, state), KEEP)
-    for layer in ('up', 'down'):
-        mask = sparse_state_lib.unpack_like(
-            state.masks[layer]['kernel'], PARAMS[layer]['kernel'].shape
-        )
-        expected = mask[:, KEEP[GROUP]] if layer == 'up' else mask[KEEP[GROUP]]
-        stored = small_state.masks[layer]['kernel']
-        assert stored.shape == (
-            sparse_state_lib.packed_shape(expected.shape) if packed else expected.shape
-        )
-        np.testing.assert_array_equal(
-            sparse_state_lib.unpack_like(stored, expected.shape), expected
-        )
-    if packed:
-        assert int(small_state.sizes['up']['kernel']) == 30
-    shapes = jax.tree.map(jnp.shape, jax.eval_shape(tx.init, small_params))
-    assert jax.tree.map(jnp.shape, small_state) == shapes
-    new_params, _ = steps(tx, GRAPH.small_apply(KEEP), small_params, small_state, 1)
-    assert int((new_params['up']['kernel'] == 0).sum()) == int(
-        (small_params['up']['kernel'] == 0).sum()
-    )
 
 
 def test_what_belongs_to_no_parameter_or_has_another_shape_is_refused():

@@ -56,7 +56,7 @@ def plot(
       cell: whose masks: algorithm, sparsity and seed, as in magnitude_0.8_0.
       out: the image: .png, .pdf or .svg, for masks .gif. Without it, a file named for the kind in the first folder.
     """
-    if not results or (kind == 'masks') != (cell is not None) or (cell and len(results) > 1):
+    if not results or (kind == 'masks') != (cell is not None) or (cell and results[1:]):
         raise ValueError(
             'name at least one folder of results; for --kind masks exactly one, and with --cell one of its cells, such '
             'as magnitude_0.8_0'

@@ -218,9 +218,8 @@ def _recipe(training: Training) -> 'tuple[Workload, Recipe]':
     from jaxpruner.baselines import WORKLOADS
     from jaxpruner.baselines.recipe import parse_override, read_recipe
 
-    named: dict[str, tuple[Any, Any, Any]] = {
-        workload.name: (workload, None, None) for workload in WORKLOADS.values()
-    }
+    named: dict[str, tuple[Workload, str | None, str | None]] = {}
+    named |= {workload.name: (workload, None, None) for workload in WORKLOADS.values()}
     for workload in WORKLOADS.values():
         for preset in workload.presets:
             data = workload.default(preset).data

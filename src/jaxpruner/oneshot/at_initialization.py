@@ -195,7 +195,9 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
                         f'all scores of {name} are zero: what {self.function} returns does not depend on the leaves '
                         'that are to be pruned, or its derivatives are too small for their dtype'
                     )
-                scores = jax.tree.map(_keep_pruned, scores, masks)
+                scores = jax.tree.map(
+                    lambda leaf, mask: jnp.where(mask != 0, leaf, -jnp.inf), scores, masks
+                )
                 masks = self.create_masks(scores, jax.tree.map(lambda _, now=sparsity: now, scores))
                 logger.info(
                     '%s: sparsity %.4f after round %d of %d', name, sparsity, number, self.rounds
@@ -234,13 +236,8 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         )
 
 
-@jax.jit
-def _keep_pruned(scores: jax.Array, mask: jax.Array) -> jax.Array:
-    return jnp.where(mask != 0, scores, -jnp.inf)
-
-
 def _sum_over(
-    batches: Iterable[Any], add: Callable[..., Any], params: Any, masks: Any, sums: Any
+    batches: Any, add: Callable[..., Any], params: Any, masks: Any, sums: Any
 ) -> tree_lib.PyTree:
     """Passes over the batches once; sums are float32 or wider, and lie on the devices of the parameters."""
 
@@ -360,7 +357,9 @@ class SynFlow(PruningAtInitialization):
         """Returns the flow, and one batch of ones."""
 
         def flow(params: Any, *inputs: Any) -> Any:
-            magnitudes = jax.tree.map(_magnitude, params)
+            magnitudes = jax.tree.map(
+                lambda leaf: jnp.abs(leaf) if _is_float(leaf) else leaf, params
+            )
             results = jax.tree.leaves(function(magnitudes, *inputs))
             total = 0
             for result in filter(_is_float, results):
@@ -387,10 +386,6 @@ class SynFlow(PruningAtInitialization):
         """Multiplies weights by derivatives of the flow."""
         del sparse_state
         return pruners.saliencies(params, grads)
-
-
-def _magnitude(leaf: Any) -> Any:
-    return jnp.abs(leaf) if _is_float(leaf) else leaf
 
 
 def _is_float(leaf: Any) -> bool:

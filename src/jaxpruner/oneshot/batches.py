@@ -27,7 +27,7 @@ def as_batches(batches: Any) -> Iterable[Any]:
     return batches
 
 
-def first_batch(batches: Iterable[Any], times: int = 1) -> tuple[Any, Iterable[Any]]:
+def first_batch(batches: Any, times: int = 1) -> tuple[Any, Any]:
     """Takes the first batch; returns it, and an iterable of all batches, the first included.
 
     Raises:
@@ -81,9 +81,10 @@ def check_inputs(function: Callable[..., Any], batch: Any, name: str = 'apply_fn
     except ValueError:  # of functions that are not written in Python
         return
     except TypeError as error:
-        given = f'a {type(batch).__name__}'
-        if hasattr(batch, 'shape'):
-            given = f'an array of shape {tuple(batch.shape)}'
+        size = f' of {len(batch)}' if isinstance(batch, list | tuple) else ''
+        given, shape = f'a {type(batch).__name__}{size}', getattr(batch, 'shape', None)
+        if shape is not None:
+            given = f'an array of shape {tuple(shape)}'
         raise TypeError(
             f'{name} does not take the first batch, {given}: {error}. A batch of several inputs is a plain tuple, '
             f"batches=[(x, y), …]; of a mapping take them out, lambda params, batch: {name}(params, batch['x']); "

@@ -127,23 +127,21 @@ def calibrate(
     """
     if kind not in ('second_moment', 'gram'):
         raise ValueError(f"kind is 'second_moment' or 'gram', got {kind!r}")
-    shapes: Any = None
-    first, totals, followed, by_inputs, add = [shapes] * 5
+    program = shapes = totals = None
     batches = batches_lib.as_batches(batches)
     with progress_bar(len(batches) if isinstance(batches, Sized) else None, progress) as show:
         for number, batch in enumerate(batches):
             show('calibrating', number, totals)
             inputs = batches_lib.as_inputs(batch)
             own_weights = sample_weights.weights_of(batch, weights)
-            if batches_lib.shapes_of((inputs, own_weights)) != shapes:
+            if program is None or batches_lib.shapes_of((inputs, own_weights)) != shapes:
                 shapes = batches_lib.shapes_of((inputs, own_weights))
                 graph = leaves_lib.trace_model(apply_fn, params, batch, number)
                 followed = leaves_lib.follow_named_leaves(graph, only)
                 sample_weights.check_samples_are_told(followed.all_matrices, own_weights)
                 by_inputs = uses_by_inputs(followed.all_matrices)
                 taps = input_taps(by_inputs.values(), kind == 'gram')
-                if first is None:
-                    first = followed
+                if program is None:
                     leaves_lib.check_used(followed, 'calibrate')
                     leaves_lib.warn_of_unclear(followed.unclear, 'have no statistics')
                     logger.info(
@@ -153,30 +151,30 @@ def calibrate(
                         / 2**18,
                     )
                     totals = on_explicit_mesh(taps.zeros(), (params, inputs))
-                check_alike(first.all_matrices, followed.all_matrices)
+                else:
+                    check_alike(program[0].all_matrices, followed.all_matrices)
 
                 def step(totals, weights, params, *inputs, taps=taps, graph=graph):
                     return taps.run(graph, totals, params, *inputs, given=(weights,))[1]
 
-                add = CompiledOnce(step, donate_argnums=(0,))
-            totals = add(totals, own_weights, params, *inputs)
-    if totals is None:
+                program = followed, by_inputs, CompiledOnce(step, donate_argnums=(0,))
+            totals = program[2](totals, own_weights, params, *inputs)
+    if program is None:
         raise ValueError('batches are empty; calibration needs at least one')
-    statistics = dict(zip(by_inputs, totals, strict=True))
+    followed, by_inputs, _ = program
+    statistics = dict(zip(by_inputs, totals or (), strict=True))
     calibration = Calibration()
     calibration.followed = followed
     for path, matrices in followed.matrices.items():
-        own = [_of_own_trips(part, statistics[inputs_key(part)]) for part in matrices]
-        calibration[path] = tuple(map(CalibratedMatrices, matrices, own))
+        entries = []
+        for part in matrices:
+            own = statistics[inputs_key(part)]
+            if not part.fills_stacks:  # other trips of the loop read other leaves
+                trips = tuple(slice(*axis.range) for axis in part.stack if axis.loop)
+                own = jax.tree.map(lambda x, trips=trips: x[trips] if x.ndim else x, own)
+            entries.append(CalibratedMatrices(part, own))
+        calibration[path] = tuple(entries)
     return calibration
-
-
-def _of_own_trips(matrices: WeightMatrices, statistics: InputStatistics) -> InputStatistics:
-    """Takes the statistics of those trips of loops that read this leaf; other trips read others."""
-    if matrices.fills_stacks:
-        return statistics
-    trips = tuple(slice(*axis.range) for axis in matrices.stack if axis.loop)
-    return jax.tree.map(lambda array: array[trips] if array.ndim else array, statistics)
 
 
 # Which matrices meet the same value.
@@ -264,8 +262,7 @@ def _statistics_of(
     if weights is not None:
         (axes,) = sample_weights.sample_axes(use, weights.shape)
         data = sample_weights.weigh(data, weights, axes)
-    gram: Any = None
-    second_moment: Any = None
+    gram = second_moment = None
     if use.op == 'conv':
         result = equation.outvars[0].aval.shape
         channels = result[equation.params['dimension_numbers'].out_spec[1]]
@@ -300,6 +297,7 @@ def _statistics_of(
         count = count / weights.size * jnp.sum(weights)
     if gram is not None:
         second_moment = jnp.diagonal(gram, 0, -2, -1)
+    assert second_moment is not None
     return InputStatistics(count, second_moment, gram)
 
 

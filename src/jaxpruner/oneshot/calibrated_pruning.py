@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import jax
@@ -165,8 +165,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
         params: tree_lib.PyTree,
         grads: None = None,
         *,
-        apply_fn: Any = None,
-        batches: Any = None,
+        apply_fn: Callable[..., Any] | None = None,
+        batches: Iterable[Any] | None = None,
         calibration: Calibration | None = None,
         masks: tree_lib.PyTree | None = None,
         progress: bool = True,
@@ -199,6 +199,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
         """
         del grads, extra_args
         name = type(self).__name__
+        model: Any = apply_fn
+        data: Any = batches
         targets, contradictions = self._targets(params, masks)
         if calibration is not None:
             if weights is not None:
@@ -207,7 +209,11 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 raise ValueError(
                     'sequential=True takes statistics as it goes; give apply_fn and batches alone'
                 )
-            followed = _followed_by(calibration).among(targets)
+            followed = getattr(calibration, 'followed', None)
+            if followed is None:  # a mapping of a user's own
+                parts = {path: tuple(part for part, _ in calibration[path]) for path in calibration}
+                followed = leaves_lib.FollowedLeaves(parts, {}, frozenset())
+            followed = followed.among(targets)
             unknown = targets.keys() - followed.matrices.keys() - followed.reasons.keys()
             if missing := [tree_lib.path_string(path) for path in targets if path in unknown]:
                 caller_warnings.warn(
@@ -217,18 +223,18 @@ class CalibratedPruning(base_updater.BaseUpdater):
         else:
             instead = ', or a calibration=…'
             batches_lib.check_model_is_given(name, 'instant_sparsify', apply_fn, batches, instead)
-            first, batches = batches_lib.first_batch(batches)
-            graph = leaves_lib.trace_model(apply_fn, params, first)
+            first, data = batches_lib.first_batch(batches)
+            graph = leaves_lib.trace_model(model, params, first)
             followed = leaves_lib.follow_leaves(graph, targets)
             del graph  # holds the traced program
         targets = self._choose(params, followed, targets, contradictions)
         run = PruningRun(self.begin(params, targets), params, targets, donate)
         taken = self.kind, list(targets), progress, weights
         if self.sequential:
-            self._prune_in_blocks(run, apply_fn, list(batches), *taken)
+            self._prune_in_blocks(run, model, list(data), *taken)
         else:
             if calibration is None:
-                calibration = calibrate(apply_fn, params, batches, *taken)
+                calibration = calibrate(model, params, data, *taken)
             entries = [entry for path in targets for entry in calibration[path]]
             del calibration  # the statistics are freed one after another
             self._choose_sparsities(run, entries)
@@ -244,8 +250,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
         params: tree_lib.PyTree,
         opt_state: Any = None,
         *,
-        apply_fn: Any = None,
-        batches: Any = None,
+        apply_fn: Callable[..., Any] | None = None,
+        batches: Iterable[Any] | None = None,
     ) -> PruningPlan:
         """Tells what will happen to each leaf; the model says which leaves are pruned, and along which axes.
 
@@ -287,7 +293,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 reason = followed.why_dense(leaf.path, lambda path: False)
                 leaf = dataclasses.replace(leaf, target=None, kept=leaf.size, why_dense=reason)
             elif leaf.is_pruned and isinstance(leaf.sparsity_type, NByM):
-                n_by_m: Any = _along_inputs(leaf).sparsity_type
+                n_by_m = dataclasses.replace(leaf.sparsity_type, axis=INPUT_AXIS)
                 removed = 0
                 for part in followed.matrices[leaf.path]:
                     *_, inputs, _ = part.shape
@@ -322,8 +328,9 @@ class CalibratedPruning(base_updater.BaseUpdater):
         paths, leaves, _ = tree_lib.flatten_with_paths(params)
         described = self.describe_leaves(paths, leaves)
 
-        def check(pruned: Sequence[Any]) -> None:
+        def check(pruned: Sequence[sparsity_types.Leaf]) -> None:
             for leaf in pruned:
+                assert leaf.sparsity_type is not None
                 self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
 
         with leaves_lib.ignore_vectors():
@@ -428,14 +435,6 @@ class CalibratedPruning(base_updater.BaseUpdater):
             sparsities = matrix_sparsities(entries, run.targets, run.read, self)
             for (matrices, _), sparsity in zip(entries, sparsities, strict=True):
                 run.sparsities[matrices.path, matrices.reading] = sparsity
-
-
-def _followed_by(calibration: Mapping[tree_lib.Path, Any]) -> leaves_lib.FollowedLeaves:
-    followed = getattr(calibration, 'followed', None)
-    if followed is not None:
-        return followed
-    matrices = {path: tuple(part for part, _ in calibration[path]) for path in calibration}
-    return leaves_lib.FollowedLeaves(matrices, {}, frozenset())
 
 
 def _along_inputs(leaf: LeafPlan) -> LeafPlan:

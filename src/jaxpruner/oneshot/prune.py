@@ -272,7 +272,7 @@ def _warn_of_groups_along_the_last_axis(setting: Any) -> None:
     """
     for entry in filter(sparsity_types.is_n_by_m_without_axis, _types_in(setting)):
         n_by_m: Any = sparsity_types.parse_sparsity_type(entry)
-        n, m = n_by_m.n, n_by_m.m
+        n, m, _ = n_by_m
         caller_warnings.warn(
             f'sparsity_type={entry!r} names no axis, so that its groups lie along the last one, which in most '
             'layouts of JAX are the outputs, where hardware wants the inputs; give the model, apply_fn=… and '

@@ -109,7 +109,7 @@ def prune_by_sparsegpt(
     weights: jax.Array,
     gram: jax.Array | Factors,
     sparsity: Any,
-    sparsity_type: Any = sparsity_types.Unstructured(),
+    sparsity_type: sparsity_types.SparsityType = sparsity_types.Unstructured(),
     per: str = 'layer',
     damping: Any = 0.01,
     *,
@@ -156,9 +156,13 @@ def prune_by_sparsegpt(
     if not weights.size:
         return PrunedMatrices(weights, jnp.ones(weights.shape, jnp.uint8), factors.damping)
     *leading, inputs, outputs = weights.shape
-    is_n_by_m = mask is None and isinstance(sparsity_type, sparsity_types.NByM)
-    if is_n_by_m:  # a part is a group, chosen by itself, so that blocks may have any length
-        part = sparsity_type.m
+    group = None
+    if mask is None and isinstance(sparsity_type, sparsity_types.NByM):
+        group = sparsity_type
+    if (
+        group is not None
+    ):  # a part is a group, which is chosen by itself, so that blocks may have any length
+        part = group.m
         block = part * max(min(block_size, inputs) // part, 1)
     else:
         block = block_size if block_size <= inputs else -(-inputs // _PART) * _PART
@@ -213,7 +217,7 @@ def prune_by_sparsegpt(
             new = old + _product(inverse, errors)
             if given is not None:
                 mask = rows(given, start)
-            elif is_n_by_m:
+            elif group is not None:
                 mask = jnp.ones(new.shape, bool)
             else:
                 costs = jnp.minimum(jnp.abs(new) / diagonal, limit)
@@ -224,11 +228,11 @@ def prune_by_sparsegpt(
                 first = part_number * part
                 own_mask, own_rows = rows(mask, first, part), rows(new, first, part)
                 factor = rows(inverse, first, part)
-                if is_n_by_m:
+                if group is not None:
                     limit_of_part = rows(limit, first, part)
                     costs = jnp.abs(own_rows) / rows(diagonal, first, part)
                     costs = jnp.minimum(costs, limit_of_part)
-                    own_mask = n_by_m.keep_n_of_m(costs, sparsity_type.n, sparsity_type.m, 0) != 0
+                    own_mask = n_by_m.keep_n_of_m(costs, group.n, group.m, 0) != 0
                     own_mask = (own_mask | (sparsity == 0)) & (limit_of_part >= 0)
 
                 def prune_input(i: jax.Array, carry: Any) -> Any:

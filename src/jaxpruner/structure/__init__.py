@@ -32,7 +32,7 @@ first. Read the files in this order:
 
     axes, traces             expressions over atoms; a traced program with the axes of its values
     fills, rules             what is known of zeroed channels; a row for each primitive, `rules.primitives` is the table
-    inference → programs     unifies the axes that equations tie together, in all programs of a model
+    programs                 unifies the axes that equations tie together, in all programs of a model
     zeros → groups           which groups are exact, and which may keep other channels in each layer, expert or head
     cut → trees              what is kept along each axis; cuts trees
     replay, derivatives      the program at smaller shapes, and its derivative rules

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxpruner.structure.axes import Axes, Axis, Ties, atoms, pick, product, total
 from jaxpruner.structure.cut import Cut, EquationCut, Lists
-from jaxpruner.structure.inference import Inference
+from jaxpruner.structure.programs import Inference
 from jaxpruner.structure.traces import Trace, pin_at
 from jaxpruner.trace.interpreter import Position
 from jaxpruner.trace.program import RULED_BACKWARDS, Program, bind

@@ -1,4 +1,4 @@
-"""The programs of a model, the state that they take and return, and their traces.
+"""The programs of a model, the state that they take and return, and the axes of their values.
 
 A program may take a state after the parameters, such as the statistics of batch normalization or the keys and values of
 earlier tokens. It returns the state with other numbers. The state is found among the results by its names and shapes:
@@ -16,14 +16,33 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure.axes import Axes, Pin, Ties, atoms, new_axes, set_pin, sizes_of
-from jaxpruner.structure.inference import Inference
-from jaxpruner.structure.traces import Trace, live_in_whole
-from jaxpruner.trace.interpreter import Position
-from jaxpruner.trace.program import Program, shape_of
+from jaxpruner.structure.axes import (
+    Axes,
+    Axis,
+    Pin,
+    Ties,
+    atoms,
+    new_axes,
+    set_pin,
+    sizes_of,
+)
+from jaxpruner.structure.rules import contracting, primitives
+from jaxpruner.structure.traces import (
+    Contraction,
+    EquationAxes,
+    EquationTies,
+    Trace,
+    live_in_whole,
+    new_results,
+)
+from jaxpruner.trace import contractions
+from jaxpruner.trace.interpreter import Interpreter, Position
+from jaxpruner.trace.program import Cond, Program, ProgramPath, Scan, While, shape_of
 from jaxpruner.trace.walk import leaf_shape
 from jaxpruner.tree import Path, PyTree
 
+# These may read only parts of their operands, so that their results count as read, see `trace_programs`.
+_TAKES_PARTS = frozenset('dynamic_slice gather slice split unstack'.split())
 _Shapes = Mapping[Path, tuple[int, ...]]
 
 
@@ -193,6 +212,89 @@ def _take_part(shapes: _Shapes, beginning: Path, prefix: Path) -> _Shapes:
         for path, shape in shapes.items()
         if path[: len(beginning)] == beginning
     }
+
+
+class Inference(Interpreter[Axes]):
+    """Unifies the axes of a program's values, and keeps those of each equation that is needed."""
+
+    def __init__(self, leaves: Sequence[Axes]):
+        self.first_uses: dict[int, int] = {}  # number of a leaf -> when it is first used
+        # `id` of a leaf's axes -> the number of the leaf, and the axes, so that they stay alive.
+        self._leaves = {id(axes): (number, axes) for number, axes in enumerate(leaves)}
+        self.equations: dict[ProgramPath, EquationAxes] = {}
+        self.constants: dict[ProgramPath, tuple[Axes, ...]] = {}
+        self.trips: dict[ProgramPath, Axis] = {}
+        self.contractions: list[Contraction] = []
+        self.read: list[Axes] = []  # axes of values, or of their parts, that equations read
+
+    def constant(self, value: Any, aval: Any) -> Axes:
+        return value if isinstance(value, tuple) else new_axes(aval.shape)
+
+    def unneeded(self, equation: Any, operands: Any) -> list[Axes]:
+        return new_results(equation)
+
+    def visit_program(
+        self, program: Program, inputs: Sequence[Axes], position: Position
+    ) -> list[Axes]:
+        axes = tuple([new_axes(shape_of(variable)) for variable in program.jaxpr.constvars])
+        self.constants[position.path] = axes
+        return super().visit_program(Program(program.jaxpr, axes), inputs, position)
+
+    def visit_equation(self, equation: Any, operands: list[Axes], position: Position) -> list[Axes]:
+        results = super().visit_equation(equation, operands, position)
+        self.equations[position.path] = EquationAxes(tuple(operands), tuple(results))
+        return results
+
+    def visit_plain(self, equation: Any, operands: list[Axes], position: Position) -> list[Axes]:
+        for axes in operands:
+            if id(axes) in self._leaves:
+                number, _ = self._leaves[id(axes)]
+                self.first_uses.setdefault(number, len(self.equations))
+        name = equation.primitive.name
+        ties = EquationTies(equation, operands, position)
+        if name in primitives.ROWS:
+            results = primitives.ROWS[name].axes(ties)
+        else:
+            results = ties.pin_everything('nothing is known of this operation')
+        if name in contractions.OPERATIONS:
+            self.contractions.append(contracting.contraction(ties))
+        if name not in _TAKES_PARTS:
+            self.read += operands
+        self.read += results
+        return results
+
+    def visit_scan(self, scan: Scan, operands: list[Axes], position: Position) -> list[Axes]:
+        """Carried values keep their axes. The sliced and stacked axes have an index for each trip."""
+        _, carried, sliced = scan.split(operands)
+        trips = Axis(scan.length)
+        self.trips[position.path] = trips
+        self.read.append((trips,))
+        ties = EquationTies(scan.equation, operands, position)
+        slices = []
+        for axes in sliced:
+            ties.unify(axes[0], trips)
+            slices.append(axes[1:])
+            if id(axes) in self._leaves:  # a slice of a leaf counts as that leaf
+                number, _ = self._leaves[id(axes)]
+                self._leaves[id(slices[-1])] = number, slices[-1]
+        results = self.visit_scan_body(scan, operands, carried, slices, position)
+        carried_out, stacked = scan.split_results(results)
+        ties.unify_values(carried, carried_out)
+        return carried + [(trips, *axes) for axes in stacked]
+
+    def visit_while(self, loop: While, operands: list[Axes], position: Position) -> list[Axes]:
+        _, _, carried = loop.split(operands)
+        self.visit_condition(loop, operands, carried, position)
+        results = self.visit_loop_body(loop, operands, carried, position)
+        EquationTies(loop.equation, operands, position).unify_values(carried, results)
+        return carried
+
+    def visit_cond(self, cond: Cond, operands: list[Axes], position: Position) -> list[Axes]:
+        ties = EquationTies(cond.equation, operands, position)
+        first, *others = self.visit_branches(cond, operands, position)
+        for results in others:
+            ties.unify_values(first, results)
+        return first
 
 
 def trace_programs(

@@ -9,9 +9,21 @@ from jaxpruner.trace.views import Factor, Factors, NoRuleError, Range, Step, Vie
 
 def reshape(view: View, new_shape: Sequence[int], *steps: Step) -> View:
     """The view of a value in another shape."""
-    axes = []
+    axes: list[ViewAxis] = []
     for runs in matching_runs(view.shape, new_shape):
-        axes += _regrouped(view.axes[runs.old], new_shape[runs.new])
+        first, count = 0, 1  # of the parameter's elements, counted through all old axes of the run
+        factors: Factors = ()
+        for axis in view.axes[runs.old]:
+            if count > 1 and not axis.is_whole:
+                raise NoRuleError('reshape of a concatenation')
+            first = first * axis.length + axis.start
+            count *= axis.size
+            factors += axis.factors
+        sizes = new_shape[runs.new]
+        ranges = _ranges(first, first + count, sizes)
+        dealt = _deal(factors, [stop - start for start, stop in ranges])
+        for own, length, (start, _) in zip(dealt, sizes, ranges, strict=True):
+            axes.append(ViewAxis(own, length, start))
     return view.moved(axes, *steps)
 
 
@@ -54,31 +66,6 @@ def matching_runs(shape: Sequence[int], new_shape: Sequence[int]) -> list[Runs]:
             all_runs.append(runs)
         i, j = old_end, new_end
     return all_runs
-
-
-def _regrouped(axes: Sequence[ViewAxis], sizes: Sequence[int]) -> list[ViewAxis]:
-    """Puts the elements of some axes along axes of other lengths."""
-    ranges = _ranges(*_linear_range(axes), sizes)
-    factors: Factors = ()
-    for axis in axes:
-        factors += axis.factors
-    dealt = _deal(factors, [stop - start for start, stop in ranges])
-    regrouped = []
-    for number, length in enumerate(sizes):
-        start, _ = ranges[number]
-        regrouped.append(ViewAxis(dealt[number], length, start))
-    return regrouped
-
-
-def _linear_range(axes: Sequence[ViewAxis]) -> Range:
-    """The range of the parameter's elements, counted through all of these axes. They must be consecutive."""
-    first, count = 0, 1
-    for axis in axes:
-        if count > 1 and not axis.is_whole:
-            raise NoRuleError('reshape of a concatenation')
-        first = first * axis.length + axis.start
-        count *= axis.size
-    return first, first + count
 
 
 def _ranges(start: int, stop: int, sizes: Sequence[int]) -> list[Range]:

@@ -83,8 +83,16 @@ class Taps:
         self.within: dict[ProgramPath, list[Tap]] = {}
         for number, uses in enumerate(places):
             for use in uses:
-                _check_observable(use)
-                path = use.site.path
+                path, equation = use.site.path, use.site.equation
+                if equation is None:
+                    raise UnsupportedPrimitive(
+                        'a parameter that the model returns is an operand of nothing, so there is no tap'
+                    )
+                if leaves_a_program(path):
+                    raise UnsupportedPrimitive(
+                        f'a parameter leaves a program inside {equation.primitive.name} as one of its results '
+                        f'({use.where}); it is an operand of nothing there, so there is no tap'
+                    )
                 for length in range(1, len(path) + 1):
                     self.within.setdefault(path[:length], []).append(Tap(number, use))
 
@@ -191,20 +199,6 @@ class TapRun(Run):
     def inside(self, position: Position, state: Totals, element: Any = None) -> 'TapRun':
         trips = self.trips if element is None else {**self.trips, position.path: element}
         return TapRun(self.taps, state, trips, self.given)
-
-
-def _check_observable(use: Use) -> None:
-    site = use.site
-    if site.equation is None:
-        raise UnsupportedPrimitive(
-            'a parameter that the model returns is an operand of nothing, so there is no tap'
-        )
-    if leaves_a_program(site.path):
-        name = site.equation.primitive.name
-        raise UnsupportedPrimitive(
-            f'a parameter leaves a program inside {name} as one of its results ({use.where}); it is an operand of '
-            'nothing there, so there is no tap'
-        )
 
 
 def _add(total: jax.Array, statistic: jax.Array, index: Sequence[Any]) -> jax.Array:

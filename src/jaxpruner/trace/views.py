@@ -359,22 +359,20 @@ def cut(view: View, taken: Sequence[range], *steps: Step) -> View | None:
 
 def join(operand: Iterable[View]) -> Views:
     """The views of a value computed from values with these views: one for each parameter and region."""
+
+    def joined_axis(first: ViewAxis, second: ViewAxis) -> ViewAxis:
+        if first == second or not second.along:
+            return first
+        if not first.along:
+            return second
+        return first._replace(factors=mixed(first.factors + second.factors, first.size).factors)
+
     joined: dict[Any, View] = {}
     for view in operand:
         key = (view.leaf, view.region, view.stack)
-        axes: Iterable[ViewAxis] = view.axes
-        if key in joined:
-            axes = map(_join_axis, joined[key].axes, view.axes)
-        joined[key] = view.computed(axes)
+        earlier = joined.get(key, view)
+        joined[key] = view.computed(map(joined_axis, earlier.axes, view.axes))
     return tuple(joined.values())
-
-
-def _join_axis(first: ViewAxis, second: ViewAxis) -> ViewAxis:
-    if first == second or not second.along:
-        return first
-    if not first.along:
-        return second
-    return first._replace(factors=mixed(first.factors + second.factors, first.size).factors)
 
 
 def enter_loop(view: View, loop: ProgramPath) -> View:
