@@ -41,6 +41,7 @@ def samples():
 
 def matrices_of(tree, calibration, name):
     """All weight matrices of a leaf, `[number, inputs, outputs]`."""
+    assert name in calibration
     parts = [entry.matrices.read(jnp.float32(tree[name])) for entry in calibration[name]]
     return np.concatenate([np.asarray(part).reshape(-1, *part.shape[-2:]) for part in parts])
 

@@ -75,6 +75,9 @@ class Calibration(dict[tree_lib.Path, tuple[CalibratedMatrices, ...]]):
     # Of all leaves that were asked for: it says why some have no statistics.
     followed: leaves_lib.FollowedLeaves | None = None
 
+    def __contains__(self, name: object) -> bool:
+        return any(name in (path, tree_lib.path_string(path)) for path in self)
+
     def __missing__(self, name: Any) -> tuple[CalibratedMatrices, ...]:
         by_name = {tree_lib.path_string(path): entries for path, entries in self.items()}
         name = name if isinstance(name, str) else tree_lib.path_string(name)
