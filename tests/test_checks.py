@@ -288,6 +288,29 @@ def test_what_can_be_done_is_done_without_a_word(make):
     init(make())  # warnings are errors
 
 
+class Slower(sparsity_schedules.PolynomialSchedule):
+    """A schedule with a formula of its own, which has come half of the way."""
+
+    def get_sparsity_at_step(self, target_sparsities, step):
+        return jax.tree.map(lambda target: target / 2, target_sparsities)
+
+
+def test_a_schedule_of_ones_own_is_asked_how_far_it_comes():
+    with pytest.warns(UserWarning, match=r'MagnitudePruning ends at 50\.0%'):
+        init(jaxpruner.MagnitudePruning(Slower(100, 0, 200), sparsity=0.8))
+
+
+class SparseFromTheStart(jaxpruner.MagnitudePruning):
+    """Written for JaxPruner: no attribute says that its first masks are sparse."""
+
+    def get_initial_masks(self, params, target_sparsities):
+        return jax.tree.map(lambda p: (p > 2).astype(jnp.uint8), params)
+
+
+def test_masks_that_are_sparse_need_no_update():
+    init(SparseFromTheStart(NO_MULTIPLE, sparsity=0.8))  # warnings are errors
+
+
 def test_pruning_once_and_plans_need_no_schedule():
     pruner = jaxpruner.MagnitudePruning(sparsity=0.75)
     assert pruner.plan(KERNEL)['kernel'].is_pruned

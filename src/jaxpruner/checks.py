@@ -572,8 +572,12 @@ def update_steps(schedule: Any) -> Sequence[int] | None:
 def share_at_end(schedule: Any) -> float:
     """Computes how much of its target a polynomial schedule has reached at the last mask update; 1 for others."""
     steps = update_steps(schedule)
-    if not steps or type(schedule) is not sparsity_schedules.PolynomialSchedule:
+    if not steps or not isinstance(schedule, sparsity_schedules.PolynomialSchedule):
         return 1.0
+    if type(schedule) is not sparsity_schedules.PolynomialSchedule:  # its formula may be another
+        with jax.ensure_compile_time_eval():
+            return float(schedule.get_sparsity_at_step(1.0, steps[-1]))
+    # By the formula, on the host: the schedule would compile ten programs before the first step.
     start, end = schedule.update_start_step, schedule.update_end_step or 0
     progress = min((steps[-1] + 1 - start) / max(end - start, 1), 1)
     return 1 - (1 - schedule.initial_sparsity) * (1 - progress) ** schedule.power
@@ -581,7 +585,8 @@ def share_at_end(schedule: Any) -> float:
 
 def reaches_target(schedule: Any) -> bool:
     """Whether masks are updated at all, and for the last time near the target, as far as can be told."""
-    return update_steps(schedule) != () and share_at_end(schedule) >= 0.999
+    steps = update_steps(schedule)
+    return (steps is None or len(steps) > 0) and share_at_end(schedule) >= 0.999
 
 
 def warn_of_shortfall(name: str, schedule: Any) -> None:
@@ -604,6 +609,11 @@ def check_plan(pruner: Any, plan: Any) -> None:
     # Masks that are sparse from the start, or made in each forward pass, need no update.
     if pruner.starts_sparse or not pruner.lands_on_zero:
         return
+    # Of N:M any sparsity above 0 means N of M.
+    is_ranked_by_type = mask_calculator.own_topk_fn(pruner.topk_fn) is None
+    grows = not all(
+        is_ranked_by_type and isinstance(leaf.sparsity_type, NByM) for leaf in plan.pruned
+    )
     steps = update_steps(pruner.scheduler)
     if steps is not None and not steps:
         caller_warnings.warn(
@@ -612,11 +622,7 @@ def check_plan(pruner: Any, plan: Any) -> None:
             'update_end_step); or call instant_sparsify to prune once without training, or pruner.new_masks where '
             'your own loop decides'
         )
-    is_ranked_by_type = mask_calculator.own_topk_fn(pruner.topk_fn) is None
-    grows = not all(
-        is_ranked_by_type and isinstance(leaf.sparsity_type, NByM) for leaf in plan.pruned
-    )
-    if grows and share_at_end(pruner.scheduler) < 0.999:  # of N:M any sparsity above 0 means N of M
+    elif grows and not reaches_target(pruner.scheduler):
         warn_of_shortfall(plan.algorithm, pruner.scheduler)
 
 
