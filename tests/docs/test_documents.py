@@ -126,9 +126,6 @@ def test_blocks_are_read():
 
 def test_the_documents_have_snippets():
     assert len(blocks('README.md', 'python')) == 4  # the model, in training, trained, smaller
-    assert len(blocks('docs/migrating.md', 'python')) == 12  # ten uses, what they share, a script
-    assert len(blocks('docs/migrating_from_jax_pruning.md', 'python')) == 6
-    assert len(blocks('docs/strategies.md', 'python')) >= 5
     without = {page for page in DOCUMENTS if page.startswith('docs/how_to/')} - {
         page for page in DOCUMENTS if blocks(page, 'python')
     }
