@@ -14,12 +14,9 @@ import pytest
 
 collect_ignore = []
 if importlib.util.find_spec('gymnax') is None:
-    collect_ignore += [
-        'src/jaxpruner/baselines/minatar_games.py',
-        'src/jaxpruner/baselines/minatar_training.py',
-    ]
+    collect_ignore += ['src/jaxpruner/baselines/minatar.py']
 if importlib.util.find_spec('ale_py') is None:
-    collect_ignore += ['src/jaxpruner/baselines/atari.py', 'src/jaxpruner/baselines/atari_feed.py']
+    collect_ignore += ['src/jaxpruner/baselines/atari.py']
 
 _FLAGS = 'XLA_FLAGS'
 # No optimizations by LLVM, the way of older releases of XLA to write down fusions, and one piece for LLVM.
@@ -30,11 +27,8 @@ _QUICK = (
 )
 _FOLDER = 'JAX_COMPILATION_CACHE_DIR'
 _made = []
-_MOST_RESIDENT = 5 << 30  # bytes
-_limit = [_MOST_RESIDENT]
-# JAX keeps 8192 compiled functions, and forgets at once which ones come later. A test leaves two behind, or fewer.
-_MOST_TESTS = 2500
-_tests_since_clearing = [0]
+# Linux gives a process 65,530 mappings. A compiled program of XLA takes six, and the process crashes where none is left.
+_MOST_MAPPINGS = 30_000
 
 
 def pytest_configure():
@@ -86,30 +80,24 @@ def pytest_collection_finish():
 def pytest_runtest_teardown(item, nextitem):
     """Leaves what a test must not leave to those after it.
 
-    Between two files, a process that holds much lets its compiled programs go: two workers share a machine, and JAX
-    keeps no more than some thousands.
+    Between two files, a process that holds many compiled programs lets them go.
     """
     if isinstance(item, pytest.DoctestItem):
         # What a doctest shows is kept as `_` among the builtins, all of which tyro hashes when it is imported. A tuple
         # of arrays cannot be hashed.
         vars(builtins).pop('_', None)
-    _tests_since_clearing[0] += 1
     if nextitem is None or nextitem.path == item.path or 'jax' not in sys.modules:
         return
-    if _resident_bytes() > _limit[0] or _tests_since_clearing[0] > _MOST_TESTS:
+    if _mappings() > _MOST_MAPPINGS:
         sys.modules['jax'].clear_caches()
         gc.collect()
-        _tests_since_clearing[0] = 0
-        _limit[0] = max(
-            _MOST_RESIDENT, _resident_bytes() + _MOST_RESIDENT // 4
-        )  # not again at once
 
 
-def _resident_bytes():
-    """The memory of this process; 0 where the system does not say."""
+def _mappings():
+    """How many regions of memory this process has mapped; 0 where the system does not say."""
     try:
-        with open('/proc/self/statm') as file:
-            return int(file.read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
+        with open('/proc/self/maps') as file:
+            return sum(1 for _ in file)
     except OSError:
         return 0
 
