@@ -27,7 +27,7 @@ _QUICK = (
 )
 _FOLDER = 'JAX_COMPILATION_CACHE_DIR'
 _made = []
-# Linux gives a process 65,530 mappings. A compiled program of XLA takes six, and the process crashes where none is left.
+# Linux gives a process 65,530 mappings; a compiled program takes six, and the process crashes where none is left.
 _MOST_MAPPINGS = 30_000
 
 
