@@ -258,6 +258,36 @@ def test_one_block_is_the_whole_at_once():
     equal(found, expected, atol=1e-6)
 
 
+TURNS = {'in': model.normal(8, 8), 'shared': model.normal(8, 8), 'out': model.normal(8, 4)}
+TURNS |= {'stack': model.normal(LAYERS, 8, 8), 'scale': model.normal(8)}
+
+
+def in_turns(params, x, is_long):
+    """A call, what is made of parameters alone, a leaf that a loop reads in each trip, and a branch."""
+    x = jax.jit(lambda x, w: jnp.tanh(x @ w))(x, params['in']) + np.arange(8) / 8
+    scale = jnp.exp(params['scale'])
+
+    def body(carried, w):
+        x, count = carried
+        x = jnp.tanh(x @ w * scale + x @ params['shared'])
+        return (x, count + 1), x.sum(0)
+
+    (x, count), sums = jax.lax.scan(body, (x, 0), params['stack'][::-1], reverse=True)
+    x = jax.lax.cond(is_long, lambda x: x + sums.sum(0) * count, lambda x: x, x)
+    return (x * scale) @ params['out']
+
+
+def test_blocks_in_turn_are_those_of_statistics_that_are_taken_anew_before_each():
+    given = {'apply_fn': in_turns, 'batches': [(batch, jnp.array(True)) for batch in BATCHES]}
+    sparsity = {'stack': None, '*': 0.5}
+    found = jaxpruner.prune(TURNS, sparsity, 'sparsegpt', sequential=True, **given)
+    params = TURNS
+    for name in ('in', 'shared', 'out'):
+        params, masks = jaxpruner.prune(params, {name: 0.5}, 'sparsegpt', **given)
+        np.testing.assert_array_equal(found[1][name], masks[name])
+    jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, atol=1e-4), found[0], params)
+
+
 # OWL, against the published equations: one share for each block, or for each leaf.
 
 # Some columns are large, so that layers differ in their outliers, and the two matrices of a layer do, too.

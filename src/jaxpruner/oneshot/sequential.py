@@ -24,8 +24,8 @@ from jaxpruner.oneshot.calibrate import (
 )
 from jaxpruner.oneshot.matrices import WeightMatrices
 from jaxpruner.oneshot.owl import Names, block_of
-from jaxpruner.trace.program import inside
-from jaxpruner.trace.segments import ModelSteps, ProgramCut, Segments
+from jaxpruner.trace.program import ProgramPath
+from jaxpruner.trace.segments import Segments, element_of
 
 
 class Block(NamedTuple):
@@ -33,17 +33,19 @@ class Block(NamedTuple):
 
     Attributes:
       matrices: whole stacks, or one layer of each.
-      cut: where the program stands before the block.
-      stop: the step before which all of their inputs are known.
+      start: the first step of the program that reads one of them.
+      stop: the step after the last one.
+      scan: path of the scan that takes the layers apart.
     """
 
     matrices: tuple[WeightMatrices, ...]
-    cut: ProgramCut
+    start: int
     stop: int
+    scan: ProgramPath | None
 
 
 def find_blocks(
-    matrices: Sequence[WeightMatrices], program: ModelSteps, blocks: Sequence[Names] = ()
+    matrices: Sequence[WeightMatrices], segments: Segments, blocks: Sequence[Names] = ()
 ) -> list[Block]:
     """Finds the blocks of a model, in the order in which the program comes to them.
 
@@ -52,33 +54,30 @@ def find_blocks(
     """
     together: dict[Any, list[WeightMatrices]] = {}
     for part in matrices:
-        scan, number = program.scan_of(part.uses), block_of(part.path, blocks)
-        value = inputs_key(part) if scan is None and number is None else None
-        together.setdefault((scan, number, value), []).append(part)
-    found: list[tuple[Any, Block]] = []
-    for (scan, *_), parts in together.items():
-        paths = [use.site.path for part in parts for use in part.uses]
-        if scan is None:
-            start = program.place_of(min(paths))
-            stop = max(map(program.place_of, paths)) + 1
-            found.append(((start, -1, min(paths)), Block(tuple(parts), ProgramCut(start), stop)))
-            continue
-        loop: Any = inside(program.steps[scan].equation)
-        for trip in range(loop.length):
-            layer = loop.length - 1 - trip if loop.reverse else trip
-            layers = tuple(part.at_layer(layer) for part in parts)
-            block = Block(layers, ProgramCut(scan, trip), scan + 1)
-            found.append(((scan, trip, min(paths)), block))
-    return [block for _, block in sorted(found, key=lambda start_and_block: start_and_block[0])]
+        path, number = segments.scan_of(part.uses), block_of(part.path, blocks)
+        value = inputs_key(part) if path is None and number is None else None
+        together.setdefault((path, number, value), []).append(part)
+    found = []
+    for (path, *_), parts in together.items():
+        scan = segments.scans[path] if path is not None else None
+        for trip in [None] if scan is None else range(scan.length):
+            layer = None if scan is None or trip is None else element_of(scan, trip)
+            of_trip = tuple(part.at_layer(layer) for part in parts)
+            spans = [segments.span_of(use, trip) for part in parts for use in part.uses]
+            start, stop = min(first for first, _ in spans), max(last for _, last in spans) + 1
+            found.append(Block(of_trip, start, stop, path))
+    return sorted(found, key=lambda block: block.start)
 
 
-class _Program(NamedTuple):
-    """A model for batches of one shape."""
+class _Program:
+    """A model for batches of one shape, and these batches: the values of each at a step, and its weights."""
 
-    matrices: list[WeightMatrices]
-    segments: Segments
-    blocks: list[Block]
-    observers: dict[Any, Any]  # a trip of a scan has the compiled program of all its trips
+    def __init__(self, matrices: list[WeightMatrices], graph: Any, blocks: Sequence[Names]):
+        self.matrices = matrices
+        self.segments = Segments(graph, itertools.chain(*uses_by_inputs(matrices).values()))
+        self.blocks = find_blocks(matrices, self.segments, blocks)
+        self.batches: list[tuple[Any, Any]] = []
+        self.step = 0
 
 
 class SequentialCalibration:
@@ -118,8 +117,6 @@ class SequentialCalibration:
     ):
         self._with_gram = kind == 'gram'
         programs: dict[Any, _Program] = {}
-        # Of each batch its program, the values that are kept of it, where in the program that is, and its weights.
-        self._batches: list[list[Any]] = []
         for number, batch in enumerate(batches_lib.as_batches(batches)):
             inputs = batches_lib.as_inputs(batch)
             own_weights = sample_weights.weights_of(batch, weights)
@@ -129,14 +126,13 @@ class SequentialCalibration:
                 graph = leaves_lib.trace_model(apply_fn, params, batch, number)
                 matrices = leaves_lib.follow_named_leaves(graph, only).all_matrices
                 sample_weights.check_samples_are_told(matrices, own_weights)
-                segments = Segments(graph, itertools.chain(*uses_by_inputs(matrices).values()))
-                found = find_blocks(matrices, segments.program, blocks or ())
-                programs[key] = _Program(matrices, segments, found, {})
-            state = programs[key].segments.begin(*inputs)
-            self._batches.append([programs[key], state, ProgramCut(0), own_weights])
+                programs[key] = _Program(matrices, graph, blocks or ())
+            program = programs[key]
+            program.batches.append((program.segments.begin(*inputs), own_weights))
         if not programs:
             raise ValueError('batches are empty; calibration needs at least one')
-        first, *others = programs.values()
+        self._programs = list(programs.values())
+        first, *others = self._programs
         self.blocks = first.blocks
         for part in first.matrices:
             if not part.fills_stacks:
@@ -167,25 +163,19 @@ class SequentialCalibration:
         In `params` the blocks before it are pruned. `on_batch` is called with the totals after each batch.
         """
         totals: Any = None
-        for batch in self._batches:
-            program, state, here, weights = batch
+        for program in self._programs:
             block = program.blocks[number]
-            batch[1] = state = program.segments.advance(params, state, here, block.cut)
-            batch[2] = block.cut
-            step, trips = block.cut
-            start = block.cut if trips is None else ProgramCut(step, 0)
-            uses = uses_by_inputs(block.matrices)
-            key = tuple(uses), start, block.stop
-            if key not in program.observers:
-                taps = input_taps(uses.values(), self._with_gram)
-                observe = program.segments.observe(taps, start, block.stop)
-                program.observers[key] = taps, observe
-            taps, observe = program.observers[key]
-            if totals is None:
-                scan = None if trips is None else program.segments.program.steps[step].path
-                totals = on_explicit_mesh(taps.zeros(scan), (params, state))
-            totals = observe(totals, params, state, trips, weights)
-            on_batch(totals)
+            taps = input_taps(uses_by_inputs(block.matrices).values(), self._with_gram)
+            advance = program.segments.advance(params, program.step, block.start)
+            observe = program.segments.observe(taps, params, block.start, block.stop)
+            program.step = block.start
+            for i, (values, weights) in enumerate(program.batches):
+                values = advance(values)
+                program.batches[i] = values, weights
+                if totals is None:
+                    totals = on_explicit_mesh(taps.zeros(block.scan), (params, values))
+                totals = observe(totals, values, weights)
+                on_batch(totals)
         matrices = self.blocks[number].matrices
         by_inputs = dict(zip(uses_by_inputs(matrices), totals, strict=True))
         return [CalibratedMatrices(part, by_inputs[inputs_key(part)]) for part in matrices]
