@@ -22,7 +22,7 @@ from benchmarks.timing import interleaved, ratio
 from jaxpruner import sparse
 from jaxpruner.checkpoints import Leaf, write_safetensors
 from jaxpruner.sparse.formats import table
-from jaxpruner.sparse.formats.base import KeptPattern
+from jaxpruner.sparse.formats.plans import Kept
 
 ROUNDS = 3
 HAS_ZSTD = importlib.util.find_spec('zstandard') is not None
@@ -108,8 +108,8 @@ def _bytes_against_others(array: np.ndarray, folder: Path) -> dict[str, float]:
     sparse.save(packed, {'w': array}, progress=False)
     with zipfile.ZipFile(zipped, 'w', zipfile.ZIP_DEFLATED) as archive:
         archive.write(dense)
-    plans = table.plans_of(KeptPattern.of(array != 0), array.dtype, all_sizes=True)
-    least = min(plan.bytes for plan in plans.values() if plan is not None)
+    plans = table.plans_of(Kept.of(array != 0), array.itemsize, all_sizes=True)
+    least = min(plan.bytes for plan in plans.values())
     size = packed.stat().st_size
     values = {
         'share of the dense file': size / dense.stat().st_size,

@@ -15,8 +15,6 @@ from jaxpruner.sparse.execution.compiling import compile as compile
 from jaxpruner.sparse.execution.packed_model import PackedApply as PackedApply
 from jaxpruner.sparse.execution.report import ExecutionReport as ExecutionReport
 from jaxpruner.sparse.execution.report import LayerExecution as LayerExecution
-from jaxpruner.sparse.storage.jax_sparse import from_bcsr as from_bcsr
-from jaxpruner.sparse.storage.jax_sparse import to_bcoo as to_bcoo
 from jaxpruner.sparse.storage.jax_sparse import to_bcsr as to_bcsr
 from jaxpruner.sparse.storage.packed_files import load as load
 from jaxpruner.sparse.storage.packed_files import load_packed as load_packed

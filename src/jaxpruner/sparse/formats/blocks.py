@@ -12,97 +12,71 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxpruner.sparse.formats import array_checks
-from jaxpruner.sparse.formats.base import ArraySpec, KeptPattern, Plan, StoredArrays, shape_spec
+from jaxpruner.sparse.formats.plans import Kept, Plan, StoredArrays
 
 _LONGEST_SIDE = 512
 _FEWEST_WEIGHTS = 8  # of a block: smaller ones are scattered weights, for which there is CSR
 
 
-class BlockStorage:
-    """The format for zeros that stand together."""
+def plan(kept: Kept, itemsize: int, most_bytes: int) -> Plan | None:
+    """Settles the sides of the fewest bytes: powers of two, or those of the blocks that the mask is made of."""
+    mask, best = kept.mask, None
+    if mask.ndim < 2 or not kept.count:
+        return None
+    matrices = mask.reshape(-1, *mask.shape[-2:])
+    for height, width, is_kept in _candidates(matrices, most_bytes // itemsize):
+        blocks = np.count_nonzero(is_kept)
+        if kept.is_given and blocks * height * width != kept.count:
+            continue
+        _, dtype = _groups(is_kept)
+        size = blocks * (height * width * itemsize + dtype.itemsize)
+        if size <= most_bytes:
+            best, most_bytes = Plan(size, (height, width)), size
+    return best
 
-    name = 'blocks'
-    values_key = 'values'
-    keys = frozenset({'values', 'indices', 'shape'})
 
-    def plan(self, pattern: KeptPattern, dtype: np.dtype, most_bytes: int) -> Plan | None:
-        """Plans the smallest blocks: their sides are powers of two, or those of the blocks that the mask is made of."""
-        mask = pattern.mask
-        if mask.ndim < 2 or not mask.size or not pattern.kept:
-            return None
-        best = None
-        most_values = most_bytes // dtype.itemsize
-        for height, width, is_kept in _candidates(mask.reshape(-1, *mask.shape[-2:]), most_values):
-            per_column = np.count_nonzero(is_kept, axis=1)
-            blocks = int(per_column.sum())
-            if pattern.is_given and blocks * height * width != pattern.kept:
-                continue
-            groups = per_column.size if np.all(per_column == per_column.flat[0]) else 1
-            bound = is_kept.size // groups
-            index_dtype = next(
-                d for d in ('uint16', 'uint32', 'int64') if bound - 1 <= np.iinfo(d).max
-            )
-            arrays = {
-                'values': ArraySpec((groups, blocks // groups, height, width), dtype),
-                'indices': ArraySpec((groups, blocks // groups), np.dtype(index_dtype)),
-                'shape': shape_spec(mask),
-            }
-            plan = Plan(self.name, arrays).within(most_bytes)
-            if plan is not None:
-                best, most_bytes = plan, plan.weight_bytes
-        return best
+def pack(array: np.ndarray, mask: np.ndarray, settings: tuple[int, ...]) -> StoredArrays:
+    """Returns the arrays."""
+    is_kept = in_blocks(mask, *settings).any((-2, -1))
+    groups, dtype = _groups(is_kept)
+    numbers = np.flatnonzero(is_kept) % (is_kept.size // groups)
+    return {
+        'values': in_blocks(array, *settings)[is_kept].reshape(groups, -1, *settings),
+        'indices': numbers.astype(dtype).reshape(groups, -1),
+        'shape': np.array(array.shape, np.int64),
+    }
 
-    def pack(self, array: np.ndarray, mask: np.ndarray, plan: Plan) -> StoredArrays:
-        """Returns the arrays."""
-        values, indices = plan.arrays['values'], plan.arrays['indices']
-        block = values.shape[2:]
-        is_kept = in_blocks(mask, *block).any((-2, -1))
-        numbers = np.flatnonzero(is_kept) % (is_kept.size // indices.shape[0])
-        return {
-            'values': in_blocks(array, *block)[is_kept].reshape(values.shape),
-            'indices': numbers.astype(indices.dtype).reshape(indices.shape),
-            'shape': np.array(array.shape, np.int64),
-        }
 
-    def shape(self, arrays: StoredArrays) -> tuple[int, ...]:
-        """Returns the shape that is stored."""
-        shape, values = array_checks.shape_from(arrays['shape']), arrays['values']
-        if values.ndim != 4 or 0 in values.shape[2:]:
-            raise ValueError(
-                f'values has shape {values.shape}; it must have 4 axes: groups, blocks, in, out'
-            )
-        _, _, height, width = values.shape
-        is_cut = len(shape) >= 2 and shape[-2] % height == 0 and shape[-1] % width == 0
-        if 0 in shape or not is_cut:
-            raise ValueError(f'its shape is {shape}, which blocks {height}×{width} do not divide')
-        return shape
+def check(arrays: StoredArrays) -> tuple[int, ...]:
+    """Refuses blocks that lie outside of the leaf or are repeated."""
+    shape, values = array_checks.shape_from(arrays['shape']), arrays['values']
+    if values.ndim != 4 or 0 in values.shape[2:]:
+        raise ValueError(
+            f'values has shape {values.shape}; it must have 4 axes: groups, blocks, in, out'
+        )
+    groups, blocks, height, width = values.shape
+    if len(shape) < 2 or 0 in shape or shape[-2] % height or shape[-1] % width:
+        raise ValueError(f'its shape is {shape}, which blocks {height}×{width} do not divide')
+    array_checks.check_array('indices', arrays['indices'], axes=2)
+    array_checks.check_lengths('indices', arrays['indices'], groups, blocks)
+    count = math.prod(shape) // (height * width)
+    if not groups or count % groups:
+        raise ValueError(f'values has {groups} groups, which do not divide {count} blocks')
+    array_checks.check_groups('indices', arrays['indices'], count // groups)
+    return shape
 
-    def check(self, arrays: StoredArrays) -> None:
-        """Refuses blocks that lie outside of the leaf or are repeated."""
-        shape, indices = self.shape(arrays), arrays['indices']
-        array_checks.check_array('indices', indices, axes=2)
-        groups, blocks, height, width = arrays['values'].shape
-        if indices.shape != (groups, blocks):
-            raise ValueError(
-                f'indices has shape {indices.shape}, and by the values {(groups, blocks)}'
-            )
-        count = math.prod(shape) // (height * width)
-        if not groups or count % groups:
-            raise ValueError(f'values has {groups} groups, which do not divide {count} blocks')
-        array_checks.check_below('indices', indices, count // groups)
-        array_checks.check_ascending('indices', indices)
 
-    def unpack(self, arrays: StoredArrays) -> np.ndarray:
-        """Returns the leaf."""
-        values = arrays['values']
-        groups, _, height, width = values.shape
-        leaf = np.zeros(self.shape(arrays), values.dtype)
-        places = in_blocks(leaf, height, width)
-        grid = places.shape[:3]
-        first_of_groups = math.prod(grid) // groups * np.arange(groups)
-        positions = first_of_groups[:, None] + arrays['indices']
-        places[np.unravel_index(positions, grid)] = values
-        return leaf
+def unpack(arrays: StoredArrays) -> np.ndarray:
+    """Returns the leaf."""
+    values = arrays['values']
+    groups, _, height, width = values.shape
+    leaf = np.zeros(arrays['shape'].tolist(), values.dtype)
+    places = in_blocks(leaf, height, width)
+    grid = places.shape[:3]
+    first_of_groups = math.prod(grid) // groups * np.arange(groups)
+    positions = first_of_groups[:, None] + arrays['indices']
+    places[np.unravel_index(positions, grid)] = values
+    return leaf
 
 
 def in_blocks(array: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -115,8 +89,17 @@ def in_blocks(array: np.ndarray, height: int, width: int) -> np.ndarray:
     return grid.transpose(0, 3, 1, 2, 4)
 
 
+def _groups(is_kept: np.ndarray) -> tuple[int, np.dtype]:
+    """The number of groups of kept blocks [leading, columns, rows], and the dtype of their indices."""
+    per_column = np.count_nonzero(is_kept, axis=-1)
+    groups = per_column.size if np.all(per_column == per_column.flat[0]) else 1
+    bound = is_kept.size // groups
+    fitting = [dtype for dtype in ('uint16', 'uint32') if bound - 1 <= np.iinfo(dtype).max]
+    return groups, np.dtype(fitting[0] if fitting else 'int64')
+
+
 def _candidates(mask: np.ndarray, most_values: int) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yields height and width of blocks that store at most some number of values, and which of them are kept.
+    """Yields sides of blocks that store at most some number of values, and which blocks [leading, columns, rows] stay.
 
     The sides are powers of two; then there is the largest block that is all kept or all removed everywhere.
     """
@@ -126,7 +109,7 @@ def _candidates(mask: np.ndarray, most_values: int) -> Iterator[tuple[int, int, 
         wide, width = tall, 1
         while np.count_nonzero(wide) * height * width <= most_values:
             if height * width >= _FEWEST_WEIGHTS:
-                yield height, width, wide
+                yield height, width, wide.swapaxes(1, 2)
             if wide.shape[2] % 2 or width >= _LONGEST_SIDE:
                 break
             # Two booleans are read as one number of 16 bits.
@@ -134,11 +117,11 @@ def _candidates(mask: np.ndarray, most_values: int) -> Iterator[tuple[int, int, 
         if tall.shape[1] % 2 or height >= _LONGEST_SIDE:
             break
         tall, height = tall[:, 0::2] | tall[:, 1::2], 2 * height
-    row_changes = np.any(mask[:, 1:] != mask[:, :-1], axis=(0, 2))
-    column_changes = np.any(mask[..., 1:] != mask[..., :-1], axis=(0, 1))
-    height, width = (
-        int(np.gcd.reduce(np.flatnonzero(changes) + 1, initial=len(changes) + 1))
-        for changes in (row_changes, column_changes)
-    )
+    sides = []
+    for axis in (1, 2):
+        others = (0, 3 - axis)
+        changes = np.any(np.diff(mask, axis=axis), axis=others)  # for booleans, whether they differ
+        sides.append(int(np.gcd.reduce(np.flatnonzero(changes) + 1, initial=len(changes) + 1)))
+    height, width = sides
     if height * width >= _FEWEST_WEIGHTS:
-        yield height, width, np.ascontiguousarray(mask[:, ::height, ::width])
+        yield height, width, mask[:, ::height, ::width].swapaxes(1, 2)

@@ -25,7 +25,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.files import atomic_files, dtypes, host_arrays, input_files
 from jaxpruner.progress import progress_bar
 from jaxpruner.sparse.formats import array_checks, table
-from jaxpruner.sparse.formats.base import StoredArrays
+from jaxpruner.sparse.formats.plans import StoredArrays
 from jaxpruner.sparse.storage import packing
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def save(
     atomic_files.check_target(path, overwrite)
     leaves: Mapping[str, Leaf]
     if isinstance(tree, Checkpoint):
-        for name in [] if masks is None else masks.leaves:
+        masked = {} if masks is None else masks.leaves
+        for name in masked:
             if name not in tree.leaves:
                 raise ValueError(
                     f'masks: {name!r} is no tensor of {tree.path}; {tree_lib.nearest(name, tree.leaves)}'
@@ -99,9 +100,7 @@ def save(
         leaves = tree.leaves
 
         def read(name: str) -> tuple[np.ndarray, Any]:
-            if masks is None or name not in masks.leaves:
-                return tree.read(name), None
-            return tree.read(name), masks.read(name)
+            return tree.read(name), masks.read(name) if name in masked else None
 
     else:
         named = host_arrays.named_arrays(tree)
@@ -114,20 +113,19 @@ def save(
         def read(name: str) -> tuple[np.ndarray, Any]:
             return host_arrays.on_host(named[name][1]), leaf_masks[name]
 
+    def packed(name: str) -> tuple[str, StoredArrays]:
+        format_name, arrays = packing.pack_leaf(name, *read(name))
+        stored = {}
+        for key in sorted(arrays):
+            array = np.asarray(arrays[key], order='C')
+            stored[key] = array.view(dtypes.stored_dtype(array.dtype))
+        return format_name, stored
+
     tensors: dict[str, Leaf] = {}
     places: dict[str, tuple[str, str]] = {}  # of each tensor: its leaf, and its key there
     entries: dict[str, Any] = {}
     sizes = {name: leaf.bytes for name, leaf in leaves.items()}
     with _leaf_progress(sizes, progress) as on_leaf:
-
-        def packed(name: str) -> tuple[str, StoredArrays]:
-            format_name, arrays = packing.pack_leaf(name, *read(name))
-            stored = {}
-            for key in sorted(arrays):
-                array = np.asarray(arrays[key], order='C')
-                stored[key] = array.view(dtypes.stored_dtype(array.dtype))
-            return format_name, stored
-
         # Each leaf is packed twice: the header, which comes first, has the shapes and digests of all.
         for name, leaf in leaves.items():
             on_leaf(name)
@@ -139,19 +137,15 @@ def save(
                 'shape': list(leaf.shape),
                 'crc32': digest_of(*arrays.values()),
             }
-            for key, array in arrays.items():
-                tensor = _tensor_name(name, format_name, key)
+            for key, tensor in _tensor_names(name, format_name).items():
                 if tensor in tensors:
                     raise ValueError(
                         f'{name}: its array {tensor!r} is the name of another leaf; rename one'
                     )
-                tensors[tensor] = Leaf(array.shape, array.dtype)
+                tensors[tensor] = Leaf(arrays[key].shape, arrays[key].dtype)
                 places[tensor] = name, key
-        manifest = {
-            'version': _VERSION,
-            'crc32': _manifest_digest(entries, metadata),
-            'leaves': entries,
-        }
+        digest = _manifest_digest(entries, metadata)
+        manifest = {'version': _VERSION, 'crc32': digest, 'leaves': entries}
         text = json.dumps(manifest, separators=(',', ':'), ensure_ascii=False)
         held: dict[str, StoredArrays] = {}  # the leaf whose arrays are being written
 
@@ -182,58 +176,53 @@ class PackedFile:
 
         self._file = SafetensorsFile(Path(path))
         self.path = self._file.path
-        leaves: dict[str, Leaf] = {}
-        self.leaves: Mapping[str, Leaf] = leaves
         metadata = dict(self._file.metadata)
-        self.metadata: Mapping[str, str] = metadata
-        self.paths: dict[str, tree_lib.Path] = {}
-        self.formats: dict[str, str] = {}
-        self.stored_bytes: dict[str, int] = {}
-        self._tensors: dict[str, dict[str, str]] = {}  # of each leaf its arrays' names in the file
         text = metadata.pop(MANIFEST_KEY, None)
         if text is None:
             raise ValueError(
                 f'{self.path} is no packed file, since its header has no {MANIFEST_KEY}; '
                 'jaxpruner.sparse.save or `jaxpruner pack` makes one'
             )
+        self.metadata: Mapping[str, str] = metadata
+        self.leaves: Mapping[str, Leaf] = {}
+        self.paths: dict[str, tree_lib.Path] = {}
+        self.formats: dict[str, str] = {}
+        self.stored_bytes: dict[str, int] = {}
+        self._tensors: dict[str, dict[str, str]] = {}  # of each leaf its arrays' names in the file
+        found = self._file.leaves
         try:
-            self._entries = _read_manifest(text, self.metadata)
-            for name, entry in self._entries.items():
-                leaves[name] = self._add(name, entry)
+            self._entries = _read_manifest(text, metadata)
+            self.leaves = {name: self._add(name, entry) for name, entry in self._entries.items()}
             packing.nested(dict.fromkeys(self.paths.values()))
-            found = collections.Counter(self._file.leaves.keys())
             claimed = collections.Counter(
                 [tensor for tensors in self._tensors.values() for tensor in tensors.values()]
             )
-            for tensor in (claimed - found) | (found - claimed):
-                raise ValueError(
-                    f'the tensor {tensor} is {found[tensor]} times in it, and {claimed[tensor]} times in its manifest'
-                )
+            for tensor in [*found, *claimed]:
+                times, claims = int(tensor in found), claimed[tensor]
+                if times != claims:
+                    raise ValueError(
+                        f'the tensor {tensor} is {times} times in it, and {claims} times in its manifest'
+                    )
         except ValueError as error:
             raise ValueError(f'{self.path}: {error}; {_WRITE_AGAIN}') from error
         for name, tensors in self._tensors.items():
-            self.stored_bytes[name] = sum(
-                self._file.leaves[tensor].bytes for tensor in tensors.values()
-            )
+            self.stored_bytes[name] = sum(found[tensor].bytes for tensor in tensors.values())
 
     def _add(self, name: str, entry: Any) -> 'Leaf':
         """Takes up what the manifest says of a leaf; returns its shape and dtype."""
         from jaxpruner.checkpoints import Leaf
 
         try:
-            path, format_name, shape = tuple(entry['path']), entry['format'], entry['shape']
-            array_checks.check_shape(shape)
+            self.paths[name] = path = tuple(entry['path'])
             if not path or '.'.join(path) != name:
                 raise ValueError(f'its path {path} does not lead to its name')
-            leaf = Leaf(tuple(shape), dtypes.PACKED[entry['dtype']])
-            self.paths[name] = path
-            self.formats[name] = format_name
-            keys = sorted(table.FORMATS[format_name].keys)
-            self._tensors[name] = {key: _tensor_name(name, format_name, key) for key in keys}
+            self.formats[name] = entry['format']
+            self._tensors[name] = _tensor_names(name, entry['format'])
             _ = entry['crc32']
+            array_checks.check_shape(entry['shape'])
+            return Leaf(tuple(entry['shape']), dtypes.PACKED[entry['dtype']])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f'{name}: its entry in the manifest is wrong: {error}') from error
-        return leaf
 
     def read(self, name: str) -> np.ndarray:
         """Reads and unpacks a leaf.
@@ -261,31 +250,29 @@ class PackedFile:
             raise KeyError(
                 f'{self.path} has no leaf {name!r}; {tree_lib.nearest(name, self.leaves)}'
             )
-        leaf, format_name, given = (
-            self.leaves[name],
-            self.formats[name],
-            self._entries[name]['crc32'],
-        )
+        leaf, format_name = self.leaves[name], self.formats[name]
         arrays = {key: self._file.read(tensor) for key, tensor in self._tensors[name].items()}
-        storage = table.FORMATS[format_name]
-        values = arrays[storage.values_key]
+        values_key, stored_dtype = (
+            table.FORMATS[format_name].values_key,
+            dtypes.stored_dtype(leaf.dtype),
+        )
         try:
-            found = digest_of(*arrays.values())
+            found, given = digest_of(*arrays.values()), self._entries[name]['crc32']
             if found != given:
                 raise ValueError(
                     f'its bytes are damaged: their crc32 is {found}, and by the manifest {given!r}'
                 )
-            if values.dtype != dtypes.stored_dtype(leaf.dtype):
+            values = arrays[values_key]
+            if values.dtype != stored_dtype:
                 raise ValueError(
-                    f'its values are {values.dtype}, and {leaf.dtype} is stored as {dtypes.stored_dtype(leaf.dtype)}'
+                    f'its values are {values.dtype}, and {leaf.dtype} is stored as {stored_dtype}'
                 )
-            arrays[storage.values_key] = values.view(leaf.dtype)
-            shape = storage.shape(arrays)
+            arrays[values_key] = values.view(leaf.dtype)
+            shape = table.check(format_name, arrays)
             if shape != leaf.shape:
                 raise ValueError(
                     f'its arrays are of shape {shape}, and its manifest says {leaf.shape}'
                 )
-            table.check(format_name, arrays)
         except ValueError as error:
             raise ValueError(f'{self.path}: {name}: {error}; {_WRITE_AGAIN}') from error
         return arrays
@@ -303,11 +290,14 @@ class PackedFile:
         arrays = self.read_packed(name)
         if self.formats[name] == 'dense':
             return None
-        return table.stored_mask(self.formats[name], arrays).astype(np.uint8)
+        return table.stored_mask(self.formats[name], arrays)
 
 
-def _tensor_name(name: str, format_name: str, key: str) -> str:
-    return name if format_name == 'dense' else f'{name}.{key}'
+def _tensor_names(name: str, format_name: str) -> dict[str, str]:
+    """The names in a file of a leaf's arrays."""
+    if format_name == 'dense':
+        return {'values': name}
+    return {key: f'{name}.{key}' for key in sorted(table.FORMATS[format_name].keys)}
 
 
 def _manifest_digest(entries: Any, metadata: Mapping[str, str]) -> str:
@@ -453,13 +443,13 @@ def format_bytes(checkpoint: 'Checkpoint', name: str) -> tuple[dict[str, int | N
     Formats that the leaf's zeros do not fit, or whose arrays are no smaller than the leaf, have `None`.
     """
     values = checkpoint.read(name)
-    plans = table.plans_of(packing.kept_pattern(name, values, None), values.dtype, all_sizes=True)
-    sizes: dict[str, int | None] = {}
+    kept = packing.kept_weights(name, values, None)
+    plans = table.plans_of(kept, values.itemsize, all_sizes=True)
+    sizes: dict[str, int | None] = dict.fromkeys(table.FORMATS)
     for format_name, plan in plans.items():
-        stored = values.nbytes if plan is None else plan.weight_bytes
-        is_smaller = stored < values.nbytes or format_name == 'dense'
-        sizes[format_name] = stored if is_smaller else None
-    return sizes, table.smallest(plans, values.nbytes).format_name
+        if plan.bytes < values.nbytes or format_name == 'dense':
+            sizes[format_name] = plan.bytes
+    return sizes, table.smallest(kept, values.itemsize, plans)
 
 
 @contextlib.contextmanager

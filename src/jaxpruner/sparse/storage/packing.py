@@ -9,7 +9,7 @@ import numpy as np
 from jaxpruner import tree as tree_lib
 from jaxpruner.files import dtypes, host_arrays
 from jaxpruner.sparse.formats import table
-from jaxpruner.sparse.formats.base import KeptPattern, StoredArrays
+from jaxpruner.sparse.formats.plans import Kept, StoredArrays
 from jaxpruner.sparse_state import only_sparse_state, outermost_states, unpack_like
 
 
@@ -110,21 +110,22 @@ def stored_masks(packed: Any) -> Any:
     for path, node in _nodes(packed).items():
         masks[path] = None
         if is_packed(node):
-            masks[path] = table.stored_mask(*_checked(path, node)).astype(np.uint8)
+            masks[path] = table.stored_mask(*_checked(path, node))
     return _like(packed, masks)
 
 
 def pack_leaf(name: str, values: np.ndarray, mask: Any = None) -> tuple[str, StoredArrays]:
     """Packs a leaf in its smallest format; returns the format's name, and the arrays."""
     values = np.asarray(values, order='C')  # a file would hold a transposed view in the wrong order
-    pattern = kept_pattern(name, values, mask)
-    if pattern.kept == values.size:
+    kept = kept_weights(name, values, mask)
+    if kept.count == values.size:
         return 'dense', {'values': values}
-    plan = table.best_plan(pattern, values.dtype)
-    return plan.format_name, table.FORMATS[plan.format_name].pack(values, pattern.mask, plan)
+    plans = table.plans_of(kept, values.itemsize)
+    best = table.smallest(kept, values.itemsize, plans)
+    return best, table.FORMATS[best].pack(values, kept.mask, plans[best].settings)
 
 
-def kept_pattern(name: str, values: np.ndarray, mask: Any) -> KeptPattern:
+def kept_weights(name: str, values: np.ndarray, mask: Any) -> Kept:
     """Returns which weights are kept: those of a mask, packed or not, or without one all but +0.
 
     Raises:
@@ -135,7 +136,7 @@ def kept_pattern(name: str, values: np.ndarray, mask: Any) -> KeptPattern:
         raise TypeError(f'{name}: {values.dtype} is not packed; {", ".join(dtypes.PACKED)} are')
     is_not_zero = values.view(f'uint{8 * values.dtype.itemsize}') != 0
     if mask is None:
-        return KeptPattern.of(is_not_zero)
+        return Kept.of(is_not_zero)
     try:
         kept = np.asarray(unpack_like(jnp.asarray(mask), values.shape)) != 0
     except ValueError as error:
@@ -146,7 +147,7 @@ def kept_pattern(name: str, values: np.ndarray, mask: Any) -> KeptPattern:
             f'{name}: {lost} weights that the mask removes are not +0, and would be lost; give what '
             'jaxpruner.apply_mask(params, masks) returns, or no masks'
         )
-    return KeptPattern.of(kept, is_given=True)
+    return Kept.of(kept, is_given=True)
 
 
 def masks_by_name(tree: tree_lib.PyTree, masks: Any) -> dict[str, Any]:
@@ -195,9 +196,8 @@ def arranged_like(
     names = ['.'.join(path) for path in paths]
     for name in names:
         if name not in stored:
-            raise ValueError(
-                f'{where}there is no leaf {name!r}, which `like` has; {tree_lib.nearest(name, list(stored))}'
-            )
+            near = tree_lib.nearest(name, list(stored))
+            raise ValueError(f'{where}there is no leaf {name!r}, which `like` has; {near}')
     for name in stored:
         if name not in names:
             raise ValueError(
@@ -206,18 +206,16 @@ def arranged_like(
 
     def placed(name: str, entry: Any) -> Any:
         array = read(name)
-        if hasattr(entry, 'shape') and (tuple(entry.shape), entry.dtype) != (
-            array.shape,
-            array.dtype,
-        ):
+        words = f'{array.dtype}{list(array.shape)}'
+        expected = f'{entry.dtype}{list(entry.shape)}' if _is_array(entry) else words
+        if words != expected:
             raise ValueError(
-                f'{where}{name} is {array.dtype}{list(array.shape)}, and in `like` {entry.dtype}{list(entry.shape)}; '
-                'give a tree of the same shapes and dtypes'
+                f'{where}{name} is {words}, and in `like` {expected}; give a tree of the same shapes and dtypes'
             )
         sharding = getattr(entry, 'sharding', None)
-        return (
-            array if sharding is None else host_arrays.on_device(f'{where}{name}', array, sharding)
-        )
+        if sharding is None:
+            return array
+        return host_arrays.on_device(f'{where}{name}', array, sharding)
 
     return treedef.unflatten(map(placed, names, entries))
 
@@ -226,16 +224,14 @@ def is_packed(node: Any) -> bool:
     """Whether a node holds the arrays of one leaf, of which the names tell the format; a dense leaf is an array."""
     return (
         isinstance(node, Mapping)
-        and _format_name(node) is not None
+        and frozenset(node) in _FORMAT_NAMES
         and all(map(_is_array, node.values()))
     )
 
 
-def _format_name(node: Mapping[str, Any]) -> str | None:
-    for name, entry in table.FORMATS.items():
-        if name != 'dense' and entry.keys == node.keys():
-            return name
-    return None
+_FORMAT_NAMES = {
+    frozenset(row.keys): name for name, row in table.FORMATS.items() if name != 'dense'
+}
 
 
 def _is_array(node: Any) -> bool:
@@ -254,8 +250,7 @@ def _like(tree: Any, leaves: Mapping[tree_lib.Path, Any]) -> Any:
 
 def _checked(path: tree_lib.Path, node: Mapping[str, Any]) -> tuple[str, StoredArrays]:
     """Returns the format of a packed leaf, and its arrays."""
-    format_name = _format_name(node)
-    assert format_name is not None
+    format_name = _FORMAT_NAMES[frozenset(node)]
     arrays = {key: np.asarray(value) for key, value in node.items()}
     try:
         table.check(format_name, arrays)
