@@ -1,4 +1,4 @@
-"""Which channels stay: scores, rankings, budgets and limits."""
+"""Which channels stay: scores, rankings, budgets and limits; and what is refused."""
 
 import jax
 import jax.numpy as jnp
@@ -35,9 +35,10 @@ def counts_of(choice):
     return choice.counts['a[1]'], choice.counts['b[1]']
 
 
-@pytest.mark.parametrize('quantity', ['parameters', 'flops', 'bytes'])
-@pytest.mark.parametrize('share', [0.2, 0.5, 0.9])
-@pytest.mark.parametrize('ranking', ['each', 'all', 'alike'])
+@pytest.mark.parametrize(
+    ('quantity', 'share', 'ranking'),
+    [('parameters', 0.2, 'all'), ('flops', 0.5, 'each'), ('bytes', 0.9, 'alike')],
+)
 def test_budgets_are_met_and_nothing_more_would_fit(quantity, share, ranking):
     choice = GRAPH.choose(PARAMS, f'{quantity}={share}', ranking=ranking)
     a, b = counts_of(choice)
@@ -59,7 +60,7 @@ SETTINGS = {
     'multiples': ({'round_to': {'b*': 4}}, (3, 4)),
     'multiples of both': ({'round_to': 2}, (2, 6)),
     'at least so many': ({'least': {'b[1]': 0.8}}, (1, 8)),
-    'at most so many': ({'greatest': {'a[1]': 0.25}}, (1, 8)),
+    'multiples above the size': ({'round_to': {'a*': 8}}, (4, 3)),
     'left alone': ({'leave': 'a[1]'}, (4, 3)),
     'others left alone': ({'leave': ['b*']}, (1, 8)),
 }
@@ -107,26 +108,15 @@ def test_scores(score, before, behind):
         columns = np.asarray(PARAMS['a']).T
         before = np.abs(columns[:, None] - columns).sum((1, 2))
     tables = [np.asarray(each) for each in (before, behind) if each is not None]
-    for reduce, function in {'sum': np.sum, 'mean': np.mean, 'max': np.max}.items():
-        choice = GRAPH.choose(
-            PARAMS,
-            counts={'a[1]': 2},
-            score=score,
-            reduce=reduce,
-            normalise=None,
-            gradients=GRADIENTS,
-        )
-        np.testing.assert_allclose(choice.scores['a[1]'], function(tables, axis=0), rtol=1e-6)
+    settings = {'score': score, 'normalise': None, 'gradients': GRADIENTS}
+    choice = GRAPH.choose(PARAMS, counts={'a[1]': 2}, **settings)
+    np.testing.assert_allclose(choice.scores['a[1]'], np.sum(tables, axis=0), rtol=1e-6)
 
 
 def test_members_are_normalised_apart():
     choice = GRAPH.choose(PARAMS, counts={'a[1]': 2, 'b[1]': 8})
     expected = np.array([3, 12, 6, 24]) / 11.25 + 1
-    np.testing.assert_allclose(choice.scores['a[1]'], expected)
-    choice = GRAPH.choose(PARAMS, counts={'a[1]': 2}, normalise='max', reduce='max')
-    np.testing.assert_allclose(choice.scores['a[1]'], [1, 1, 1, 1])
-    choice = GRAPH.choose(PARAMS, counts={'a[1]': 2}, normalise='standard')
-    np.testing.assert_allclose(choice.scores['a[1]'].mean(), 0, atol=1e-12)
+    np.testing.assert_allclose(choice.scores['a[1]'], expected, rtol=1e-6)
     choice = GRAPH.choose(PARAMS, counts={'a[1]': 2}, normalise=np.cumsum)
     np.testing.assert_allclose(choice.scores['a[1]'], np.cumsum([39, 48, 42, 60]))
 
@@ -165,7 +155,7 @@ def test_each_layer_of_a_scan_has_a_list_of_its_own():
     np.testing.assert_allclose(choice.scores['up[2]'], expected, rtol=1e-6)
     assert choice.keep['up[2]'].tolist() == np.sort(np.argsort(-expected)[:, :3]).tolist()
     best = np.sort(expected)[:, 3:].sum() / expected.sum()
-    np.testing.assert_allclose(choice.score_share('up[2]'), best)
+    np.testing.assert_allclose(choice.score_share('up[2]'), best, rtol=1e-6)
     assert choice.score_share('up[2]') > expected[:, [0, 1, 2]].sum() / expected.sum()
     assert SCANNED.verify(LAYERS, choice.keep, jnp.ones((5, 2))).verdict == 'equal'
 
@@ -298,3 +288,95 @@ def test_a_choice_is_printed_as_a_table():
     assert lines[2].split() == ['a[1]', '1', '4', '0.392']
     assert lines[3].split() == ['b[1]', '8', '8', 'left', 'alone']
     assert lines[-3].split() == ['parameters', '60', '27', '0.450']
+
+
+HALF = {'budget': 'parameters=0.5'}
+REFUSED = {
+    'neither': ({}, ValueError, 'budget=None, counts=None'),
+    'both': ({**HALF, 'counts': {'a[1]': 2}}, ValueError, "budget='parameters=0.5', counts={'a"),
+    'no text': ({'budget': 0.5}, ValueError, 'budget=0.5'),
+    'unknown quantity': ({'budget': 'flop=0.5'}, ValueError, "flop=0.5.*'flops'"),
+    'no share': ({'budget': 'flops'}, ValueError, "budget='flops'.*between 0 and 1"),
+    'share of all': ({'budget': 'flops=1.5'}, ValueError, "budget='flops=1.5'.*between 0 and 1"),
+    'unknown ranking': ({**HALF, 'ranking': 'al'}, ValueError, "ranking='al'.*'all'"),
+    'unknown normalise': ({**HALF, 'normalise': 'men'}, ValueError, "normalise='men'.*'mean'"),
+    'unknown score': ({**HALF, 'score': 'magnitud'}, ValueError, "'magnitud'.*'magnitude'"),
+    'no score': ({**HALF, 'score': 5}, TypeError, 'score is .*got 5'),
+    'unknown glob': ({**HALF, 'leave': 'x*'}, KeyError, r"leave: 'x\*' matches no group"),
+    'unknown group': ({'counts': {'a': 2}}, KeyError, r"counts: 'a' matches no group; .*'a\[1\]'"),
+    'unknown in a mapping': ({**HALF, 'round_to': {'x': 2}}, KeyError, "round_to: 'x' matches"),
+    'all left alone': (
+        {**HALF, 'leave': '*'},
+        ValueError,
+        r'no group to choose from: a\[1\] .left',
+    ),
+    'count above': ({'counts': {'a[1]': 5}}, ValueError, r"counts\['a\[1\]'\] is 5; .*1 to 4"),
+    'count of none': ({'counts': {'a[1]': 0}}, ValueError, r"counts\['a\[1\]'\] is 0"),
+    'count of halves': ({'counts': {'a[1]': 1.5}}, TypeError, r"counts\['a\[1\]'\] is 1.5"),
+    'no effect': ({'counts': {'a[1]': 2}, 'round_to': 2}, ValueError, 'round_to, .*no effect'),
+    'multiples of none': ({**HALF, 'round_to': 0}, ValueError, 'round_to=0.*1 or more'),
+    'halves of multiples': ({**HALF, 'round_to': 1.5}, ValueError, 'round_to=1.5.*whole number'),
+    'no share of a group': ({**HALF, 'least': 1.5}, ValueError, 'least=1.5.*from 0 to 1'),
+    'text for a share': ({**HALF, 'least': '1'}, ValueError, "least='1'.*number"),
+    'out of reach': (
+        {**HALF, 'least': 0.9},
+        ValueError,
+        r"'parameters=0.5'.* 1\.0000 of the param",
+    ),
+    'gradients missing': ({**HALF, 'score': 'saliency'}, ValueError, 'Saliency.* gradients=…'),
+    'gradients of a function missing': (
+        {**HALF, 'score': lambda weights, gradients: weights},
+        ValueError,
+        'lambda.*scores by gradients.*gradients=…',
+    ),
+    'scores of another shape': (
+        {**HALF, 'score': lambda weights: weights[:3]},
+        ValueError,
+        r'a: score gets 4 channels of 3 weights.* got shape \(3, 3\)',
+    ),
+    'no score for a group': (
+        {**HALF, 'score': {'a': PARAMS['a'], 'b': None, 'c': None}},
+        ValueError,
+        r"b\[1\]: no member .*leave='b\[1\]'",
+    ),
+    'an algorithm without scores': ({**HALF, 'score': 'sparsegpt'}, ValueError, 'SparseGPT.*wanda'),
+    'one with derivatives': ({**HALF, 'score': 'grasp'}, ValueError, 'GraSP takes derivatives'),
+    'one with a history': ({**HALF, 'score': 'movement'}, ValueError, 'MovementPruning has no sco'),
+}
+
+
+@pytest.mark.parametrize(('settings', 'error', 'message'), REFUSED.values(), ids=REFUSED)
+def test_settings_are_refused(settings, error, message):
+    with pytest.raises(error, match=message):
+        GRAPH.choose(PARAMS, **settings)
+
+
+def test_parameters_are_refused():
+    params = {**PARAMS, 'b': PARAMS['b'].at[2, 5].set(jnp.nan)}
+    with pytest.raises(ValueError, match=r'5 of b\[1\] is nan for b'):
+        GRAPH.choose(params, leave='a[1]', **HALF)
+    with pytest.raises(ValueError, match=r'a has shape \(2, 4\) .* \(3, 4\)'):
+        GRAPH.choose({**PARAMS, 'a': PARAMS['a'][:2]}, **HALF)
+    with pytest.raises(ValueError, match=r'd has shape .* None'):
+        GRAPH.choose({**PARAMS, 'd': X}, **HALF)
+    with pytest.raises(TypeError, match='params have no values'):
+        GRAPH.choose(jax.eval_shape(lambda: PARAMS), **HALF)
+
+
+def test_groups_that_are_not_exact_are_no_candidates():
+    graph = channel_groups(lambda p, x: jax.nn.softmax(x @ p['a']) @ p['b'], PARAMS, X)
+    with pytest.raises(ValueError, match=r'no group to choose from: a\[1\] .not exact'):
+        graph.choose(PARAMS, **HALF)
+    with pytest.raises(ValueError, match=r'channels of a\[1\] is not the same .*allow_inexact'):
+        graph.choose(PARAMS, counts={'a[1]': 2})
+
+
+def test_layers_are_no_candidates():
+    with pytest.raises(ValueError, match=r'depth=True'):
+        SCANNED.choose(LAYERS, 'flops=0.5', leave='up[2]')
+
+
+def test_calibration_without_inputs_is_refused():
+    graph = channel_groups(lambda p, x: x @ p['a'] @ p['b'], PARAMS, jax.eval_shape(lambda: X))
+    with pytest.raises(ValueError, match=r'Wanda .*batches=…'):
+        graph.choose(PARAMS, score=jaxpruner.oneshot.Wanda(), **HALF)

@@ -1,27 +1,28 @@
 """Turns values of weights into values of channels, and the other way round.
 
 A group has a table with an element for each channel. If trips of a scan, experts or heads may keep channels of their
-own, the table has a row for each of them. `add_up` sums over the weights of a channel. `look_up` gives each weight the
-element of its channel.
+own, the table has a row for each of them. `add_up` sums over the weights of a channel, and `rows` lists them. `look_up`
+gives each weight the element of its channel.
 """
 
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure.axes import sizes_of
-from jaxpruner.structure.cut import Cut, Index
-from jaxpruner.structure.groups import Group
+from jaxpruner.structure.axes import Axes, atoms, indices_of, sizes_of
+from jaxpruner.structure.groups import Group, Member
 from jaxpruner.structure.traces import Trace
 from jaxpruner.tree import Path
 
-Shape = tuple[int, ...]
+# The indices of owners of lists and of a channel for each weight of a leaf: arrays in its rank, with one element along
+# axes on which they do not depend. The channel is beyond the end where there is none.
+Index = tuple[np.ndarray, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,13 +32,29 @@ class ChannelTable:
     Attributes:
       group: the group.
       shape: of the table, `(*sizes of the owners of lists, channels)`.
-      indices: path of a leaf -> axis with channels -> the places of its weights' channels in the table, beyond the end
-        if a weight has none. There are several where the channels are several factors of the axis, as in `h * h`.
+      indices: path of a leaf -> member of the group in the leaf -> the places of its weights' channels in the table.
+      leader: among the leaves of a pruner, the one whose sparsity is that of the group.
     """
 
     group: Group
-    shape: Shape
-    indices: Mapping[Path, Mapping[int, Sequence[Index]]]
+    shape: tuple[int, ...]
+    indices: Mapping[Path, Mapping[Member, Index]]
+    leader: Path | None = None
+
+    @property
+    def members(self) -> list[Path]:
+        """The leaves that the channels lie in."""
+        return list(self.indices)
+
+    @property
+    def size(self) -> int:
+        """How many channels each list has."""
+        return self.group.size
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether layers, experts or heads keep channels of their own."""
+        return len(self.shape) > 1
 
     @classmethod
     def of(cls, trace: Trace, group: Group, numbers: Mapping[Path, int]) -> 'ChannelTable':
@@ -48,22 +65,29 @@ class ChannelTable:
           group: one of its groups.
           numbers: path of a leaf -> its number in the trace. Leaves that are no members are left out.
         """
-        owners = [owner.resolved() for owner in group.lists]
-        indices: dict[Path, dict[int, list[Index]]] = {}
+        indices: dict[Path, dict[Member, Index]] = {}
         for path, number in numbers.items():
-            own = {m.axis for m in group.members if m.path == trace.paths[number]}
-            for i in sorted(own):
-                found = Cut({}).channel_indices(
-                    trace.leaves[number], i, group.atom.resolved(), owners
-                )
-                indices.setdefault(path, {})[i] = [
-                    (*of_owners, np.where(channel < 0, group.size, channel))
-                    for *of_owners, channel in found
-                ]
-        return cls(group, (*sizes_of(owners), group.size), indices)
+            for member in group.members:
+                if member.path == trace.paths[number]:
+                    index = _index_of(group, member, trace.leaves[number])
+                    indices.setdefault(path, {})[member] = index
+        return cls(group, (*sizes_of(group.lists), group.size), indices)
 
-    def add_up(self, values: Mapping[Path, jax.Array]) -> jax.Array:
+    def pool(self, scores: Mapping[Path, jax.Array]) -> jax.Array:
+        """The sum of the scores of each channel, with one row for each list."""
+        table = self.add_up(scores)
+        return table.reshape(-1, self.size) if self.is_stacked else table
+
+    def spread(self, verdicts: jax.Array, leaf: Path) -> jax.Array:
+        """The verdict on the channel of each weight."""
+        return self.look_up(verdicts.reshape(self.shape), leaf)
+
+    def add_up(self, values: Mapping[Path, jax.Array], member: Member | None = None) -> jax.Array:
         """Sums over the weights of each channel, in float32 at least. Leaves without values add nothing.
+
+        Args:
+          values: of the weights of some leaves.
+          member: the only one that counts; by default all do.
 
         >>> import jaxpruner
         >>> params = {'up': jnp.ones((3, 2)), 'down': jnp.array([[5.0], [0.0]])}
@@ -74,7 +98,7 @@ class ChannelTable:
         """
         total = jnp.zeros(self.shape, jnp.float32)
         for path, value in values.items():
-            for index, is_again in self._indices_of(path):
+            for index, is_again in self._indices_of(path, member):
                 others = value if is_again is None else jnp.where(is_again, 0, value)
                 # Sums of 16-bit numbers would overflow.
                 dtype = tree_lib.at_least_float32(others.dtype)
@@ -88,11 +112,25 @@ class ChannelTable:
                 total = total + sums
         return total
 
+    def rows(self, value: jax.Array, path: Path, member: Member) -> jax.Array:
+        """The weights of each channel in one member, of shape `(*shape of the table, weights of one)`.
+
+        Take a leaf of 2 rows, which are channels, and 3 columns, which own a list each. Its elements are counted row by
+        row. Sorted by owner, then by channel, they are 0, 3, 1, 4, 2 and 5, of shape (3, 2, 1).
+        """
+        index = np.broadcast_arrays(*self.indices[path][member])
+        along = [axis for axis, size in enumerate(index[0].shape) if size > 1]
+        inside = np.flatnonzero(index[-1] < self.group.size)
+        by_place = np.lexsort([each.ravel()[inside] for each in reversed(index)])
+        positions = inside[by_place].reshape(*self.shape, -1)
+        moved = jnp.moveaxis(jnp.asarray(value), along, range(len(along)))
+        elements = moved.reshape(index[0].size, -1)
+        return elements[positions].reshape(*self.shape, -1)
+
     def any_along(self, flags: jax.Array, path: Path, axis: int) -> np.ndarray:
         """Flags the channels along an axis of a leaf that have a flagged weight, in the shape of the table."""
-        indices = {path: {axis: self.indices[path][axis]}}
-        counts = dataclasses.replace(self, indices=indices).add_up({path: flags})
-        return np.asarray(counts > 0)
+        own = [member for member in self.indices[path] if member.axis == axis]
+        return np.asarray(sum([self.add_up({path: flags}, member) for member in own]) > 0)
 
     def look_up(self, table: jax.Array, path: Path) -> jax.Array:
         """The elements of the table for the weights of a leaf, 1 for weights without a channel.
@@ -105,20 +143,38 @@ class ChannelTable:
             product = product * (entries if is_again is None else jnp.where(is_again, 1, entries))
         return product
 
-    def _indices_of(self, path: Path) -> Iterator[tuple[Index, jax.Array | None]]:
+    def _indices_of(
+        self, path: Path, only: Member | None = None
+    ) -> Iterator[tuple[Index, jax.Array | None]]:
         """The places of the weights' channels in a leaf, and flags of weights that an earlier place gives this channel.
 
         A weight on the diagonal of a square matrix has one channel, that of its input and of its output.
         """
         earlier: list[Index] = []
-        for indices in self.indices[path].values():
-            for index in indices:
-                is_again = None
-                for other in earlier:
-                    is_same = functools.reduce(jnp.logical_and, map(jnp.equal, index, other))
-                    is_again = is_same if is_again is None else is_again | is_same
-                earlier.append(index)
-                yield index, is_again
+        for member, index in self.indices[path].items():
+            if only not in (None, member):
+                continue
+            is_again = None
+            for other in earlier:
+                is_same = functools.reduce(jnp.logical_and, map(jnp.equal, index, other))
+                is_again = is_same if is_again is None else is_again | is_same
+            earlier.append(index)
+            yield index, is_again
+
+
+def _index_of(group: Group, member: Member, axes: Axes) -> Index:
+    def spread(along: int, indices: np.ndarray) -> np.ndarray:
+        return indices.reshape([-1 if i == along else 1 for i in range(len(axes))])
+
+    index = []
+    for owner in group.lists:
+        owner = owner.resolved()
+        along = next(i for i, axis in enumerate(axes) if owner in atoms(axis))
+        (indices,) = indices_of(owner, axes[along])  # a value has each owner once
+        index.append(spread(along, indices))
+    channels = np.full(axes[member.axis].size, group.size)
+    channels[member.positions()] = np.arange(group.size)[:, None]
+    return (*index, spread(member.axis, channels))
 
 
 def leaf_numbers(trace: Trace, paths: Collection[Path]) -> dict[Path, int]:

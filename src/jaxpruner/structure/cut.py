@@ -11,7 +11,7 @@ an axis for the trips, and are read at the current trip.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -33,8 +33,6 @@ from jaxpruner.trace.program import bind
 # Name of a group -> the indices of its channels that stay, ascending; or such a list for each trip, expert or head.
 KeepByGroup = Mapping[str, Any]
 Values = list[Any]
-# The indices of owners and of a channel for each element of a value: arrays in its rank, see `Cut.channel_indices`.
-Index = tuple[np.ndarray, ...]
 
 
 class Lists(NamedTuple):
@@ -155,7 +153,7 @@ class Cut:
             owners, table = self.lists[atom]
             stays_in_list = np.zeros((*table.shape[:-1], atom.size), bool)
             np.put_along_axis(stays_in_list, table, True, axis=-1)
-            for index in self.channel_indices(axes, i, atom, owners):
+            for index in self._channel_indices(axes, i, atom, owners):
                 flags = flags & ((index[-1] < 0) | stays_in_list[index])
         return np.broadcast_to(flags, replace(flags.shape, first + i, axes[i].size))
 
@@ -176,9 +174,15 @@ class Cut:
             value = take_along(value, kept, i)
         return value
 
-    def channel_indices(
+    def zero(self, value: Any, axes: Axes) -> Any:
+        """Sets what goes to zero; returns the value itself if all of it stays."""
+        for i in self.order(axes):
+            value = jnp.where(self.stays(axes, i), value, jnp.zeros_like(value))
+        return value
+
+    def _channel_indices(
         self, axes: Axes, i: int, atom: Axis, owners: Iterable[Axis]
-    ) -> list[Index]:
+    ) -> Iterator[tuple[np.ndarray, ...]]:
         """For each element of a value the indices of its owners, and last the index of its channel along an axis.
 
         Elements with several channels along the axis, as in `h * h`, have one such tuple for each. The arrays have the
@@ -195,12 +199,11 @@ class Cut:
             if owner in self.trips:
                 of_owners.append(spread(list(self.trips).index(owner), np.arange(owner.size)))
                 continue
-            found = [(k, index) for k, axis in enumerate(axes) for index in indices_of(owner, axis)]
-            if not found:
-                raise AssertionError(f'a value of {axes} has channels, but no owner of their lists')
-            k, index = found[0]  # a value has each owner once
+            k = next(k for k, axis in enumerate(axes) if owner in atoms(axis))
+            (index,) = indices_of(owner, axes[k])  # a value has each owner once
             of_owners.append(spread(first + k, index))
-        return [(*of_owners, spread(first + i, index)) for index in indices_of(atom, axes[i])]
+        for index in indices_of(atom, axes[i]):
+            yield (*of_owners, spread(first + i, index))
 
 
 def take_along(value: Any, kept: Any, axis: int, **out_of_bounds: Any) -> Any:

@@ -5,17 +5,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import jax
-import numpy as np
-
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure.axes import sizes_of
+from jaxpruner.structure.axes import size_with, sizes_of
 from jaxpruner.structure.channel_tables import ChannelTable, leaf_numbers
 from jaxpruner.structure.choosing import matching
-from jaxpruner.structure.cut import Cut, Lists
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.groups import Group
-from jaxpruner.structure.traces import Trace
 from jaxpruner.structure.zero_channels import insufficient_members
 from jaxpruner.tree import Path
 
@@ -106,8 +101,8 @@ class GroupedChannels:
     def check_shape(self, shape: Sequence[int], where: str) -> None:
         """Accepts every shape; `join` compares shapes with those of the graph."""
 
-    def join(self, shapes: Mapping[Path, tuple[int, ...]]) -> 'Sequence[GroupInLeaves]':
-        """The groups whose leaders are among these leaves."""
+    def join(self, shapes: Mapping[Path, tuple[int, ...]]) -> Sequence[ChannelTable]:
+        """The channels of the groups whose leaders are among these leaves, as `mask_calculator` ranks them."""
         key = frozenset(shapes.items())
         if key in self._joined:
             return self._joined[key]
@@ -121,7 +116,7 @@ class GroupedChannels:
                     'graph of the same model'
                 )
         path_of = {number: path for path, number in numbers.items()}
-        groups = []
+        tables = []
         for group in self.chosen:
             member_paths = {member.path for member in group.members}
             own = [number for number, path in enumerate(trace.paths) if path in member_paths]
@@ -129,23 +124,18 @@ class GroupedChannels:
             leader = min(own, key=lambda n: (len(trace.leaves[n]) < 2, trace.first_uses[n]))
             if leader in path_of:
                 table = ChannelTable.of(trace, group, numbers)
-                groups.append(GroupInLeaves(trace, path_of[leader], table, numbers))
-        self._joined[key] = groups
-        return groups
+                tables.append(dataclasses.replace(table, leader=path_of[leader]))
+        self._joined[key] = tables
+        return tables
 
-    def check_members(self, groups: 'Sequence[GroupInLeaves]', masked: Collection[Path]) -> None:
+    def check_members(self, tables: Sequence[ChannelTable], masked: Collection[Path]) -> None:
         """Refuses groups whose channels are not removed by masks of these leaves."""
-        masked_in_model: set[Path] = set()
-        for group in groups[:1]:  # all groups know the same leaves
-            masked_in_model.update(map(group.path_in_model, masked))
         zeroed, missing = {}, {}
-        for group in groups:
-            atom = group.table.group.atom.resolved()
-            members = group.table.group.members
-            zeroed[atom] = frozenset(
-                [(member.path, member.axis) for member in members if member.path in masked_in_model]
-            )
-            names = {member.name for member in members if member.path not in masked_in_model}
+        for table in tables:
+            atom = table.group.atom.resolved()
+            own = {m for path in masked if path in table.indices for m in table.indices[path]}
+            zeroed[atom] = frozenset([(member.path, member.axis) for member in own])
+            names = {member.name for member in table.group.members if member not in own}
             missing[atom] = ', '.join(sorted(names))
         if not any(missing.values()):
             return  # all members are zero, and the groups are exact
@@ -156,57 +146,9 @@ class GroupedChannels:
                     f'or leave their group out of groups={self.groups!r}'
                 )
 
-    def kept_weights(self, counts: 'Sequence[tuple[GroupInLeaves, int]]', leaf: Path) -> int:
+    def kept_weights(self, counts: Sequence[tuple[ChannelTable, int]], leaf: Path) -> int:
         """How many weights of a leaf are kept if these groups keep so many channels."""
-        lists = {}
-        for group_in_leaves, count in counts:
-            group = group_in_leaves.table.group
-            kept = np.broadcast_to(np.arange(count), (*sizes_of(group.lists), count))
-            lists[group.atom.resolved()] = Lists.of(group, kept)
-        axes = self.graph.trace.leaves[counts[0][0].numbers[leaf]]
-        return math.prod(Cut(lists).shape(axes))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class GroupInLeaves:
-    """A group among the leaves of a pruner, as `mask_calculator` ranks it.
-
-    Attributes:
-      trace: of the model.
-      leader: the leaf whose sparsity is that of the group.
-      table: of its channels.
-      numbers: path of each leaf -> its number in the trace.
-    """
-
-    trace: Trace
-    leader: Path
-    table: ChannelTable
-    numbers: Mapping[Path, int]
-
-    @property
-    def members(self) -> list[Path]:
-        """The leaves that the channels lie in."""
-        return list(self.table.indices)
-
-    @property
-    def size(self) -> int:
-        """How many channels there are."""
-        return self.table.group.size
-
-    def path_in_model(self, leaf: Path) -> Path:
-        """The path of a leaf in the model. The pruner may have a subtree of the model's parameters."""
-        return self.trace.paths[self.numbers[leaf]]
-
-    @property
-    def is_stacked(self) -> bool:
-        """Whether layers, experts or heads keep channels of their own."""
-        return len(self.table.shape) > 1
-
-    def pool(self, scores: Mapping[Path, jax.Array]) -> jax.Array:
-        """The sum of the scores of each channel."""
-        table = self.table.add_up(scores)
-        return table.reshape(-1, self.size) if self.is_stacked else table
-
-    def spread(self, verdicts: jax.Array, leaf: Path) -> jax.Array:
-        """The verdict on the channel of each weight."""
-        return self.table.look_up(verdicts.reshape(self.table.shape), leaf)
+        sizes = {table.group.atom.resolved(): count for table, count in counts}
+        path = next(member.path for table, _ in counts for member in table.indices.get(leaf, ()))
+        axes = dict(self.graph.trace.named_leaves)[path]
+        return math.prod(size_with(axis, sizes) for axis in axes)

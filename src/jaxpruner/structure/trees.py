@@ -64,9 +64,7 @@ def zeroed(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
     """The tree with zeros at removed channels, in the same shapes."""
 
     def zero(axes: Axes, value: Any) -> Any:
-        for i in cut.order(axes):
-            value = jnp.where(cut.stays(axes, i), value, jnp.zeros_like(value))
-        return value
+        return cut.zero(value, axes)
 
     return _map_tree(tree, _plan_changes(traces, cut, zero, sizes_of, sizes_of))
 

@@ -134,8 +134,8 @@ class _Search:
         self.table = table
         self.atom = table.group.atom.resolved()
         flags = {}  # for each member, by its path in the model, whether it is zero in each channel
-        for path, by_axis in table.indices.items():
-            for axis in by_axis:
+        for path, members in table.indices.items():
+            for axis in sorted({member.axis for member in members}):
                 is_zero = ~table.any_along(nonzero[path], path, axis)
                 flags[trace.paths[numbers[path]], axis] = is_zero.ravel()
         self._zero_members: list[Members] = []  # of each channel
