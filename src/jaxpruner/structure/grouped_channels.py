@@ -50,7 +50,7 @@ class GroupedChannels:
       ValueError: a name matches only groups that are not exact. Raised by `init` of a pruner: leaves have other shapes
         than in the graph, or a leaf without a mask would have to have one.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> import jaxpruner
     >>> def apply(p, x):
     ...     return jax.nn.relu(x @ p['up'] + p['bias']) @ p['down']
