@@ -25,7 +25,7 @@ ALGORITHMS = ALGORITHM_REGISTRY
 ONE_SHOT_REGISTRY: dict[str, type[BaseUpdater]] = {}
 
 _DISTRIBUTIONS = {'uniform': sparsity_distributions.uniform, 'erk': sparsity_distributions.erk}
-_DISTRIBUTION_KEYS = ('dist_type', 'sparsity', 'filter_fn', 'custom_sparsity_map', 'count_excluded')
+_DISTRIBUTION_KEYS, _ = checks.SAID_BY['sparsity_distribution_fn']
 _STEP_KEYS = ('update_freq', 'update_start_step', 'update_end_step')
 # Names in other libraries, which look like other keys here -> what may be meant.
 _MEANT = dict.fromkeys(
@@ -37,12 +37,6 @@ _MEANT = dict.fromkeys(
     'final_sparsity': 'sparsity',
     'target_sparsity': 'sparsity',
     'density': 'sparsity, the share that is removed',
-}
-# Key -> keys that say the same in other words.
-_EITHER = {
-    'sparsity_distribution_fn': _DISTRIBUTION_KEYS,
-    'scheduler': (*_STEP_KEYS, 'initial_sparsity'),
-    'drop_fraction_fn': ('drop_fraction',),
 }
 
 
@@ -193,7 +187,7 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
         is_users_own = checks.is_users_own(algorithm, key)
         if key in fields and (is_users_own or key not in _DISTRIBUTION_KEYS):
             settings[key] = value
-    for key, others in _EITHER.items():
+    for key, (others, _) in checks.SAID_BY.items():
         given = [other for other in others if other in config]
         if key in config and given:
             raise ValueError(

@@ -613,7 +613,7 @@ class BaseUpdater(EqualSettings):
                 'wrap_optax, whose state has the masks, or let calculate_scores do without where sparse_state is None'
             ) from error
         masks = self.create_masks(scores, targets)
-        checks.warn_of_emptied(masks, arrays, grads)
+        checks.warn_of_emptied(masks, scores)
         checks.check_masks(self, arrays, masks)
         return self.apply_masks(params, masks), masks
 

@@ -19,6 +19,7 @@ from jaxpruner import (
     caller_warnings,
     mask_calculator,
     seeds,
+    selection,
     sparsity_distributions,
     sparsity_schedules,
 )
@@ -160,20 +161,18 @@ SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
     'rounds': _COUNT,
 }
 
-# Keys of configurations that constructors do not take -> the field that says the same, and how.
-_DISTRIBUTION = 'functools.partial(jaxpruner.sparsity_distributions.erk, sparsity=0.8'
-_SCHEDULE = 'jaxpruner.PolynomialSchedule(update_freq=…, update_start_step=…, update_end_step=…'
-_SAID_BY = {
-    'dist_type': ('sparsity_distribution_fn', f'{_DISTRIBUTION})'),
-    'drop_fraction': ('drop_fraction_fn', 'optax.constant_schedule(0.3)'),
+# Field of a pruner -> keys of configurations that say the same, and how the field says it.
+SAID_BY = {
+    'sparsity_distribution_fn': (
+        ('dist_type', 'sparsity', 'filter_fn', 'custom_sparsity_map', 'count_excluded'),
+        'functools.partial(jaxpruner.sparsity_distributions.erk, sparsity=0.8, …)',
+    ),
+    'scheduler': (
+        ('update_freq', 'update_start_step', 'update_end_step', 'initial_sparsity'),
+        'jaxpruner.PolynomialSchedule(update_freq, update_start_step, update_end_step)',
+    ),
+    'drop_fraction_fn': (('drop_fraction',), 'optax.constant_schedule(0.3)'),
 }
-for _key in ('filter_fn', 'custom_sparsity_map', 'count_excluded'):
-    _SAID_BY[_key] = ('sparsity_distribution_fn', f'{_DISTRIBUTION}, {_key}=…)')
-for _key in ('update_freq', 'update_start_step', 'update_end_step', 'power', 'initial_sparsity'):
-    _SAID_BY[_key] = (
-        'scheduler',
-        f'{_SCHEDULE})' if _key in _SCHEDULE else f'{_SCHEDULE}, {_key}=…)',
-    )
 
 # Annotation of a field that an algorithm from elsewhere declares -> what its value must be. Other annotations pass.
 _ANNOTATIONS = {
@@ -235,17 +234,15 @@ def check_fields(pruner: Any) -> None:
 def check_constructor(algorithm: type, settings: Mapping[str, Any]) -> None:
     """Refuses keys of configurations that a constructor does not take, and says what it takes instead."""
     taken = known_arguments(algorithm.__init__, dict(settings))
-    for key in settings:
-        if key in taken or key not in SETTINGS:
-            continue
-        field, remedy = _SAID_BY.get(key, ('', ''))
-        # Global algorithms select leaves by fields of their own, and a budget for each leaf has no meaning for them.
-        is_of_a_leaf = key in ('dist_type', 'count_excluded') and hasattr(algorithm, 'filter_fn')
-        is_said = field and hasattr(algorithm, field) and not is_of_a_leaf
+    for key in sorted((settings.keys() - taken.keys()) & SETTINGS.keys()):
+        remedies = [
+            f'give {field}={remedy}'
+            for field, (keys, remedy) in SAID_BY.items()
+            if key in keys and hasattr(algorithm, field)
+        ]
         raise TypeError(
             f'{algorithm.__name__} has no setting {key!r}, which is a key of configurations; '
-            f'{f"give {field}={remedy}" if is_said else "leave it out"}, or make the pruner with '
-            'jaxpruner.create_updater_from_config'
+            f'{", ".join(remedies) or "leave it out"}, or make the pruner with jaxpruner.create_updater_from_config'
         )
 
 
@@ -383,35 +380,22 @@ def targets_of_leaves(
     custom = sparsity_distributions.custom_sparsities(
         getattr(distribution, 'keywords', {}).get('custom_sparsity_map'), paths
     )
-    _warn_of_other_axes(leaves, stacked)
-    filter_fn = sparsity_distributions.filter_of(distribution)
-    if filter_fn is sparsity_distributions.NOT_DIM_ONE_FILTER:
-        # Whatever a filter selects, others decide of leaves without a type, and of tied ones.
-        _warn_of_vectors(
-            leaves,
-            [
-                i
-                for i, leaf in enumerate(leaves)
-                if targets[i] is not None
-                and i not in custom
-                and leaf.sparsity_type is not None
-                and not is_joint(leaf.sparsity_type)
-            ],
-        )
     can_be_ranked = []
-    for leaf, array in zip(leaves, jax.tree.leaves(params), strict=True):
+    for i, (leaf, array) in enumerate(zip(leaves, jax.tree.leaves(params), strict=True)):
         if leaf.sparsity_type is not None and leaf.dtype is None:
             raise TypeError(
                 f'{leaf.name}: {array!r} is no array; give arrays alone, for example '
                 'equinox.filter(model, equinox.is_array)'
             )
         # Flags and random keys cannot be ranked.
-        can_be_ranked.append(
-            leaf.sparsity_type is not None and jnp.issubdtype(leaf.dtype, jnp.number)
+        is_ranked = leaf.sparsity_type is not None and jnp.issubdtype(leaf.dtype, jnp.number)
+        can_be_ranked.append(is_ranked)
+        targets[i] = targets[i] if is_ranked else None
+    filter_fn = sparsity_distributions.filter_of(distribution)
+    if filter_fn is sparsity_distributions.NOT_DIM_ONE_FILTER:
+        _warn_of_vectors(
+            leaves, [i for i, t in enumerate(targets) if t is not None and i not in custom]
         )
-    targets = [
-        target if ranked else None for target, ranked in zip(targets, can_be_ranked, strict=True)
-    ]
     targets = mask_calculator.with_targets(leaves, targets, can_be_ranked)
     pruned = [leaf for leaf, target in zip(leaves, targets, strict=True) if target is not None]
     for leaf, target in zip(leaves, targets, strict=True):
@@ -442,78 +426,24 @@ def _warn_of_vectors(leaves, selected):
     Either an axis counts layers that were stacked for a `scan`, and `stacked` does not say so, or a bias has axes of
     its own, as in attention.
     """
-    biases = []
+    vectors = []
     for leaf in (leaves[i] for i in selected):
-        if leaf.path[-1] not in sparsity_distributions.VECTOR_NAMES:
-            continue
-        beside = [other.shape for other in leaves if other.path[:-1] == leaf.path[:-1]]
-        # In LoRA `a` and `b` are kernels: a bias has the last axes of the kernel beside it.
-        last = leaf.shape[1:]
-        if leaf.path[-1] == 'b' and not any(
-            len(shape) > len(leaf.shape) and shape[-len(last) :] == last for shape in beside
-        ):
-            continue
-        axis, glob = (None, '') if leaf.is_stacked else _suspected_stack(leaves, leaf)
-        if axis is not None:
-            caller_warnings.warn(
-                f'{leaf.name} has shape {leaf.shape} and looks like a bias or norm of {leaf.shape[axis]} stacked '
-                f'layers (axis {axis}), which is now pruned; if so, name the stacked leaves: '
-                f'stacked={f"{{{glob!r}: {axis}}}" if axis else repr(glob)}, otherwise leave it out with '
-                'filter_fn=sparsity_distributions.NOT_BIAS_FILTER, or silence this with another filter_fn'
-            )
-            return
-        if len(leaf.layer_shape) > 1:
-            biases.append(f'{leaf.name} {leaf.shape}')
-    if biases:
+        name, rank = leaf.path[-1], len(leaf.layer_shape)
+        # Leaves that a type ties are not selected by the filter. In LoRA `a` and `b` are kernels.
+        beside = [other.layer_shape for other in leaves if other.path[:-1] == leaf.path[:-1]]
+        is_bias = name != 'b' or rank < max(map(len, beside))
+        is_vector = name in sparsity_distributions.VECTOR_NAMES and is_bias
+        if is_vector and rank > 1 and not is_joint(leaf.sparsity_type):
+            vectors.append(leaf)
+    if vectors:
+        inside = '/'.join((*vectors[0].path[:-1], '*'))
         caller_warnings.warn(
-            f'{_some_of(biases)} looks like a bias or norm, but has more than one dimension, so that the default '
-            'filter takes it for a kernel. filter_fn=sparsity_distributions.NOT_BIAS_FILTER leaves such leaves dense; '
-            'any other filter_fn says that you have decided'
+            f'{_some_of([f"{leaf.name} {leaf.shape}" for leaf in vectors])} looks like a bias or norm, but has more '
+            'than one dimension, so that the default filter takes it for a kernel. If an axis counts stacked layers, '
+            f'name the leaves that have it: stacked={inside!r}, or {{{inside!r}: axis}} if it is not the first; else '
+            'filter_fn=sparsity_distributions.NOT_BIAS_FILTER leaves such leaves dense. Any other filter_fn says that '
+            'you have decided'
         )
-
-
-def _suspected_stack(leaves, leaf):
-    """Finds the shortest axis of a leaf that is equally long in all leaves beside it, and a glob of those that have it.
-
-    The glob takes in as large a subtree as has such an axis.
-    """
-    suspect = None, ''
-    # A vector between axes of length 1 is one layer.
-    axes = [axis for axis, length in enumerate(leaf.shape) if 1 < length < math.prod(leaf.shape)]
-    for depth in range(len(leaf.path) - 1, 0, -1) or [0]:
-        inside = [other.shape for other in leaves if other.path[:depth] == leaf.path[:depth]]
-        if axes := _common_axes(axes, leaf.shape, inside):
-            suspect = min(axes, key=leaf.shape.__getitem__), '/'.join((*leaf.path[:depth], '*'))
-    return suspect
-
-
-def _common_axes(axes, shape, shapes):
-    """Lists the axes that are as long as in a shape in all others, which have another axis besides."""
-
-    def is_common(axis):
-        return all(len(other) > max(axis, 1) and other[axis] == shape[axis] for other in shapes)
-
-    return list(filter(is_common, axes))
-
-
-def _warn_of_other_axes(leaves, stacked):
-    """Warns where a name means leaves of different numbers of layers, and a shorter axis is equally long in all."""
-    for name, given in tree_lib.axes_of_layers(stacked).items():
-        shapes = [
-            leaf.shape
-            for leaf in leaves
-            if len(leaf.shape) > 1 and tree_lib.matches(name, leaf.path)
-        ]
-        lengths = {shape[given] for shape in shapes}
-        if len(lengths) < 2:
-            continue
-        shorter = [axis for axis, length in enumerate(shapes[0]) if 1 < length < min(lengths)]
-        for axis in _common_axes(shorter, shapes[0], shapes)[:1]:
-            caller_warnings.warn(
-                f'stacked: {name!r} takes axis {given} for that of layers, of which there are then {min(lengths)} in '
-                f'one leaf and {max(lengths)} in another; axis {axis} has length {shapes[0][axis]} in all of them. If '
-                f'that one counts layers, write stacked={{{name!r}: {axis}}}'
-            )
 
 
 def check_pruned(pruner: Any, pruned: Sequence[Any], paths: Sequence[tree_lib.Path]) -> None:
@@ -592,12 +522,10 @@ def reaches_target(schedule: Any) -> bool:
 def warn_of_shortfall(name: str, schedule: Any) -> None:
     """Says that masks are updated for the last time before the schedule is at its target."""
     last = (update_steps(schedule) or (0,))[-1]
-    later = math.ceil(schedule.update_end_step / schedule.update_freq)
     caller_warnings.warn(
         f'{name} ends at {share_at_end(schedule):.1%} of its target: the last mask update comes at step {last}, the '
         f'last multiple of update_freq={schedule.update_freq}, and the schedule reaches its target at '
-        f'update_end_step={schedule.update_end_step}. Give update_end_step={last + 1} or '
-        f'update_end_step={later * schedule.update_freq}'
+        f'update_end_step={schedule.update_end_step}. Give update_end_step={last + 1}'
     )
 
 
@@ -617,10 +545,10 @@ def check_plan(pruner: Any, plan: Any) -> None:
     steps = update_steps(pruner.scheduler)
     if steps is not None and not steps:
         caller_warnings.warn(
-            f'{plan.algorithm} never updates its masks, so that all leaves stay dense: {_why_never(pruner.scheduler)}; '
-            f'{_SEE_PLAN}. Give a schedule that updates, such as PolynomialSchedule(update_freq, update_start_step, '
-            'update_end_step); or call instant_sparsify to prune once without training, or pruner.new_masks where '
-            'your own loop decides'
+            f'{plan.algorithm} never updates its masks, so that all leaves stay dense: {pruner.scheduler!r} has no '
+            f'update step; {_SEE_PLAN}. Give a schedule that updates, such as PolynomialSchedule(update_freq, '
+            'update_start_step, update_end_step); or call instant_sparsify to prune once without training, or '
+            'pruner.new_masks where your own loop decides'
         )
     elif grows and not reaches_target(pruner.scheduler):
         warn_of_shortfall(plan.algorithm, pruner.scheduler)
@@ -631,30 +559,18 @@ def check_replacement(pruner: Any, plan: Any) -> None:
     steps = update_steps(pruner.scheduler)
     if not plan.pruned or steps is None:
         return
-    static = 'StaticRandomSparse for masks that stay as they are'
     if not steps:
-        caller_warnings.warn(
-            f'{plan.algorithm} never updates its masks, so that they stay as they were drawn: '
-            f'{_why_never(pruner.scheduler)}. Give a schedule that updates, such as PeriodicSchedule(update_freq, '
-            f'update_start_step, update_end_step); or {static}'
-        )
-        return
-    sampled = {*steps[:4], *steps[:: math.ceil(len(steps) / 4)]}
-    with jax.ensure_compile_time_eval():
-        fractions = [pruner.drop_fraction_fn(step) for step in sorted(sampled)]
-    if not tree_lib.has_traced(fractions) and not any(map(float, fractions)):
-        caller_warnings.warn(
-            f'{plan.algorithm} replaces no weight: drop_fraction_fn is 0 at its update steps ({steps[0]} … '
-            f'{steps[-1]}). Give a drop fraction above 0; or {static}'
-        )
-
-
-def _why_never(schedule):
-    if not hasattr(schedule, 'update_freq'):
-        return f'{schedule!r} has no step at which it does'
-    return (
-        f'{type(schedule).__name__} has no multiple of update_freq={schedule.update_freq} from '
-        f'update_start_step={schedule.update_start_step} to update_end_step={schedule.update_end_step}'
+        reason = f'{pruner.scheduler!r} has no update step'
+    else:
+        with jax.ensure_compile_time_eval():
+            fraction = pruner.drop_fraction_fn(steps[0])
+        if tree_lib.is_traced(fraction) or float(fraction):
+            return
+        reason = f'drop_fraction_fn is 0 at the first update step, {steps[0]}'
+    caller_warnings.warn(
+        f'{plan.algorithm} replaces no weight, so that its masks stay as they were drawn: {reason}. Give a schedule '
+        'that updates, such as PeriodicSchedule(update_freq, update_start_step, update_end_step), and a drop fraction '
+        'above 0; or StaticRandomSparse for masks that stay as they are'
     )
 
 
@@ -711,32 +627,26 @@ def check_masks(pruner: Any, params: PyTree, masks: PyTree) -> None:
         )
 
 
-def warn_of_emptied(masks: PyTree, params: PyTree, grads: PyTree | None) -> None:
-    """Names the leaves that lose every weight because they, or their gradients, are NaN throughout.
+def warn_of_emptied(masks: PyTree, scores: PyTree) -> None:
+    """Names the leaves that lose every weight because their scores are NaN throughout.
 
-    >>> warn_of_emptied({'w': jnp.array([1, 0], jnp.uint8)}, {'w': jnp.array([2.0, jnp.nan])}, None)
+    >>> warn_of_emptied({'w': jnp.array([1, 0], jnp.uint8)}, {'w': jnp.array([2.0, jnp.nan])})
     """
-    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-    of_masks, of_grads = tree_lib.leaves_like(treedef, masks), [None] * len(paths)
+    paths, leaves, treedef = tree_lib.flatten_with_paths(scores, is_leaf=selection.is_score_leaf)
+    of_masks = tree_lib.leaves_like(treedef, masks)
     if tree_lib.has_traced(of_masks):
         return
     # All are computed before the first is waited for.
     kept = [None if mask is None or not mask.size else keeps_any(mask) for mask in of_masks]
-    if all(any_kept is None or any_kept for any_kept in kept):
-        return
-    if grads is not None:
-        of_grads = tree_lib.leaves_like(treedef, grads)
-    nan_alone = []
-    for path, leaf, grad, any_kept in zip(paths, leaves, of_grads, kept, strict=True):
-        name = tree_lib.path_string(path)
-        for words, array in ((f'{name} holds', leaf), (f'the gradients of {name} hold', grad)):
-            is_emptied = any_kept is not None and not any_kept
-            if is_emptied and array is not None and bool(jnp.all(jnp.isnan(array))):
-                nan_alone.append(words)
-    if nan_alone:
-        more = f' (so do {len(nan_alone) - 1} more leaves)' if nan_alone[1:] else ''
+    names = [
+        tree_lib.path_string(path)
+        for path, score, any_kept in zip(paths, leaves, kept, strict=True)
+        if any_kept is not None and not any_kept and bool(jnp.isnan(selection.read(score)).all())
+    ]
+    if names:
         caller_warnings.warn(
-            f'{nan_alone[0]} NaN alone{more}: nothing of it is kept, so that it becomes zero; look where NaN come from'
+            f'the scores of {_some_of(names)} are NaN alone: nothing is kept, and all becomes zero; look where NaN '
+            'come from'
         )
 
 
@@ -751,11 +661,16 @@ def check_algorithm_state(pruner: Any, method: str, before: Any, after: Any) -> 
     """
     if before is after:
         return
-    words = [_words_by_name(state) for state in (before, after)]
+    words = []
+    for state in (before, after):
+        paths, leaves, _ = tree_lib.flatten_with_paths({'algorithm_state': state})
+        forms = [f'{jnp.result_type(leaf)}{list(jnp.shape(leaf))}' for leaf in leaves]
+        words.append(dict(zip(map(tree_lib.path_string, paths), forms, strict=True)))
+    old, new = words
     changed = [
-        f'{name} was {words[0].get(name, "missing")} and is {words[1].get(name, "missing")}'
-        for name in {**words[0], **words[1]}
-        if words[0].get(name) != words[1].get(name)
+        f'{name} was {old.get(name, "missing")} and is {new.get(name, "missing")}'
+        for name in old | new
+        if old.get(name) != new.get(name)
     ]
     if changed:
         raise TypeError(
@@ -765,26 +680,13 @@ def check_algorithm_state(pruner: Any, method: str, before: Any, after: Any) -> 
         )
 
 
-def _words_by_name(algorithm_state):
-    paths, leaves, _ = tree_lib.flatten_with_paths({'algorithm_state': algorithm_state})
-    return {
-        tree_lib.path_string(
-            path
-        ): f'{jnp.result_type(leaf)}[{",".join(map(str, jnp.shape(leaf)))}]'
-        for path, leaf in zip(paths, leaves, strict=True)
-    }
-
-
 def check_tracked(pruner: Any, state: Any, returned: Any) -> tuple[Any, Any]:
     """Returns what `track` returned; refuses anything but a state and what it tracked."""
     is_pair = isinstance(returned, tuple | list) and len(returned) == 2
     if not is_pair or not isinstance(returned[0], type(state)):
-        is_plain = isinstance(returned, tuple | list) and not hasattr(returned, '_fields')
-        name = type(returned).__name__
-        given = f'a {name} of {len(returned)}' if is_plain else f'one {name}'
         raise TypeError(
             f'{type(pruner).__name__}.track must return two values, the SparseState and what update_state gets as '
-            f'its argument tracked, got {given}; write `return sparse_state._replace(…), None`'
+            f'its argument tracked, got {type(returned).__name__}; write `return sparse_state._replace(…), None`'
         )
     check_algorithm_state(pruner, 'track', state.algorithm_state, returned[0].algorithm_state)
     return returned[0], returned[1]

@@ -141,38 +141,12 @@ def test_axes_that_leaves_do_not_have_are_refused_by_name():
         jaxpruner.MagnitudePruning(sparsity=0.5, stacked={'layer/*': 1}).plan(arrays(0))
 
 
-# Parameters, and what the warning says of the first norm.
-SUSPECTED = [
-    (
-        {
-            'decoder': {
-                'layers': {
-                    'mlp': {'wi': {'kernel': (32, 2, 64)}, 'wo': {'kernel': (64, 2, 32)}},
-                    'norm': {'scale': (32, 2)},
-                },
-                'norm': {'scale': (32,)},
-            },
-            'embedding': (100, 32),
-        },
-        r'decoder/layers/norm/scale has shape \(32, 2\).* 2 stacked layers \(axis 1\).*'
-        r"stacked=\{'decoder/layers/\*': 1\}",
-    ),
-    (
-        {'layers': {'mlp': {'kernel': (2, 32, 64), 'bias': (2, 64)}}, 'head': (32, 10)},
-        r"layers/mlp/bias .* 2 stacked layers \(axis 0\).*stacked='layers/\*'",
-    ),
-    ({'norm': {'scale': (32, 4)}, 'head': (32, 10)}, r"4 stacked layers \(axis 1\).*'norm/\*': 1"),
-]
-
-
-@pytest.mark.parametrize(('shapes', 'words'), SUSPECTED)
-def test_the_warning_says_which_axis_it_suspects(shapes, words):
-    params = jax.tree.map(jnp.ones, shapes, is_leaf=lambda node: isinstance(node, tuple))
-    with pytest.warns(UserWarning, match=words):
-        jaxpruner.MagnitudePruning(sparsity=0.5).plan(params)
-
-
-def test_the_wrong_axis_is_warned_of():
-    params = moved(arrays(0), 1)
-    with pytest.warns(UserWarning, match=r"takes axis 0 .* axis 1 has length 3 .*'layers/\*': 1"):
-        jaxpruner.MagnitudePruning(sparsity=0.5, stacked='layers/*').plan(params)
+def test_what_looks_like_stacked_biases_is_named_and_kernels_of_lora_are_not():
+    params = {
+        'layers': {'b': jnp.ones((2, 64)), 'w': jnp.ones((2, 32, 64))},
+        'head': jnp.ones((4, 2)),
+    }
+    lora = {'a': jnp.ones((32, 4)), 'b': jnp.ones((4, 32))}
+    with pytest.warns(UserWarning, match=r"layers/b \(2, 64\) .*stacked='layers/\*'") as caught:
+        jaxpruner.MagnitudePruning(sparsity=0.5).plan(params | lora)
+    assert len(caught) == 1
