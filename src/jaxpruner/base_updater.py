@@ -551,36 +551,27 @@ class BaseUpdater(EqualSettings):
         >>> float(later.retarget(state, params).target_sparsities['w'])
         0.75
         """
-        params = tree_lib.as_arrays(params)
         state = sparse_state_lib.only_sparse_state(opt_state)
-        paths, _, treedef = tree_lib.flatten_with_paths(params)
-        targets = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
-        masks = tree_lib.leaves_like(treedef, state.masks)
-        for path, target, mask in zip(paths, targets, masks, strict=True):
-            if (target is None) != (mask is None):
-                raise ValueError(
-                    f'{tree_lib.path_string(path)} has {"no" if mask is None else "a"} mask in the state, and '
-                    f'{"a" if mask is None else "no"} target by this pruner: retarget changes numbers alone; make a '
-                    'new state with the init of the wrapped optimizer'
-                )
         if self.keeps_count and self._other_targets(state, params):
             raise ValueError(
                 f'{type(self).__name__} keeps as many weights as its first masks do, whatever the targets; make a new '
                 'state with the init of the wrapped optimizer'
             )
-        new: Any = [jnp.asarray(target, jnp.float32) for target in targets if target is not None]
-        held, treedef = jax.tree.flatten(state.target_sparsities)
-        if held and held[0].ndim:
-            raise ValueError('the state holds several trainings: call jax.vmap(pruner.retarget)')
-        if treedef.num_nodes == 1:  # one target for all leaves
-            if not tree_lib.has_traced(new) and len(set(map(float, new))) > 1:
-                raise ValueError(
-                    'the state has one target for all leaves, and this pruner several; make a new state with the init '
-                    'of the wrapped optimizer'
-                )
-            new = new[:1]
-        state = state._replace(target_sparsities=treedef.unflatten(new))
-        return sparse_state_lib.replace_state(opt_state, state)
+        new = self.init_state(params).target_sparsities
+        forms = []
+        for targets in (state.target_sparsities, new):
+            paths, leaves, _ = tree_lib.flatten_with_paths(targets)
+            forms.append(
+                {(tree_lib.path_string(p), x.shape) for p, x in zip(paths, leaves, strict=True)}
+            )
+        if forms[0] != forms[1]:
+            name, shape = min(forms[0] ^ forms[1])
+            raise ValueError(
+                f'the state and this pruner prune other leaves: one of them alone has a target of shape {shape} for '
+                f'{name}; make a new state with the init of the wrapped optimizer (or, for several trainings in one '
+                'state, call jax.vmap(pruner.retarget))'
+            )
+        return sparse_state_lib.replace_state(opt_state, state._replace(target_sparsities=new))
 
     def instant_sparsify(
         self, params: PyTree, grads: PyTree | None = None, **extra_args: Any
@@ -626,35 +617,32 @@ class BaseUpdater(EqualSettings):
     def distribution(self) -> DistributionFn | None:
         """Returns what `sparsity` and `sparsity_distribution_fn` mean together; `None` for no target at all."""
         given = self.sparsity_distribution_fn
-        if self.sparsity is None:
-            is_derived = isinstance(given, FromSettings)  # of a sparsity that was taken back
-            return type(self).sparsity_distribution_fn if is_derived else given
-        # A user's class may have a field `sparsity` of its own, whose default then stands beside a distribution.
-        if self._has_distribution() and not checks.is_of_library(type(self), 'sparsity'):
+        if isinstance(given, FromSettings):  # `dataclasses.replace` may have changed the settings
+            given = type(self).sparsity_distribution_fn
+        settings = self.distribution_settings()
+        names = [
+            name
+            for name, value in settings.items()
+            if tree_lib.is_traced(value) or value != getattr(type(self), name)
+        ]
+        is_default = sparsity_distributions.is_default(given)
+        if not settings or (given is None and not names):
             return given
-        return self.uniform_unless_given('sparsity', sparsity=self.sparsity)
-
-    def _has_distribution(self):
-        """Whether a distribution was given; JaxPruner's default, written out, is what clients pass by position."""
-        given = self.sparsity_distribution_fn
-        if isinstance(given, sparsity_distributions.NotGiven):
-            return 'custom_sparsity_map' in given.keywords
-        if isinstance(given, functools.partial) and given.func is sparsity_distributions.uniform:
-            sparsity = given.keywords.get('sparsity')
-            if list(given.keywords) == ['sparsity'] and not tree_lib.is_traced(sparsity):
-                return sparsity != 0 and not isinstance(given, FromSettings)
-        return not (given is None or isinstance(given, FromSettings))
-
-    def uniform_unless_given(self, names: str, **settings: Any) -> DistributionFn:
-        """Returns `uniform` with settings of the pruner (`names`), and refuses a distribution that was given, too."""
-        given = self.sparsity_distribution_fn
-        if self._has_distribution():
+        if not is_default:
+            # The field `sparsity` may be one of a user's class, which then means something else.
+            if not names or not checks.is_of_library(type(self), 'sparsity'):
+                return given
             raise ValueError(
-                f'{type(self).__name__} got {names} and sparsity_distribution_fn={given!r}, which both say how sparse '
-                'leaves are to be; give one of them. functools.partial(f, sparsity=0.7, custom_sparsity_map=…) gives a '
-                'distribution f a sparsity; where dataclasses.replace gives it, give also sparsity=None'
+                f'{type(self).__name__} got {", ".join(names)} and sparsity_distribution_fn={given!r}, which both say '
+                'how sparse leaves are to be; give one of them. functools.partial(f, sparsity=0.7, '
+                'custom_sparsity_map=…) gives a distribution f a sparsity; where dataclasses.replace gives it, give '
+                'also sparsity=None'
             )
         return FromSettings(sparsity_distributions.uniform, **settings)
+
+    def distribution_settings(self) -> dict[str, Any]:
+        """Returns those settings of the pruner that `uniform` takes, to stand for a distribution."""
+        return {} if self.sparsity is None else {'sparsity': self.sparsity}
 
     def scores_to_rank(
         self, params: PyTree, sparse_state: Any, grads: Any, extra_args: Any, lazily: bool = True
@@ -669,8 +657,8 @@ class BaseUpdater(EqualSettings):
             leaves, treedef = jax.tree.flatten(params)
             scores = [selection.lazily(function, leaf) for leaf in leaves]
             return tree_lib.unflatten(treedef, scores, leaves)
-        known = checks.known_arguments(self.calculate_scores, extra_args)
-        return self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
+        given = {**extra_args, 'sparse_state': sparse_state, 'grads': grads}
+        return checks.call(self.calculate_scores, params, **given)
 
     def why_dense(self, params: PyTree) -> list[str]:
         """Tells for each leaf why `get_target_sparsities` gives it no target, if it does not."""
@@ -759,23 +747,19 @@ def _step(pruner, optimizer, is_due, grads, old_state, params, extra_args):
             params = optax.apply_updates(params, landed)
         return _new_masks(pruner, state, params, grads, extra_args, tracked)
 
-    if not pruner.skip_gradients:
+    if is_due is False or not pruner.skip_gradients:
         state = control.run_once(is_due, make_masks, state, params, grads, tracked)
         masks = old_state.masks if pruner.ranks_next_params else state.masks
         updates, inner_state = optimize(grads, state.inner_state, params, masks)
-        state = state._replace(inner_state=inner_state)
-    elif is_due is False:
-        updates, inner_state = optimize(grads, state.inner_state, params, state.masks)
         state = state._replace(inner_state=inner_state)
     else:
         # New masks, or a step of the optimizer: two loops, of which one runs. To save memory they write updates over
         # the gradients, which the carry holds until then, and nothing reads the old masks after the first. Where
         # updates have other dtypes the carry begins as zeros, and gradients stay an input.
-        shapes, _ = jax.eval_shape(optimize, grads, state.inner_state, params, state.masks)
-        dtypes = [[leaf.dtype for leaf in jax.tree.leaves(tree)] for tree in (shapes, grads)]
         carried, beside = grads, None
-        if dtypes[0] != dtypes[1]:
-            zeros = jax.tree.map(lambda u, g: jnp.zeros_like(g, dtype=u.dtype), shapes, grads)
+        shapes, _ = jax.eval_shape(optimize, grads, state.inner_state, params, state.masks)
+        zeros = jax.tree.map(lambda u, g: jnp.zeros_like(g, dtype=u.dtype), shapes, grads)
+        if [u.dtype for u in jax.tree.leaves(zeros)] != [g.dtype for g in jax.tree.leaves(grads)]:
             carried, beside = zeros, grads
 
         def only_masks(carry, beside, params, tracked):
@@ -808,27 +792,25 @@ def _step(pruner, optimizer, is_due, grads, old_state, params, extra_args):
 
 def _track(pruner, state, params, grads, extra_args):
     """Lets the algorithm track each step; it gets the gradients and extra arguments that it names."""
-    named = {name: x for name, x in extra_args.items() if name != 'sparse_state'}
-    named = checks.known_arguments(pruner.track, {**named, 'grads': grads})
-    return checks.check_tracked(pruner, state, pruner.track(state, params, **named))
+    named = {**extra_args, 'grads': grads}
+    named.pop('sparse_state', None)
+    return checks.check_tracked(pruner, state, checks.call(pruner.track, state, params, **named))
 
 
 def _new_masks(pruner, state, params, grads, extra_args, tracked=None):
     """Updates the masks, which are stored as they were, and zeroes the moments of chosen weights."""
     old = state._replace(masks=sparse_state_lib.unpack_masks(state.masks, params))
     taken = ('params', 'grads', 'sparse_state')  # `update_state` has arguments of these names
-    named = {name: x for name, x in extra_args.items() if name not in taken}
+    named = {name: value for name, value in extra_args.items() if name not in taken}
     if tracked is not None:
         named['tracked'] = tracked
-    named = checks.known_arguments(pruner.update_state, named)
-    new = pruner.update_state(old, params, grads, **named)
+    new = checks.call(pruner.update_state, old, params, grads, **named)
     checks.check_algorithm_state(pruner, 'update_state', old.algorithm_state, new.algorithm_state)
     # Algorithms whose masks never change return the same tree; it is stored as it was.
     stored = state.masks
     if new.masks is not old.masks:
         new = new._replace(masks=sparse_state_lib.unpack_masks(new.masks, params))
-        packs = pruner.packs_masks()
-        stored = sparse_state_lib.store_masks(new.masks, params, packs, like=state.masks)
+        stored = sparse_state_lib.store_masks(new.masks, params, pruner.packs_masks(), stored)
     reset = pruner.moments_to_reset(old, new)
     if reset is not None:
         inner_state = sparse_state_lib.restart_inner_state(new.inner_state, reset)
@@ -843,16 +825,16 @@ def _jitted_new_masks(pruner, state, params, grads, extra_args):
     def is_foreign(node):  # a parameter that optax.masked gives to another optimizer
         return isinstance(node, optax.MaskedNode)
 
-    def own(tree):
-        return jax.tree.map(
-            lambda mask, leaf: mask if is_foreign(mask) else leaf,
-            state.masks,
-            tree,
-            is_leaf=lambda node: node is None or is_foreign(node),
-        )
-
     if any(map(is_foreign, jax.tree.leaves(state.masks, is_leaf=is_foreign))):
-        params, grads = own(params), own(grads)
+        params, grads = (
+            jax.tree.map(
+                lambda mask, leaf: mask if is_foreign(mask) else leaf,
+                state.masks,
+                tree,
+                is_leaf=lambda node: node is None or is_foreign(node),
+            )
+            for tree in (params, grads)
+        )
 
     def make_masks(state):
         tracked_state, tracked = _track(pruner, state, params, grads, extra_args)

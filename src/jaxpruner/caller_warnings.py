@@ -32,21 +32,11 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns as `warnings.warn` does, at the innermost line that is neither this package's nor a library's."""
     if _IS_SILENT.get():
         return
-    frame = sys._getframe(1)
+    frame, level = sys._getframe(1), 2
     while frame.f_back is not None:
+        library = frame.f_globals.get('__name__', '').partition('.')[0]
         # The constructor of a dataclass is generated: it has no line that can be shown.
-        is_generated = frame.f_code.co_filename == '<string>'
-        if (
-            not is_generated
-            and frame.f_globals.get('__name__', '').partition('.')[0] not in _LIBRARIES
-        ):
+        if library not in _LIBRARIES and frame.f_code.co_filename != '<string>':
             break
-        frame = frame.f_back
-    warnings.warn_explicit(
-        message,
-        category,
-        filename=frame.f_code.co_filename,
-        lineno=frame.f_lineno,
-        module=frame.f_globals.get('__name__', frame.f_code.co_filename),
-        registry=frame.f_globals.setdefault('__warningregistry__', {}),
-    )
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

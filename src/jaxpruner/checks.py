@@ -302,6 +302,15 @@ def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> 
     return {name: value for name, value in arguments.items() if name in names}
 
 
+def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Calls a function with those of the named arguments that it takes.
+
+    >>> call(lambda a, b: a + b, 1, b=2, c=3)
+    3
+    """
+    return function(*arguments, **known_arguments(function, named))
+
+
 def check_taken(function: Callable[..., Any], arguments: dict[str, Any], name: str) -> None:
     """Refuses arguments that a function (`name` in the message) does not take: they would have no effect."""
     unused = sorted(set(arguments) - set(known_arguments(function, arguments)))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, Self
 
 import jax
@@ -9,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import checks, mask_calculator
-from jaxpruner import tree as tree_lib
 
 
 class EqualSettings:
@@ -32,63 +32,42 @@ class EqualSettings:
     def __eq__(self, other: object) -> Any:
         if type(self) is not type(other):
             return NotImplemented
-        return self is other or _settings(self) == _settings(other)
+        return self is other or _settings(self, True) == _settings(other, True)
 
     def __hash__(self) -> int:
-        hashes: list[Any] = [type(self)]
-        for name, value in _settings(self).items():
-            try:
-                hashes.append(hash(value))
-            except TypeError as error:
-                raise TypeError(
-                    f'{type(self).__name__} is not hashable, since {name}={getattr(self, name, None)!r} is not '
-                    f'({error}); if it is a dataclass of your own, make it frozen'
-                ) from None
-        return hash(tuple(hashes))
+        return hash((type(self), _settings(self, False)))
 
 
-def _settings(pruner):
-    """The settings as they were given, in a form that can be compared and hashed."""
+def _settings(pruner, reads_arrays):
+    """The settings as they were given, in a form that can be compared; a hash reads no arrays."""
     names = {*vars(pruner), *(field.name for field in dataclasses.fields(pruner))}
     values = {name: getattr(pruner, name, None) for name in sorted(names)}
     values['topk_fn'] = mask_calculator.own_topk_fn(pruner.topk_fn)
-    return {
-        name: _comparable(value)
-        for name, value in values.items()
-        if not getattr(value, 'is_derived_setting', False)  # by what the pruner has done
-    }
+
+    def comparable(value):
+        match value:
+            case jax.core.Tracer():
+                return id(value)
+            case jax.Array() | np.ndarray():
+                return str(value.dtype), value.shape, _bytes(value) if reads_arrays else b''
+            case functools.partial():
+                return (
+                    value.func,
+                    comparable(value.args),
+                    comparable(sorted(value.keywords.items())),
+                )
+            case Mapping():
+                return tuple((key, comparable(entry)) for key, entry in value.items())
+            case list() | tuple():
+                return tuple(map(comparable, value))
+        leaves, treedef = jax.tree.flatten(value)
+        return value if treedef.num_nodes == 1 else (treedef, tuple(map(comparable, leaves)))
+
+    return comparable(values)
 
 
-def _comparable(value):
-    if isinstance(value, jax.Array | np.ndarray):
-        return _ByValue(value)
-    if isinstance(value, functools.partial):
-        keywords = sorted(value.keywords.items())
-        return value.func, _comparable(value.args), _comparable(keywords)
-    if type(value) is dict:  # as a tree it would lose its order
-        return tuple((key, _comparable(entry)) for key, entry in value.items())
-    is_alone = lambda node: node is not value and isinstance(node, dict | functools.partial)  # noqa: E731
-    leaves, treedef = jax.tree.flatten(value, is_leaf=is_alone)
-    if treedef.num_nodes == treedef.num_leaves == 1:
-        return value
-    return treedef, tuple(map(_comparable, leaves))
-
-
-class _ByValue:
-    """An array that is hashed by its dtype and shape, and compared by its values; a traced one by identity."""
-
-    def __init__(self, array: Any):
-        self.array = array
-
-    def __hash__(self) -> int:
-        return hash((str(self.array.dtype), self.array.shape))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _ByValue) or hash(self) != hash(other):
-            return False
-        arrays = [self.array, other.array]
-        if tree_lib.has_traced(arrays):
-            return arrays[0] is arrays[1]
-        if jnp.issubdtype(self.array.dtype, jax.dtypes.prng_key):
-            arrays = list(map(jax.random.key_data, arrays))
-        return bool(np.array_equal(arrays[0], arrays[1]))
+def _bytes(array):
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        with jax.ensure_compile_time_eval():
+            array = jax.random.key_data(array)
+    return np.asarray(array).tobytes()

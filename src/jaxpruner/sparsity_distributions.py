@@ -115,6 +115,22 @@ class NotGiven(functools.partial):
 NOT_GIVEN = NotGiven(uniform, sparsity=0.0)
 
 
+def is_default(distribution: Any) -> bool:
+    """Whether a distribution asks for nothing: `None`, or the default, which clients of JaxPruner write out.
+
+    >>> is_default(functools.partial(uniform, sparsity=0)), is_default(functools.partial(uniform, sparsity=0.5))
+    (True, False)
+    """
+    if distribution is None:
+        return True
+    if getattr(distribution, 'func', None) is not uniform or list(distribution.keywords) != [
+        'sparsity'
+    ]:
+        return False
+    sparsity = distribution.keywords['sparsity']
+    return not tree_lib.is_traced(sparsity) and sparsity == 0
+
+
 def erk(
     param_tree: PyTree,
     sparsity: float,

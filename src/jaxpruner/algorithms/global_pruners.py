@@ -85,23 +85,13 @@ class GlobalPruningMixin(_Pruner):
                 f'{sparsity_type}; use a local algorithm such as MagnitudePruning for N:M, blocks and channels'
             )
 
-    def distribution(self):
-        """Returns the user's distribution, else one of `sparsity`, `filter_fn` and `custom_sparsity_map`."""
-        given = {
-            'sparsity': tree_lib.is_traced(self.sparsity) or bool(self.sparsity),
-            'filter_fn': self.filter_fn is not sparsity_distributions.NOT_DIM_ONE_FILTER,
-            'custom_sparsity_map': bool(self.custom_sparsity_map),
+    def distribution_settings(self):
+        """Returns the settings that stand for a distribution where none is given."""
+        return {
+            'sparsity': 0.0 if self.sparsity is None else self.sparsity,
+            'filter_fn': self.filter_fn,
+            'custom_sparsity_map': self.custom_sparsity_map,
         }
-        names = ', '.join(name for name, is_given in given.items() if is_given)
-        distribution = self.sparsity_distribution_fn
-        if not names and (distribution is None or self._has_distribution()):
-            return distribution
-        return self.uniform_unless_given(
-            names,
-            sparsity=self._sparsity_or_zero(),
-            filter_fn=self.filter_fn,
-            custom_sparsity_map=self.custom_sparsity_map,
-        )
 
     def init_state(self, params: PyTree) -> Any:
         """Makes the state as the base does; where `sparsity` is the target of every leaf, the target is one number."""
@@ -111,7 +101,8 @@ class GlobalPruningMixin(_Pruner):
         is_one_number = isinstance(self.distribution(), FromSettings) and are_weights
         if not is_one_number or self.custom_sparsity_map:
             return state
-        return state._replace(target_sparsities=jnp.asarray(self._sparsity_or_zero(), jnp.float32))
+        target = 0.0 if self.sparsity is None else self.sparsity
+        return state._replace(target_sparsities=jnp.asarray(target, jnp.float32))
 
     def instant_sparsify(self, params: PyTree, grads: PyTree | None = None, **extra_args: Any):
         """Prunes once, to the total sparsity, as `BaseUpdater.instant_sparsify`; JaxPruner's mixin has it, too."""
@@ -171,9 +162,6 @@ class GlobalPruningMixin(_Pruner):
             for i, mask in zip(together, ranked, strict=True):
                 masks[i] = mask
         return tree_lib.unflatten(treedef, masks, arrays)
-
-    def _sparsity_or_zero(self):
-        return 0.0 if self.sparsity is None else self.sparsity
 
 
 @control.jit_when_eager
