@@ -279,7 +279,6 @@ SILENT = {
     'no pruning': jaxpruner.NoPruning,
     'N:M': at_08('MagnitudePruning', TOO_SHORT, sparsity=None, sparsity_type='2:4'),
     'a drop fraction that ends at 0': lambda: config('rigl', 100, 500, drop_fraction=0.3),
-    'a strategy without entries': lambda: jaxpruner.StrategyPruning({}, steps_per_epoch=10),
 }
 
 

@@ -6,11 +6,12 @@ leaf that it means. `pruning` lets it make masks in a loop over epochs, `Strateg
 
 import dataclasses
 import fnmatch
+import functools
 import itertools
 import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -28,8 +29,7 @@ from jaxpruner import (
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
 from jaxpruner.files import config_files
-from jaxpruner.mask_calculator import MASK_DTYPE
-from jaxpruner.plan import LeafPlan, PruningPlan
+from jaxpruner.plan import PruningPlan
 from jaxpruner.sparsity_types import NByM
 
 # Strategies: read once from what users write.
@@ -71,50 +71,41 @@ class PruningEntry:
         if self.method not in _METHODS:
             nearest = tree_lib.nearest(str(self.method), _METHODS)
             raise ValueError(f'{self.where}: method {self.method!r} is unknown; {nearest}')
-        is_structured = self.method.startswith('str_')
-        _check_axis(self.prune_axis, f'{self.where}: prune_axis')
-        if self.prune_axis is not None and not is_structured:
+        if self.prune_axis is not None and not self.method.startswith('str_'):
             raise ValueError(
                 f'{self.where}: prune_axis has no meaning for {self.method!r}; leave it out, or use str_…'
             )
-        pairs: Any = self.rates
-        parsed = []
+        rates: Any = self.rates
         # A pair of numbers is N:M.
-        is_named = isinstance(pairs, tuple) and all(isinstance(pair, tuple) for pair in pairs)
-        if is_named and self.is_global:
+        if not isinstance(rates, tuple) or not all(isinstance(pair, tuple) for pair in rates):
+            rates = self._parse_rate('prune_rate_pattern', rates)
+        elif self.is_global:
             raise ValueError(
                 f'{self.where}: unstr_global ranks all layers together, so it takes one density; to give layers '
                 "densities of their own use method='unstr_local'"
             )
-        entries: Any = pairs if is_named else [('prune_rate_pattern', pairs)]
-        for name, rate in entries:
-            where = f'{self.where}: {name!r}' if is_named else f'{self.where}: {name}'
-            if not isinstance(name, str | tuple):
-                raise TypeError(f"{where} names no layer; write text, such as 'Dense_0-kernel'")
-            if is_named and (rate is None or (isinstance(rate, str) and rate == 'dense')):
-                rate = None
-            elif isinstance(rate, str | list | tuple | NByM) != is_structured:
-                takes = '(N, M)' if is_structured else 'a density, the share kept'
-                other = 'unstr_' if is_structured else 'str_'
+        else:
+            rates = tuple(self._parse_pair(*pair) for pair in rates)
+            if all(rate is None for _, rate in rates):
                 raise ValueError(
-                    f'{where}: {self.method} takes {takes}, got {rate!r}; write that, or a method that begins with '
-                    f'{other}'
+                    f'{self.where}: prune_rate_pattern gives no layer a rate; write {{"Dense_0-kernel": …}}, or one '
+                    'rate for all, or leave the entry out'
                 )
-            elif is_structured:
-                try:
-                    rate = sparsity_types.parse_n_by_m(rate, self.prune_axis)
-                except (ValueError, TypeError) as error:
-                    raise type(error)(f'{where}: {error}') from error
-            else:
-                sparsity_distributions.check_density(rate, where)
-                rate = float(rate)
-            parsed.append((name, rate))
-        if is_named and all(rate is None for _, rate in parsed):
-            raise ValueError(
-                f'{self.where}: prune_rate_pattern gives no layer a rate; write {{"Dense_0-kernel": …}}, or one rate '
-                'for all, or leave the entry out'
-            )
-        object.__setattr__(self, 'rates', tuple(parsed) if is_named else parsed[0][1])
+        object.__setattr__(self, 'rates', rates)
+
+    def _parse_pair(self, name: Any, rate: Any) -> tuple[Any, _Rate | None]:
+        name = tree_lib.rule_name(name, f'{self.where}: ')
+        return name, None if rate in (None, 'dense') else self._parse_rate(repr(name), rate)
+
+    def _parse_rate(self, name: str, rate: Any) -> _Rate:
+        where = f'{self.where}: {name}'
+        if self.method.startswith('unstr_'):
+            sparsity_distributions.check_density(rate, where)
+            return float(rate)
+        try:
+            return sparsity_types.parse_n_by_m(rate, self.prune_axis)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f'{where}: {error}') from error
 
     @property
     def where(self) -> str:
@@ -134,28 +125,12 @@ class PruningStrategy:
     Attributes:
       entries: one entry an epoch, in their order.
 
-    Raises:
-      ValueError: two entries have the same epoch.
-
     >>> strategy = PruningStrategy.parse({10: {'method': 'str_unified_local', 'prune_rate_pattern': '2:4'}})
     >>> strategy.epochs
     (10,)
     """
 
     entries: tuple[PruningEntry, ...]
-
-    def __post_init__(self):
-        if not all(isinstance(entry, PruningEntry) for entry in self.entries):
-            raise TypeError(
-                f'entries must be PruningEntry objects, got {self.entries!r}; use PruningStrategy.parse'
-            )
-        entries = tuple(sorted(self.entries, key=lambda entry: entry.epoch))
-        object.__setattr__(self, 'entries', entries)
-        for earlier, later in itertools.pairwise(entries):
-            if earlier.epoch == later.epoch:
-                raise ValueError(
-                    f'prune_strategy has two entries for epoch {later.epoch}; put them into one'
-                )
 
     @classmethod
     def parse(cls, setting: Any) -> 'PruningStrategy':
@@ -189,24 +164,26 @@ class PruningStrategy:
                 f'prune_strategy must be {{epoch: {_FORM}}}, a PruningStrategy, or the path of a TOML or JSON file; '
                 f'got {setting!r}'
             )
-        entries = []
+        entries = {}
         for key, entry in setting.items():
             epoch = _parse_epoch(key)
             where = f'prune_strategy[{epoch}]'
             if not isinstance(entry, Mapping):
                 raise TypeError(f'{where} must be {_FORM}, got {entry!r}')
-            for name in entry:
-                if name not in _KEYS:
-                    nearest = tree_lib.nearest(str(name), _KEYS)
-                    raise ValueError(f'{where}: key {name!r} is unknown; {nearest}')
-            for name in _KEYS[:2]:
-                if name not in entry:
-                    raise ValueError(f'{where} lacks the key {name!r}; write {_FORM}')
+            for name in entry.keys() - set(_KEYS):
+                nearest = tree_lib.nearest(str(name), _KEYS)
+                raise ValueError(f'{where}: key {name!r} is unknown; {nearest}')
+            for name in set(_KEYS[:2]) - entry.keys():
+                raise ValueError(f'{where} lacks the key {name!r}; write {_FORM}')
             rates = entry['prune_rate_pattern']
             if isinstance(rates, Mapping):
                 rates = tuple(rates.items())
-            entries.append(PruningEntry(epoch, entry['method'], rates, entry.get('prune_axis')))
-        return cls(tuple(entries))
+            if epoch in entries:
+                raise ValueError(
+                    f'prune_strategy has two entries for epoch {epoch}; put them into one'
+                )
+            entries[epoch] = PruningEntry(epoch, entry['method'], rates, entry.get('prune_axis'))
+        return cls(tuple(entries[epoch] for epoch in sorted(entries)))
 
     @property
     def epochs(self) -> tuple[int, ...]:
@@ -244,9 +221,8 @@ def gradual_strategy(
         raise ValueError(f'epochs must be ascending whole numbers, at least one, got {numbers}')
     if not tree_lib.is_number(power) or not power > 0:
         raise ValueError(f'power must be a number above 0, got {power!r}')
-    is_pattern = isinstance(final, str | list | tuple | NByM)
-    method = method or ('str_unified_local' if is_pattern else 'unstr_unified_local')
-    last = PruningEntry(numbers[-1], method, final)
+    prefix = 'str' if isinstance(final, str | list | tuple | NByM) else 'unstr'
+    last = PruningEntry(numbers[-1], method or f'{prefix}_unified_local', final)
     entries = []
     for i, epoch in enumerate(numbers[:-1], 1):
         removed = 1 - (1 - i / len(numbers)) ** power
@@ -255,61 +231,42 @@ def gradual_strategy(
             rate = dataclasses.replace(rate, n=rate.m - round((rate.m - rate.n) * removed))
         else:
             rate = round(1 - (1 - rate) * removed, 12)  # 0.3, where floats give 0.30000000000000004
-        entries.append(PruningEntry(epoch, method, rate))
+        entries.append(PruningEntry(epoch, last.method, rate))
     return PruningStrategy((*entries, last))
 
 
 def _parse_epoch(epoch: Any) -> int:
-    is_text = isinstance(epoch, str) and epoch.strip().isdecimal()
-    number = _as_whole(int(epoch) if is_text else epoch, 'a key of prune_strategy, an epoch,')
-    if number < 0:
-        raise ValueError(f'an epoch of prune_strategy must not be negative, got {epoch}')
+    if isinstance(epoch, str) and epoch.strip().isdecimal():
+        epoch = int(epoch)
+    if isinstance(epoch, bool) or not hasattr(epoch, '__index__'):
+        raise TypeError(f'an epoch must be a whole number, got {epoch!r}')
+    if (number := operator.index(epoch)) < 0:
+        raise ValueError(f'an epoch must not be negative, got {epoch}')
     return number
-
-
-def _as_whole(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not hasattr(value, '__index__'):
-        raise TypeError(f'{name} must be a whole number, got {value!r}')
-    return operator.index(value)
-
-
-def _check_axis(axis: Any, name: str) -> None:
-    if axis is not None:
-        _as_whole(axis, f'{name} (None for the last axis)')
 
 
 # What an entry means for given parameters.
 
 # `kernel` in Flax and Keras, `weight` in Equinox, `w` in Haiku; also w1, w_in, weight_hh, depthwise_kernel.
-_KERNEL = re.compile(r'(?:.*_)?(?:kernel|weights?|w)(?:\d+|_.*)?')
-# Vectors of a layer, which stacking makes matrices; also kernel_scale, weight_g.
-_VECTOR = re.compile(r'(?:.*_)?(?:b|bias|scale|offset|beta|gamma|g|mean|var)\d*')
-# In Equinox norms and tables of embeddings have a `weight`, too, and norms may have more than one dimension.
-_NORM_LAYER = re.compile(r'.*norm.*|(?:.*_)?ln(?:\d+|_.*)?')
-_TABLE_LAYER = re.compile(r'.*embed.*|(?:.*_)?(?:emb|wte|wpe)(?:\d+|_.*)?')
+_KERNEL = re.compile(r'(?:.*_)?(?:kernel|weights?|w)(?:\d+|_(?:\d+|in|out|ih|hh))?')
+# Layers whose `weight` is no kernel, as Equinox has them.
+_OTHER_LAYER = re.compile(r'.*norm.*|.*embed.*|(?:.*_)?(?:ln|emb|wte|wpe)(?:\d+|_.*)?')
 
 
-def _is_kernel(path: tree_lib.Path, leaf: Any) -> bool:
-    """Whether a leaf, or its shape and dtype, is a kernel: floats of at least two dimensions with a kernel's name.
+def _is_kernel(path: tree_lib.Path, shape: tuple[int, ...]) -> bool:
+    """Whether a leaf is a kernel: at least two dimensions and a kernel's name.
 
-    The last name tells. The `weight` of a layer that is called norm or embedding is no kernel. Leaves in lists and
-    tuples have no name of their own: they are kernels unless they lie under the name of a bias, norm or embedding.
+    Entries of lists and tuples have no name of their own: they are kernels, unless the list has the name of something
+    else.
     """
-    if len(leaf.shape) < 2 or not tree_lib.holds_weights(leaf):
-        return False
-    names = [name.lower() for name in path if not name.isdecimal()]
-    if not names:
-        return True
-    layer, name = ['', *names][-2:]
-    if _VECTOR.fullmatch(name):
+    layer, name = ['', '', *(part.lower() for part in path if not part.isdecimal())][-2:]
+    if len(shape) < 2:
         return False
     if not _KERNEL.fullmatch(name):
-        is_unnamed = path[-1].isdecimal()
-        return is_unnamed and not (_NORM_LAYER.fullmatch(name) or _TABLE_LAYER.fullmatch(name))
-    if 'kernel' in name:
-        return True
-    is_table = _TABLE_LAYER.fullmatch(layer) and name.startswith('weight') and len(leaf.shape) == 2
-    return not (_NORM_LAYER.fullmatch(layer) or is_table)
+        is_other = name in ('b', 'bias', 'scale') or _OTHER_LAYER.fullmatch(name)
+        return path[-1].isdecimal() and not is_other
+    embeds_patches = 'embed' in layer and len(shape) > 2
+    return not name.startswith('weight') or not _OTHER_LAYER.fullmatch(layer) or embeds_patches
 
 
 def _names_leaf(name: str | tree_lib.Path, path: tree_lib.Path) -> bool:
@@ -327,15 +284,13 @@ class _Resolved(NamedTuple):
     types: dict[tree_lib.Path, Any]  # sparsity types of the leaves that the entry means
     axes: dict[tree_lib.Path, int]  # that count layers, which are ranked one by one
     sparsities: dict[tree_lib.Path, float]  # of the leaves that the entry means
-    warnings: list[str]
 
     def pruner(self, sparsities: Mapping[tree_lib.Path, Any]) -> Any:
         """Makes the core's pruner that carries the entry out, at these sparsities."""
 
         def distribution(params: Any, stacked: Any = ()) -> Any:
-            paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-            targets = [sparsities[path] if path in self.types else None for path in paths]
-            return tree_lib.unflatten(treedef, targets, leaves)
+            del stacked
+            return _tree_of({path: sparsities[path] for path in self.types}, params)
 
         if self.is_global:
             return algorithms.GlobalMagnitudePruning(
@@ -349,7 +304,7 @@ class _Resolved(NamedTuple):
 
     def new_masks(self, params: Any, old_masks: Any, sparsities: Mapping[Any, Any]) -> Any:
         """Makes masks of the leaves that the entry means; others keep theirs. What old masks prune counts as zero."""
-        pruner, old = self.pruner(sparsities), tree_lib.map_with_missing(lambda _: None, params)
+        pruner, old = self.pruner(sparsities), _tree_of({}, params)
         if old_masks is not None:
             old = sparse_state_lib.unpack_masks(old_masks, params)
         scores = pruner.calculate_scores(sparse_state_lib.apply_mask(params, old))
@@ -360,64 +315,65 @@ class _Resolved(NamedTuple):
 
 
 def _resolve(
-    strategy: PruningStrategy, params: Any, prune_axis: int | None, stacked: tree_lib.Stacked
+    strategy: PruningStrategy,
+    params: Any,
+    stacked: tree_lib.Stacked,
+    due: Container[int | None] = (),
 ) -> dict[int, _Resolved]:
-    """Resolves and checks the entry of every epoch; `prune_axis` is that of entries that give none."""
-    _check_axis(prune_axis, 'prune_axis')
-    paths, arrays, _ = tree_lib.flatten_with_paths(params)
-    for path, array in zip(paths, arrays, strict=True):
+    """Resolves and checks the entry of every epoch, and warns of partial groups at those that are due."""
+    axes, shapes = {}, {}
+    for path, array in zip(*tree_lib.flatten_with_paths(params)[:2], strict=True):
         if not hasattr(array, 'shape') or not hasattr(array, 'dtype'):
             raise TypeError(
                 f'{"-".join(path)} holds {array!r}, no array; pass parameters alone, such as state.params or '
                 'eqx.filter(model, eqx.is_array)'
             )
-    tree_lib.check_names(tree_lib.as_names(stacked), paths, 'stacked', _names_leaf, '-')
-    axes, layers = {}, {}
-    for path, array in zip(paths, arrays, strict=True):
         axis = tree_lib.layer_axis(stacked, path, array.shape, _names_leaf)
         if axis is not None:
             axes[path] = axis
-        layers[path] = jax.ShapeDtypeStruct(tree_lib.layer_shape(array.shape, axis), array.dtype)
+        if tree_lib.holds_weights(array):  # what holds no floats has no name
+            shapes[path] = tree_lib.layer_shape(array.shape, axis)
+    paths = list(shapes)
+    tree_lib.check_names(tree_lib.as_names(stacked), paths, 'stacked', _names_leaf, '-')
     resolved = {}
     for entry in strategy.entries:
-        rates: dict[tree_lib.Path, Any] = {}
         if isinstance(entry.rates, tuple):
             names = [name for name, _ in entry.rates]
             rules = tree_lib.first_matches(names, paths, entry.where, _names_leaf, '-')
-            for path, rule in zip(paths, rules, strict=True):
-                if rule is not None and entry.rates[rule][1] is not None:
-                    rates[path] = entry.rates[rule][1]
+            named = [
+                (path, rule) for path, rule in zip(paths, rules, strict=True) if rule is not None
+            ]
+            rates = {path: entry.rates[rule][1] for path, rule in named}
         else:
-            kernels = [path for path, layer in layers.items() if _is_kernel(path, layer)]
-            rates = dict.fromkeys(kernels, entry.rates)
+            rates = {path: entry.rates for path in paths if _is_kernel(path, shapes[path])}
             if not rates:
                 names = ', '.join(repr('-'.join(path)) for path in paths[:6])
-                more = ', …' if len(paths) > 6 else ''
                 raise ValueError(
-                    f'{entry.where}: none of the parameters is known as a kernel ({names}{more}); name those to '
-                    f"prune: method='{entry.method.partition('_')[0]}_local', prune_rate_pattern={{name: …}}"
+                    f'{entry.where}: none of the parameters is known as a kernel (the first are {names}); name those '
+                    f"to prune: method='{entry.method.partition('_')[0]}_local', prune_rate_pattern={{name: …}}"
                 )
-        types, sparsities, warnings = {}, {}, []
+        types: dict[tree_lib.Path, Any] = {}
+        sparsities: dict[tree_lib.Path, float] = {}
         for path, rate in rates.items():
-            where, layer = f'{entry.where}: {"-".join(path)}', layers[path]
-            if not tree_lib.holds_weights(layer):
-                raise ValueError(
-                    f'{where} holds {layer.dtype}, no floats; name only leaves that do'
-                )
-            if not isinstance(rate, NByM):
+            if isinstance(rate, float):
                 types[path], sparsities[path] = sparsity_types.Unstructured(), 1 - rate
-                continue
-            if entry.prune_axis is None and prune_axis is not None and rate.axis == -1:
-                rate = dataclasses.replace(rate, axis=prune_axis)
-            types[path], sparsities[path] = rate, 1 - rate.n / rate.m
-            if rest := rate.partial_group(layer.shape, where):
-                warnings.append(
-                    f'{where} has length {layer.shape[rate.axis]} along axis {rate.axis}, which m={rate.m} does not '
-                    f'divide: its last group keeps {min(rate.n, rest)} of {rest}'
-                )
-        own_axes = {} if entry.is_global else axes
-        resolved[entry.epoch] = _Resolved(entry.is_global, types, own_axes, sparsities, warnings)
+            elif rate is not None:
+                types[path], sparsities[path] = rate, 1 - rate.n / rate.m
+                where, shape = f'{entry.where}: {"-".join(path)}', shapes[path]
+                rest = rate.partial_group(shape, where)
+                if rest and entry.epoch in due:
+                    caller_warnings.warn(
+                        f'{where} has length {rate.line_length(shape)} along {rate.axis_words}, which m={rate.m} '
+                        f'does not divide: its last group keeps {min(rate.n, rest)} of {rest}'
+                    )
+        resolved[entry.epoch] = _Resolved(entry.is_global, types, axes, sparsities)
     return resolved
+
+
+def _tree_of(values: Mapping[tree_lib.Path, Any], params: Any) -> Any:
+    """Makes a tree like the parameters, with `None` where there is no value."""
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    return tree_lib.unflatten(treedef, map(values.get, paths), leaves)
 
 
 # The functions of a loop over epochs.
@@ -429,7 +385,6 @@ def pruning(
     mask_key: tree_lib.PyTree | None = None,
     prune_strategy: Any = None,
     *,
-    prune_axis: int | None = None,
     stacked: tree_lib.Stacked = (),
     use_packed_masks: bool = False,
 ) -> tuple[bool, tree_lib.PyTree | None]:
@@ -443,7 +398,6 @@ def pruning(
       epoch: the epoch that has ended, a whole number; with `None` nothing is due, and the strategy is only checked.
       mask_key: the masks so far, `None` before the first.
       prune_strategy: a `PruningStrategy` or what `PruningStrategy.parse` reads; with `None` nothing is due.
-      prune_axis: the axis along which N:M groups lie for entries that give none; the last by default.
       stacked: names or globs of leaves whose first axis counts layers (of a scan), or a mapping from them to that axis;
         each layer is ranked on its own.
       use_packed_masks: make masks at one bit per weight.
@@ -461,21 +415,15 @@ def pruning(
     Array([[0, 1],
            [1, 0]], dtype=uint8)
     """
-    if tree_lib.is_traced(epoch):
-        raise TypeError(
-            'the epoch decides which masks are made, so it must be known when the function is traced; got a traced '
-            "value: jax.jit(…, static_argnames='epoch')"
-        )
-    epoch = None if epoch is None else _as_whole(epoch, 'epoch')
+    epoch = None if epoch is None else _parse_epoch(epoch)
     if prune_strategy is None:
         return False, mask_key
     params, _ = _parameters_of(state)
-    entries = _resolve(PruningStrategy.parse(prune_strategy), params, prune_axis, stacked)
+    strategy = PruningStrategy.parse(prune_strategy)
+    entries = _resolve(strategy, params, stacked, due=[epoch])
     if epoch not in entries:
         return False, mask_key
     entry = entries[epoch]
-    for message in entry.warnings:
-        caller_warnings.warn(message)
     masks = entry.new_masks(params, mask_key, entry.sparsities)
     return True, sparse_state_lib.store_masks(masks, params, use_packed_masks, like=mask_key)
 
@@ -536,34 +484,21 @@ def initial_masks(
     {'bias': None, 'kernel': Array([[1, 1]], dtype=uint8)}
     """
     params, _ = _parameters_of(state)
-    entries = _resolve(PruningStrategy.parse(prune_strategy), params, None, stacked).values()
-    meant = {path for entry in entries for path in entry.types}
-    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-    masks = [
-        jnp.ones(leaf.shape, MASK_DTYPE) if path in meant else None
-        for path, leaf in zip(paths, leaves, strict=True)
-    ]
-    masks = tree_lib.unflatten(treedef, masks, leaves)
-    return sparse_state_lib.store_masks(masks, params, use_packed_masks)
+    pruner = StrategyPruning(
+        prune_strategy, 1, first_epoch=0, stacked=stacked, use_packed_masks=use_packed_masks
+    )
+    return pruner.init_state(params).masks
 
 
 def _parameters_of(state: Any) -> tuple[tree_lib.PyTree, Callable[[Any], Any]]:
     """The parameters, and how a state with others is made; a model may have a field or an entry called params, too."""
-    if not hasattr(state, 'params') or isinstance(state, Mapping):
+    replace = getattr(state, 'replace', None) or getattr(state, '_replace', None)
+    is_state = hasattr(state, 'opt_state') or jax.tree_util.all_leaves([state])
+    if replace is None and is_state and dataclasses.is_dataclass(state):
+        replace = functools.partial(dataclasses.replace, state)
+    if replace is None or not hasattr(state, 'params') or isinstance(state, Mapping):
         return state, lambda params: params
-    replace = getattr(state, 'replace', None)  # of flax's dataclasses
-    if not callable(replace):
-        replace = getattr(state, '_replace', None)  # of named tuples
-    if callable(replace):
-        return state.params, lambda params: replace(params=params)
-    is_leaf, held = jax.tree_util.all_leaves([state]), state.params
-    if is_leaf and dataclasses.is_dataclass(state) and not isinstance(state, type):
-        return held, lambda params: dataclasses.replace(state, params=params)
-    if is_leaf or hasattr(state, 'opt_state'):  # the moments of an optimizer are no parameters
-        raise TypeError(
-            f'{type(state).__name__} has params but no method `replace`; pass state.params instead'
-        )
-    return state, lambda params: params
+    return state.params, lambda params: replace(params=params)
 
 
 # A strategy inside an optimizer.
@@ -581,8 +516,7 @@ class StrategyPruning(base_updater.BaseUpdater):
       prune_strategy: a `PruningStrategy` or what `PruningStrategy.parse` reads.
       steps_per_epoch: calls of `update` in an epoch.
       first_epoch: the number of the first epoch, 1 as in `for epoch in range(1, num_epochs + 1)`.
-      prune_axis: the axis along which N:M groups lie for entries that give none; the last by default.
-      use_packed_masks, is_packed, is_sparse_gradients, stacked: as in `BaseUpdater`.
+      use_packed_masks, stacked: as in `BaseUpdater`.
 
     Raises:
       ValueError, TypeError: a setting is wrong; in `init`, the strategy does not fit the parameters.
@@ -601,7 +535,6 @@ class StrategyPruning(base_updater.BaseUpdater):
     prune_strategy: PruningStrategy
     steps_per_epoch: int
     first_epoch: int
-    prune_axis: int | None
 
     def __init__(
         self,
@@ -609,19 +542,14 @@ class StrategyPruning(base_updater.BaseUpdater):
         steps_per_epoch: int,
         *,
         first_epoch: int = 1,
-        prune_axis: int | None = None,
         use_packed_masks: bool = False,
-        is_packed: bool | None = None,
-        is_sparse_gradients: bool = False,
         stacked: tree_lib.Stacked = (),
     ):
-        _check_axis(prune_axis, 'prune_axis')
         self.prune_strategy = PruningStrategy.parse(prune_strategy)
         self.steps_per_epoch = sparsity_schedules.checked_step(
             'steps_per_epoch', steps_per_epoch, minimum=1
         )
         self.first_epoch = sparsity_schedules.checked_step('first_epoch', first_epoch)
-        self.prune_axis = prune_axis
         epochs = self.prune_strategy.epochs
         if epochs and epochs[0] < first_epoch:
             raise ValueError(
@@ -630,79 +558,65 @@ class StrategyPruning(base_updater.BaseUpdater):
             )
         # The last step of each epoch that prunes, counted from 0.
         steps = tuple((epoch - first_epoch + 1) * self.steps_per_epoch - 1 for epoch in epochs)
-        never = sparsity_schedules.NoUpdateSchedule()
         super().__init__(
-            scheduler=sparsity_schedules.StepsSchedule(steps) if steps else never,
-            is_sparse_gradients=is_sparse_gradients,
+            scheduler=sparsity_schedules.StepsSchedule(steps),
             use_packed_masks=use_packed_masks,
-            is_packed=is_packed,
             stacked=stacked,
         )
 
-    def _resolve(self, params: tree_lib.PyTree) -> list[_Resolved]:
-        entries = _resolve(self.prune_strategy, params, self.prune_axis, self.stacked)
-        return list(entries.values())
+    def _resolve(self, params: Any, due: Container[int | None] = ()) -> list[_Resolved]:
+        return list(_resolve(self.prune_strategy, params, self.stacked, due).values())
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
         """The sparsity that the last entry to mean a leaf gives it; all entries are checked."""
         targets: dict[tree_lib.Path, float] = {}
-        for entry in self._resolve(params):
-            for message in entry.warnings:
-                caller_warnings.warn(message)
+        for entry in self._resolve(params, due=self.prune_strategy.epochs):
             targets |= entry.sparsities
-        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-        return tree_lib.unflatten(treedef, map(targets.get, paths), leaves)
+        return _tree_of(targets, params)
 
     def plan(self, params: tree_lib.PyTree, opt_state: Any = None) -> PruningPlan:
         """What happens to each leaf: what the last entry that means it leaves of it."""
         del opt_state  # entries decide, not the targets in a state
-        leaves: dict[tree_lib.Path, LeafPlan] = {}
-        for leaf in base_updater.NoPruning().plan(params):
-            reason = 'no entry of the strategy means it'
-            leaves[leaf.path] = dataclasses.replace(leaf, why_dense=reason)
+        plans = {leaf.path: leaf for leaf in base_updater.NoPruning().plan(params)}
+        for path, leaf in plans.items():
+            plans[path] = dataclasses.replace(leaf, why_dense='no entry of the strategy means it')
         for entry in self._resolve(params):
-            for leaf in entry.pruner(entry.sparsities).plan(params):
-                if leaf.path in entry.types:
-                    leaves[leaf.path] = leaf
-        counts = [leaf.kept for leaf in leaves.values()]
+            pruned = entry.pruner(entry.sparsities).plan(params)
+            plans |= {leaf.path: leaf for leaf in pruned if leaf.path in entry.types}
+        counts = [leaf.kept for leaf in plans.values()]
         kept = None if None in counts else sum(count or 0 for count in counts)
-        return PruningPlan(type(self).__name__, tuple(leaves.values()), kept)
-
-    def check_plan(self, plan: PruningPlan) -> None:
-        """A strategy without entries asks for dense training."""
-        if self.prune_strategy.epochs:
-            super().check_plan(plan)
+        return PruningPlan(type(self).__name__, tuple(plans.values()), kept)
 
     def update_state(self, sparse_state, params, grads):
         """The masks after this epoch's entry."""
         del grads
         entries = self._resolve(params)
-        paths = list(dict.fromkeys(path for entry in entries for path in entry.types))
-        table = [[entry.sparsities.get(path, 0.0) for path in paths] for entry in entries]
+        if not entries:
+            return sparse_state
+        scheduler: Any = self.scheduler
+        due = jnp.searchsorted(jnp.asarray(scheduler.steps, jnp.int32), sparse_state.count)
+        sparsities = {}
+        for path in dict.fromkeys(path for entry in entries for path in entry.types):
+            of_entries = [entry.sparsities.get(path, 0.0) for entry in entries]
+            sparsities[path] = jnp.asarray(of_entries, jnp.float32)[due]
         # Entries that differ in their rates alone share a branch, so that a gradual strategy is compiled once.
         plans = [(entry.is_global, entry.types) for entry in entries]
         firsts = [plans.index(plan) for plan in plans]
         branches = sorted(set(firsts))
-        scheduler: Any = self.scheduler
-        due = jnp.searchsorted(jnp.asarray(scheduler.steps, jnp.int32), sparse_state.count)
         masks = jax.lax.switch(
             jnp.asarray([branches.index(first) for first in firsts])[due],
             [entries[first].new_masks for first in branches],
             params,
             sparse_state.masks,
-            dict(zip(paths, jnp.asarray(table, jnp.float32)[due], strict=True)),
+            sparsities,
         )
         return sparse_state._replace(masks=masks)
 
     def instant_sparsify(self, params, grads=None):
         """All entries at once, in their order."""
         del grads
-        self.get_target_sparsities(params)
-        masks = None
-        for entry in self._resolve(params):
+        masks = _tree_of({}, params)
+        for entry in self._resolve(params, due=self.prune_strategy.epochs):
             masks = entry.new_masks(params, masks, entry.sparsities)
-        if masks is None:
-            masks = tree_lib.map_with_missing(lambda _: None, params)
-        if self.prune_strategy.epochs:
-            checks.check_masks(self, params, masks)
+        checks.check_masks(self, params, masks)
         return self.apply_masks(params, masks), masks

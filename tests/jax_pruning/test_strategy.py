@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from jaxpruner.jax_pruning import PruningEntry, PruningStrategy, gradual_strategy
@@ -20,7 +19,6 @@ def entry(method='unstr_global', rate=0.9, **more):
 # A setting, and for each entry its epoch, method and rates.
 GOOD = {
     'a density': ({1: entry()}, [(1, 'unstr_global', 0.9)]),
-    'everything': ({1: entry(rate=1)}, [(1, 'unstr_global', 1.0)]),
     'a tuple': ({0: entry('str_global', (2, 4))}, [(0, 'str_global', pattern(2, 4))]),
     'a list': ({0: entry('str_global', [2, 4])}, [(0, 'str_global', pattern(2, 4))]),
     'text': ({'3': entry('str_local', ' 2 : 4 ')}, [(3, 'str_local', pattern(2, 4))]),
@@ -32,10 +30,6 @@ GOOD = {
     'layers': (
         {1: entry('unstr_local', {'head': None, 'out': 'dense', '*-kernel': 0.5})},
         [(1, 'unstr_local', (('head', None), ('out', None), ('*-kernel', 0.5)))],
-    ),
-    'layers under unified_local': (
-        {1: entry('str_unified_local', {'a-kernel': '1:4'})},
-        [(1, 'str_unified_local', (('a-kernel', pattern(1, 4)),))],
     ),
     'epochs in their order': (
         {20: entry(rate=0.5), 10: entry()},
@@ -59,32 +53,23 @@ WHERE = r'prune_strategy\[1\]'
 BAD = [
     (7, TypeError, r'prune_strategy must be \{epoch: .*; got 7'),
     ({1: 0.9}, TypeError, WHERE + r' must be \{"method": …'),
-    ({'ten': entry()}, TypeError, r"an epoch, must be a whole number, got 'ten'"),
-    ({1.5: entry()}, TypeError, r'whole number, got 1.5'),
+    ({'ten': entry()}, TypeError, r"an epoch must be a whole number, got 'ten'"),
     ({-1: entry()}, ValueError, r'must not be negative, got -1'),
     ({10: entry(), '10': entry()}, ValueError, r'two entries for epoch 10; put them into one'),
     ({1: entry(prune_rate=3)}, ValueError, WHERE + ": key 'prune_rate' is unknown; did you mean"),
-    ({1: {'prune_rate_pattern': 0.9}}, ValueError, WHERE + " lacks the key 'method'"),
     ({1: {'method': 'unstr_global'}}, ValueError, WHERE + " lacks the key 'prune_rate_pattern'"),
     ({1: entry('unstr_globl')}, ValueError, WHERE + ": method 'unstr_globl' .* 'unstr_global'"),
-    ({1: entry(3)}, ValueError, r'method 3 is unknown; known are'),
-    ({1: entry(rate=0)}, ValueError, WHERE + r': prune_rate_pattern must lie in \(0, 1\].*got 0'),
     ({1: entry(rate=90)}, ValueError, r'got 90; 90.0 per cent is 0.9'),
-    ({1: entry(rate=float('nan'))}, ValueError, r'must lie in \(0, 1\]'),
-    ({1: entry(rate=True)}, TypeError, r'must be a number above 0 and at most 1, got True'),
     ({1: entry(rate=None)}, TypeError, r'must be a number above 0 and at most 1, got None'),
-    ({1: entry(rate=np.ones(2))}, TypeError, r'must be a number above 0 and at most 1'),
     ({1: entry('unstr_local', {'a-kernel': 2.5})}, ValueError, WHERE + ": 'a-kernel' must lie in"),
     ({1: entry('str_local', (5, 4))}, ValueError, WHERE + ': prune_rate_pattern: .*not exceed m'),
-    ({1: entry('str_local', (1, 2, 4))}, TypeError, r'an N:M pattern is written .*got \(1, 2, 4\)'),
-    ({1: entry('str_global', 0.5)}, ValueError, r'str_global takes \(N, M\), got 0.5; .* unstr_'),
-    ({1: entry('unstr_local', (2, 4))}, ValueError, r'takes a density, the share kept, got \(2, 4'),
+    ({1: entry('str_global', 0.5)}, TypeError, WHERE + r'.* pattern is written .*got 0.5'),
+    ({1: entry('unstr_local', (2, 4))}, TypeError, r'must be a number .*got \(2, 4'),
     ({1: entry(rate={'a-kernel': 0.5})}, ValueError, r"one density; .*use method='unstr_local'"),
-    ({1: entry('unstr_local', {})}, ValueError, r'gives no layer a rate; .* leave the entry out'),
     ({1: entry('unstr_local', {'a': None, 'b': 'dense'})}, ValueError, 'gives no layer a rate'),
     ({1: entry(prune_axis=0)}, ValueError, r"prune_axis has no meaning for 'unstr_global'"),
-    ({1: entry('str_local', '2:4', prune_axis='x')}, TypeError, r"prune_axis .* number, got 'x'"),
-    ({1: entry('unstr_local', {3: 0.5})}, TypeError, r"3 names no layer; write text, such as"),
+    ({1: entry('str_local', '2:4', prune_axis='x')}, TypeError, WHERE + r".*axis.* got 'x'"),
+    ({1: entry('unstr_local', {3: 0.5})}, TypeError, WHERE + r': leaves are named by .* got 3'),
     ({1: entry('str_local', NByM(2, 4, 1), prune_axis=0)}, ValueError, r'but axis 0 is asked for'),
     ('strategy.yaml', ValueError, r'must end in .toml or .json'),
 ]  # fmt: skip
@@ -94,14 +79,6 @@ BAD = [
 def test_what_is_refused(setting, error, message):
     with pytest.raises(error, match=message):
         PruningStrategy.parse(setting)
-
-
-def test_entries_made_by_hand():
-    assert PruningEntry(1, 'str_global', (2, 4)).rates == pattern(2, 4)
-    with pytest.raises(ValueError, match=WHERE + ": 'a' must lie in"):
-        PruningEntry(1, 'unstr_local', (('a', 5.0),))
-    with pytest.raises(TypeError, match=r'entries must be PruningEntry objects, got .*\.parse'):
-        PruningStrategy({1: entry()})
 
 
 TOML = """
@@ -124,14 +101,9 @@ def test_files(tmp_path):
     (tmp_path / 'strategy.json').write_text(json.dumps(by_hand))
     for name in ('strategy.toml', 'strategy.json'):
         assert PruningStrategy.parse(tmp_path / name) == PruningStrategy.parse(by_hand)
-    (tmp_path / 'half.toml').write_text(TOML[:30])
-    with pytest.raises(ValueError, match=r'half\.toml is no valid TOML'):
-        PruningStrategy.parse(str(tmp_path / 'half.toml'))
     (tmp_path / 'wrong.json').write_text(json.dumps({1: entry(rate=90)}))
     with pytest.raises(ValueError, match=r'wrong\.json: prune_strategy\[1\]: prune_rate_pattern'):
         PruningStrategy.parse(tmp_path / 'wrong.json')
-    with pytest.raises(FileNotFoundError, match='missing'):
-        PruningStrategy.parse(tmp_path / 'missing.json')
 
 
 GRADUAL = [
@@ -158,10 +130,6 @@ def test_gradual_strategies(arguments, method, rates):
     [
         (([], 0.5), ValueError, r'epochs must be ascending whole numbers, at least one, got \[\]'),
         (([1, 1], 0.5), ValueError, r'got \[1, 1\]'),
-        (([1.5], 0.5), TypeError, r'whole number, got 1.5'),
-        (([1], 0.0), ValueError, r'must lie in \(0, 1\]'),
-        (([1], 0.5, 'str_global'), ValueError, r'str_global takes \(N, M\), got 0.5'),
-        (([1], 0.5, 'global'), ValueError, r"method 'global' is unknown"),
         (([1], 0.5, None, 0), ValueError, r'power must be a number above 0, got 0'),
     ],
 )
