@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxpruner.sparse.execution import compiling, measuring
+from jaxpruner.sparse.execution import choosing, compiling
 
 
 class Clock:
@@ -28,8 +28,8 @@ def timed(monkeypatch):
 
     def set_clocks(products, whole):
         clock = Clock(products)
-        monkeypatch.setattr(measuring, 'repeats_of', lambda call, long_enough: 1)
-        monkeypatch.setattr(measuring, 'in_turns', clock.in_turns)
+        monkeypatch.setattr(choosing, 'repeats_of', lambda call, long_enough: 1)
+        monkeypatch.setattr(choosing, 'in_turns', clock.in_turns)
         monkeypatch.setattr(compiling, 'repeats_of', lambda call: 1)
         monkeypatch.setattr(compiling, 'in_turns', Clock(whole).in_turns)
         return clock

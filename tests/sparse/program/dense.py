@@ -12,8 +12,8 @@ class Dense:
 
     matrix: jax.Array
 
-    def multiply(self, rows):
-        return rows @ self.matrix
+    def multiply(self, rows, result_dtype):
+        return rows.astype(result_dtype) @ self.matrix
 
 
 def dense_weights(products, params):

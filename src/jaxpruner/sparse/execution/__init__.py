@@ -1,8 +1,7 @@
 """The fastest format for each product of a pruned model, by measurement.
 
     formats            how a product can run: what is stored, when it is worth measuring, the operator that multiplies
-    measuring          formats timed in turns with the dense product, at each place of the model
-    choosing           the format of each leaf: measured, or as was asked
+    choosing           the format of each leaf: as was asked, or timed in turns with the dense product
     packed_model       the model for packed parameters, perhaps without channels that are zero
     report             what was measured and chosen
     compiling          `compile`, which goes through these, and times the whole

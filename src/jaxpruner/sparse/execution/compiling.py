@@ -147,17 +147,16 @@ def compile(
             f'compile: {", ".join(spread)} lie on several devices, and a compiled model runs on one: packed matrices '
             'are gathered there. Keep the dense model where it does not fit, or train it with block_sparse'
         )
-    dense = Model(apply_fn, whole)
-    matrices = matrices_of(whole, params)
-    dense_report = ExecutionReport(
+    model, matrices = Model(apply_fn, whole), matrices_of(whole, params)
+    report = ExecutionReport(
         layers=dense_layers(whole, matrices),
         dense_leaves=whole.refused,
         pattern=pattern_of(matrices),
         device=device_name(),
     )
-    model = dense
+    versions = [(model, report)]
     if formats in (MEASURE, CHANNELS):
-        model = dense.without_zero_channels(params, matrices, sample)
+        model = model.without_zero_channels(params, matrices, sample)
         matrices = matrices_of(model.products, model.shrink(params))
     if formats == MEASURE:
         layers = measured_layers(model.products, matrices, rounds, progress)
@@ -165,23 +164,18 @@ def compile(
         layers = dense_layers(model.products, matrices)
     else:
         layers = asked_layers(model.products, matrices, formats)
-    report = dataclasses.replace(dense_report, layers=layers, channels=model.removed)
+    report = dataclasses.replace(report, layers=layers, channels=model.removed)
     if formats != MEASURE:
         apply = PackedApply(model, whole, params, report)
         return Compiled(apply, apply.packed, report)
-
-    def in_dense_products(report: ExecutionReport) -> ExecutionReport:
-        layers = {}
-        for name, layer in report.layers.items():
-            layers[name] = dataclasses.replace(layer, format=DENSE)
-        return dataclasses.replace(report, layers=layers)
-
-    versions = [(dense, in_dense_products(report) if model is dense else dense_report)]
-    if model is not dense:
-        versions.append((model, in_dense_products(report)))
-    if any(layer.format != DENSE for layer in layers.values()):
+    # What was measured stands in the report of a model that stays dense, too.
+    in_dense = {name: dataclasses.replace(layer, format=DENSE) for name, layer in layers.items()}
+    if not report.channels:
+        versions.clear()
+    versions.append((model, dataclasses.replace(report, layers=in_dense)))
+    if in_dense != layers:
         versions.append((model, report))
-    applies = [PackedApply(version, whole, params, of_version) for version, of_version in versions]
+    applies = [PackedApply(model, whole, params, report) for model, report in versions]
     apply = _fastest(applies, sample, rounds, whole)
     return Compiled(apply, apply.packed, apply.report)
 
@@ -195,22 +189,20 @@ def _fastest(
       RuntimeError: the results of the fastest are not those of the dense one.
     """
     calls = [functools.partial(apply, apply.packed, *sample) for apply in applies]
-    dense_seconds, *_ = times = in_turns(calls, [repeats_of(call) for call in calls], rounds)
+    times = in_turns(calls, [repeats_of(call) for call in calls], rounds)
     gains = []
     for seconds in times:
-        ratios = [dense / mine for dense, mine in zip(dense_seconds, seconds, strict=True)]
+        ratios = [dense / mine for dense, mine in zip(times[0], seconds, strict=True)]
         gains.append(statistics.median(ratios))
-    best = gains.index(max(gains))
-    notes: tuple[str, ...] = ()
+    best, notes = gains.index(max(gains)), ()
     if gains[best] < _LEAST_GAIN:
         best = 0
-    if best == 0 and len(applies) > 1:
-        notes = (
-            f'the model stays dense: the best other version is {max(gains[1:]):.2f} times as fast',
-        )
     if best:
         _check_results(calls[best](), calls[0](), products)
-    milliseconds = 1e3 * statistics.median(dense_seconds)
+    elif len(applies) > 1:
+        most = max(gains[1:])
+        notes = (f'the model stays dense: the best other version is {most:.2f} times as fast',)
+    milliseconds = 1e3 * statistics.median(times[0])
     apply = applies[best]
     apply.report = dataclasses.replace(
         apply.report, milliseconds=milliseconds, measured=milliseconds / gains[best], notes=notes
@@ -238,16 +230,20 @@ def _check_results(found: Any, expected: Any, products: Products) -> None:
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(expected)]
     for leaf in products.by_leaf.values():
         dtypes += [leaf.computed_dtype, leaf.result_dtype]
-    floats = [jnp.finfo(dtype).dtype.name for dtype in dtypes if jnp.issubdtype(dtype, jnp.inexact)]
     tolerance = max(
-        [_TOLERANCES.get(name, _TOLERANCE_OF_NARROW_FLOATS) for name in floats], default=0
+        [
+            _TOLERANCES.get(jnp.finfo(dtype).dtype.name, _TOLERANCE_OF_NARROW_FLOATS)
+            for dtype in dtypes
+            if jnp.issubdtype(dtype, jnp.inexact)
+        ],
+        default=0,
     )
+    compared = jnp.inexact if tolerance else jnp.number
     scale = 0.0
     differences = {}
     expected_results = jax.tree_util.tree_leaves_with_path(expected)
     for (path, dense), result in zip(expected_results, jax.tree.leaves(found), strict=True):
-        is_whole = jnp.issubdtype(dense.dtype, jnp.integer) and not tolerance
-        if not is_whole and not jnp.issubdtype(dense.dtype, jnp.inexact):
+        if not jnp.issubdtype(dense.dtype, compared):
             continue
         wide = tree_lib.at_least_float32(dense.dtype)
         is_finite, dense = jnp.isfinite(dense), dense.astype(wide)

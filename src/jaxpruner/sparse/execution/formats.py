@@ -8,7 +8,6 @@ model it makes an operator of these arrays. All layers of a stack have arrays of
 
 import abc
 import dataclasses
-import functools
 import itertools
 import math
 import re
@@ -61,13 +60,13 @@ class ExecutedFormat(abc.ABC):
           UnsuitableFormatError: none.
         """
 
-    @abc.abstractmethod
     def check(self, leaf: MatrixLeaf) -> None:
-        """Refuses a leaf that it cannot run.
+        """Refuses a leaf that it cannot run; by default none.
 
         Raises:
           UnsuitableFormatError: it cannot.
         """
+        del leaf
 
     @abc.abstractmethod
     def pack(self, matrices: np.ndarray, leaf: MatrixLeaf) -> Arrays:
@@ -100,18 +99,18 @@ class Csr(ExecutedFormat):
 
     def pack(self, matrices: np.ndarray, leaf: MatrixLeaf) -> Arrays:
         transposed = matrices.swapaxes(1, 2).reshape(len(matrices), -1)
-        weights = _largest((transposed != 0).sum(1))
+        size = transposed.shape[1]
         # Numbers that fill a layer up stand behind its last row, and are never read.
-        compressed = np.zeros((len(matrices), weights), matrices.dtype)
-        positions = np.full((len(matrices), weights), leaf.inputs * leaf.outputs, np.int32)
-        row_offsets = np.zeros((len(matrices), leaf.outputs + 1), np.int32)
-        for layer, matrix in enumerate(transposed):
-            places = np.flatnonzero(matrix)
-            compressed[layer, : len(places)] = matrix[places]
-            positions[layer, : len(places)] = places
-            first_of_rows = leaf.inputs * np.arange(leaf.outputs + 1)
-            row_offsets[layer] = np.searchsorted(places, first_of_rows)
-        return {'compressed': compressed, 'positions': positions, 'row_offsets': row_offsets}
+        padded = np.pad(transposed, ((0, 0), (0, 1)))
+        positions = np.sort(np.where(transposed != 0, np.arange(size), size), axis=1)
+        positions = positions[:, : _largest((transposed != 0).sum(1))].astype(np.int32)
+        first_of_rows = leaf.inputs * np.arange(leaf.outputs + 1)
+        row_offsets = [np.searchsorted(places, first_of_rows) for places in positions]
+        return {
+            'compressed': np.take_along_axis(padded, positions, axis=1),
+            'positions': positions,
+            'row_offsets': np.array(row_offsets, np.int32),
+        }
 
     def operator(self, arrays: Mapping[str, Any], leaf: MatrixLeaf) -> csr.CsrMatrix:
         return csr.CsrMatrix(**arrays)
@@ -133,9 +132,6 @@ class Smaller(ExecutedFormat):
             )
         return [cls()]
 
-    def check(self, leaf: MatrixLeaf) -> None:
-        """Any leaf will do."""
-
     def pack(self, matrices: np.ndarray, leaf: MatrixLeaf) -> Arrays:
         # A list of channels or outputs that is filled up names some that are zero.
         channels, outputs = (
@@ -156,14 +152,10 @@ class Smaller(ExecutedFormat):
         return arrays
 
     def operator(self, arrays: Mapping[str, Any], leaf: MatrixLeaf) -> 'SmallerMatrix':
-        return SmallerMatrix(arrays['matrix'], arrays.get('inputs'), arrays.get('outputs'))
+        return SmallerMatrix(**arrays)
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=['matrix', 'inputs', 'outputs'],
-    meta_fields=['result_dtype'],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SmallerMatrix:
     """A dense matrix without inputs and outputs that are zero; for a convolution, without such channels.
@@ -173,22 +165,16 @@ class SmallerMatrix:
       inputs: int32[kept inputs], or channels; `None` if all stay.
       outputs: int32[outputs], for each output its column of the matrix; the number of columns, if it is zero. `None` if
         all stay.
-      result_dtype: in which products are added up; by default that of rows and matrix.
     """
 
     matrix: jax.Array
-    inputs: jax.Array | None
-    outputs: jax.Array | None
-    result_dtype: Any = None
+    inputs: jax.Array | None = None
+    outputs: jax.Array | None = None
 
-    def with_result_dtype(self, dtype: Any) -> 'SmallerMatrix':
-        """The operator whose products are added up in a type."""
-        return dataclasses.replace(self, result_dtype=dtype)
-
-    def multiply(self, rows: jax.Array) -> jax.Array:
-        """`[n, inputs] -> [n, outputs]`."""
+    def multiply(self, rows: jax.Array, dtype: Any = None) -> jax.Array:
+        """`[n, inputs] -> [n, outputs]`, added up in a type."""
         rows = self._kept(rows)
-        return self._spread(jnp.matmul(rows, self.matrix, preferred_element_type=self.result_dtype))
+        return self._spread(jnp.matmul(rows, self.matrix, preferred_element_type=dtype))
 
     def convolve(self, image: jax.Array, convolution: Convolution) -> jax.Array:
         """`[batch, *space, channels] -> [batch, *space, outputs]`."""
@@ -214,14 +200,14 @@ class SmallerMatrix:
 
 @dataclasses.dataclass(frozen=True)
 class Blocks(ExecutedFormat):
-    """Blocks of one shape, the same number for each group of outputs."""
+    """Blocks of one shape, the same number for each group of outputs. Without a shape it is the most promising one."""
 
-    block: BlockShape
+    block: BlockShape | None = None
 
     name: ClassVar[str] = 'blocks'
 
     def __str__(self) -> str:
-        return f'{self.name} {self.block[0]}x{self.block[1]}'
+        return f'{self.name} {self.block[0]}x{self.block[1]}' if self.block else self.name
 
     @classmethod
     def promising(cls, leaf: MatrixLeaf, nonzero: np.ndarray) -> list[ExecutedFormat]:
@@ -231,13 +217,14 @@ class Blocks(ExecutedFormat):
         return [cls(block) for block in blocks]
 
     def check(self, leaf: MatrixLeaf) -> None:
-        if self.block[0] > leaf.inputs or self.block[1] > leaf.outputs:
+        if not self.block or self.block[0] > leaf.inputs or self.block[1] > leaf.outputs:
             raise UnsuitableFormatError(
                 f'the matrix of {leaf.inputs} x {leaf.outputs} is smaller than a block'
             )
         _check_windows(leaf)
 
     def pack(self, matrices: np.ndarray, leaf: MatrixLeaf) -> Arrays:
+        assert self.block is not None
         by_group = in_blocks(matrices, *self.block)
         # The blocks that fill a group up hold zeros.
         indices = _flagged_first(by_group.any((-2, -1)))
@@ -249,12 +236,11 @@ class Blocks(ExecutedFormat):
 
 
 FORMATS: tuple[type[ExecutedFormat], ...] = (Csr, Smaller, Blocks)
-NAMES = (DENSE, *[each.name for each in FORMATS])
 _BLOCKS = re.compile(r'blocks ([1-9]\d*)x([1-9]\d*)')
 
 
-def parse(text: Any) -> ExecutedFormat | type[ExecutedFormat] | None:
-    """The format of a text, `None` for dense; of `'blocks'` the class, since it means blocks of any shape.
+def parse(text: Any) -> ExecutedFormat | None:
+    """The format of a text, `None` for dense.
 
     Raises:
       ValueError: there is no such format.
@@ -265,34 +251,31 @@ def parse(text: Any) -> ExecutedFormat | type[ExecutedFormat] | None:
     match = _BLOCKS.fullmatch(text) if isinstance(text, str) else None
     if match:
         return Blocks((int(match[1]), int(match[2])))
-    if text not in NAMES:
-        raise ValueError(
-            f"no format {text!r}; the formats are {', '.join(NAMES)}, and blocks of a shape, 'blocks 8x128'; for a "
-            "whole model also 'measure' and 'channels'"
-        )
-    by_name = {DENSE: None, Csr.name: Csr(), Smaller.name: Smaller(), Blocks.name: Blocks}
-    return by_name[text]
+    if text == DENSE:
+        return None
+    for each in FORMATS:
+        if text == each.name:
+            return each()
+    names = ', '.join([DENSE, *[each.name for each in FORMATS]])
+    raise ValueError(
+        f"no format {text!r}; the formats are {names}, and blocks of a shape, 'blocks 8x128'; for a whole model also "
+        "'measure' and 'channels'"
+    )
 
 
-def resolve(text: Any, leaf: MatrixLeaf, nonzero: np.ndarray) -> ExecutedFormat | None:
-    """The format of a setting for one leaf; `'blocks'` means blocks of the most promising shape.
+def resolve(
+    format: ExecutedFormat | None, leaf: MatrixLeaf, nonzero: np.ndarray
+) -> ExecutedFormat | None:
+    """The format for one leaf, with a shape of blocks.
 
     Raises:
       UnsuitableFormatError: it cannot run the product.
-      ValueError: there is no such format.
     """
-    format = parse(text)
-    if format is Blocks:
-        shapes = best_blocks(nonzero, math.inf)
-        if not shapes:
-            raise UnsuitableFormatError(
-                f'the matrix of {leaf.inputs} x {leaf.outputs} is smaller than any block'
-            )
-        format = Blocks(shapes[0])
-    if isinstance(format, ExecutedFormat):
+    if format == Blocks():
+        format = Blocks(next(iter(best_blocks(nonzero, math.inf)), None))
+    if format is not None:
         format.check(leaf)
-        return format
-    return None
+    return format
 
 
 def candidates(

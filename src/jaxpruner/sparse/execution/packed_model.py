@@ -64,22 +64,17 @@ class Model(NamedTuple):
         return {name: sizes[name] - np.shape(kept)[-1] for name, kept in self.keep.items()}
 
     def check_removed(self, params: tree_lib.PyTree) -> None:
-        """Refuses parameters of the whole model in which a removed channel has a part in the results.
+        """Refuses parameters of the whole model of which other channels are zero.
 
         The pattern of zeros covers only matrices. Whether a channel can be left out may also depend on its bias.
         """
-        needed = self.graph.nonzero_channels(params) if self.graph is not None else {}
+        if self.graph is None:
+            return
+        needed = self.graph.nonzero_channels(params)
         for name, kept in self.keep.items():
-            every = np.arange(self.removed[name] + np.shape(kept)[-1])
-            lists = np.reshape(needed.get(name, every), (-1, np.shape(needed.get(name, every))[-1]))
-            of_lists = np.reshape(kept, (-1, np.shape(kept)[-1]))
-            count = max(
-                len(np.setdiff1d(lists[i % len(lists)], of_lists[i % len(of_lists)]))
-                for i in range(max(len(lists), len(of_lists)))
-            )
-            if count:
+            if not np.array_equal(needed.get(name, ()), kept):
                 raise ValueError(
-                    f'{count} of the channels {name} that were removed from the model are not zero in these '
+                    f'the channels {name} that were removed from the model are not those that are zero in these '
                     'parameters: a bias, or another weight of theirs, has a part in the results; compile the model for '
                     'them'
                 )
@@ -108,7 +103,7 @@ class PackedApply:
         self._formats: dict[str, formats.ExecutedFormat] = {}
         for name, layer in report.layers.items():
             format = formats.parse(layer.format)
-            if isinstance(format, formats.ExecutedFormat):
+            if format is not None:
                 self._formats[name] = format
         # The arrays do not say which zeros they were packed from; those of other zeros may have the same shapes. A key
         # of a dictionary is part of the structure of a tree, which is also known while values are traced.
@@ -138,12 +133,10 @@ class PackedApply:
     def _pack(self, params: tree_lib.PyTree) -> Packed:
         products = self._model.products
         small = self._model.shrink(params)
-        leaves = products.by_name(small)
-        for name, matrices in matrices_of(products, small).items():
-            if name not in self._formats:
-                continue
+        leaves, matrices = products.by_name(small), matrices_of(products, small)
+        for name, format in self._formats.items():
             leaf, arrays = products.by_leaf[name], {}
-            for key, array in self._formats[name].pack(matrices, leaf).items():
+            for key, array in format.pack(matrices[name], leaf).items():
                 arrays[key] = jnp.asarray(array.reshape(*leaf.layers, *array.shape[1:]))
             leaves[name] = arrays
         return {self._key: leaves}
@@ -161,15 +154,7 @@ class PackedApply:
         return self._jitted(packed, *inputs)
 
     def _run(self, packed: Packed, *inputs: Any) -> Any:
-        self._check(packed)
-        leaves, products = dict(packed[self._key]), self._model.products
-        for name, format in self._formats.items():
-            leaves[name] = format.operator(leaves[name], products.by_leaf[name])
-        run = products.apply if self._formats else self._model.apply_fn
-        return run(products.unflatten(leaves), *inputs)
-
-    def _check(self, packed: Packed) -> None:
-        """Refuses parameters that are not those of this model; it runs when the model is traced."""
+        # This runs when the model is traced.
         if not isinstance(packed, Mapping) or list(packed) != [self._key]:
             found = list(packed) if isinstance(packed, Mapping) else type(packed).__name__
             raise ValueError(
@@ -178,12 +163,17 @@ class PackedApply:
             )
         shapes = _shapes(packed)
         for path in {**self._shapes, **shapes}:
-            given, expected = shapes.get(path), self._shapes.get(path)
+            given, expected = shapes.get(path, 'missing'), self._shapes.get(path, 'nothing')
             if given != expected:
                 raise ValueError(
-                    f'{path} is {given or "missing"} where this model has {expected or "nothing"}; give what compile '
-                    'returned, or apply.pack(params)'
+                    f'{path} is {given} where this model has {expected}; give what compile returned, or '
+                    'apply.pack(params)'
                 )
+        leaves, products = dict(packed[self._key]), self._model.products
+        for name, format in self._formats.items():
+            leaves[name] = format.operator(leaves[name], products.by_leaf[name])
+        run = products.apply if self._formats else self._model.apply_fn
+        return run(products.unflatten(leaves), *inputs)
 
 
 def _shapes(packed: Packed) -> dict[str, str]:

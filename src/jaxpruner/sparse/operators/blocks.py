@@ -38,7 +38,7 @@ _UNROLLED = 32  # groups that stand in the program one after another; a loop goe
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=['values', 'indices', 'probe', 'down', 'up'],
-    meta_fields=['outputs', 'result_dtype'],
+    meta_fields=['outputs'],
 )
 @dataclasses.dataclass(frozen=True)
 class BlockMatrix:
@@ -55,7 +55,6 @@ class BlockMatrix:
       probe: zeros `[groups, ceil(inputs / in)]`, or none.
       down: `[inputs, rank]`; `down @ up` is added to the matrix.
       up: `[rank, outputs]`.
-      result_dtype: in which products are added up; by default that of rows and values.
 
     >>> matrix = BlockMatrix(jnp.ones((2, 1, 2, 2)), jnp.array([[1], [0]]), outputs=4)
     >>> matrix.multiply(jnp.array([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]))
@@ -68,14 +67,9 @@ class BlockMatrix:
     probe: jax.Array | None = None
     down: jax.Array | None = None
     up: jax.Array | None = None
-    result_dtype: Any = None
 
-    def with_result_dtype(self, dtype: Any) -> 'BlockMatrix':
-        """Adds products up in another type, such as float32 for bfloat16."""
-        return dataclasses.replace(self, result_dtype=dtype)
-
-    def multiply(self, rows: jax.Array) -> jax.Array:
-        """Multiplies rows `[n, inputs]`; returns `[n, outputs]`."""
+    def multiply(self, rows: jax.Array, result_dtype: Any = None) -> jax.Array:
+        """Multiplies rows `[n, inputs]`; returns `[n, outputs]`, added up in a type, such as float32 for bfloat16."""
         count, inputs = rows.shape
         block_inputs = self.values.shape[-2]
         blocks_of_inputs = -(-inputs // block_inputs)
@@ -84,13 +78,12 @@ class BlockMatrix:
         columns = jnp.pad(rows.astype(dtype).T, ((0, lacking), (0, 0)))
         columns = columns.reshape(blocks_of_inputs, block_inputs, count)
         values = self.values.astype(dtype)
-        result_dtype = self.result_dtype or dtype
-        product = _product(result_dtype, columns, values, self.indices, self.probe)
+        product = _product(result_dtype or dtype, columns, values, self.indices, self.probe)
         product = product[:, : self.outputs]
         if self.down is None or self.up is None:
             return product
         # A wider type holds the sums between the two matrices, too.
-        low = jnp.matmul(rows, self.down, preferred_element_type=self.result_dtype)
+        low = jnp.matmul(rows, self.down, preferred_element_type=result_dtype)
         return product + low @ self.up
 
 

@@ -54,13 +54,13 @@ class CsrMatrix:
     transposed_row_offsets: jax.Array | None = None
     probe: jax.Array | None = None
 
-    def multiply(self, rows: jax.Array) -> jax.Array:
-        """Multiplies rows `[n, inputs]`; returns `[n, outputs]`.
+    def multiply(self, rows: jax.Array, result_dtype: Any = None) -> jax.Array:
+        """Multiplies rows `[n, inputs]`, cast to a type; returns `[n, outputs]`.
 
         Raises:
           NotImplementedError: there is no kernel for this dtype, device or version of JAX; the message says what helps.
         """
-        return _product(rows, self)
+        return _product(rows.astype(result_dtype or rows.dtype), self)
 
 
 @jax.custom_vjp

@@ -16,14 +16,14 @@ framework:
 >>> products.refused
 {'bias': 'no contraction reads it'}
 
-The model then runs with any object that has `multiply(rows)` in the place of a leaf. The arrays of the object have the
-axes of `layers` in front. Inside the model it holds the arrays of one layer.
+The model then runs with any object that has `multiply(rows, dtype)` in the place of a leaf. The arrays of the object
+have the axes of `layers` in front. Inside the model it holds the arrays of one layer.
 
 >>> @jax.tree_util.register_dataclass
 ... @dataclasses.dataclass
 ... class Halved:
 ...     matrix: jax.Array
-...     def multiply(self, rows):
+...     def multiply(self, rows, dtype):
 ...         return rows @ self.matrix / 2
 >>> out = Halved(products.by_leaf['out'].to_matrix(params['out']))
 >>> weights = products.put(params, {'out': out})

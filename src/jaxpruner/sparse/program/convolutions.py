@@ -3,22 +3,13 @@
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner.trace.program import bind
-
-
-@runtime_checkable
-class Convolving(Protocol):
-    """An operator that convolves by itself."""
-
-    def convolve(self, image: jax.Array, convolution: 'Convolution') -> jax.Array:
-        """`[batch, *space, channels] -> [batch, *space, outputs]`."""
-        ...
 
 
 class Convolution(NamedTuple):
@@ -61,15 +52,16 @@ class Convolution(NamedTuple):
         (result,) = bind(self.equation, [image, kernel])
         return result.transpose(_channels_last(numbers.out_spec))
 
-    def run_with(self, operator: Any, data: jax.Array) -> jax.Array:
+    def run_with(self, operator: Any, data: jax.Array, result_dtype: Any) -> jax.Array:
         """Convolves data in the axes of the program, with an operator in the place of the kernel."""
         image = data.transpose(_channels_last(self.dimension_numbers.lhs_spec))
-        if isinstance(operator, Convolving):
+        if hasattr(operator, 'convolve'):
             result = operator.convolve(image, self)
         else:
             windows = self._windows(image)
             *image_shape, elements = windows.shape
-            products = operator.multiply(windows.reshape(math.prod(image_shape), elements))
+            rows = windows.reshape(math.prod(image_shape), elements)
+            products = operator.multiply(rows, result_dtype)
             result = products.reshape(*image_shape, products.shape[1])
         return result.transpose(_inverse(_channels_last(self.dimension_numbers.out_spec)))
 

@@ -3,14 +3,14 @@
 import contextlib
 import math
 from collections.abc import Container, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner.oneshot.matrices import CASTS, contracted_axes, step_name
-from jaxpruner.sparse.program.convolutions import Convolution, Convolving
+from jaxpruner.sparse.program.convolutions import Convolution
 from jaxpruner.trace import Use
 from jaxpruner.trace.program import bind
 
@@ -18,24 +18,16 @@ from jaxpruner.trace.program import bind
 class Operator(Protocol):
     """What stands in the place of a leaf: a pytree whose arrays have the layers of the leaf in front.
 
-    An operator may also be `Convolving`; otherwise the windows of an image are gathered into rows.
+    An operator may also have `convolve(image, convolution)`, which maps `[batch, *space, channels]` to `[batch, *space,
+    outputs]`; otherwise the windows of an image are gathered into rows.
     """
 
-    def multiply(self, rows: jax.Array) -> jax.Array:
-        """`[n, inputs] -> [n, outputs]`, inside the model, for one layer."""
-        ...
+    def multiply(self, rows: jax.Array, result_dtype: Any) -> jax.Array:
+        """`[n, inputs] -> [n, outputs]`, inside the model, for one layer.
 
-
-@runtime_checkable
-class Accumulating(Protocol):
-    """An operator that adds products up in another type than that of its operands.
-
-    A program asks for it with `preferred_element_type`: int32 for products of int8, or float32 for those of bfloat16.
-    For an operator without this method the rows are cast to that type first. That is exact, and takes longer.
-    """
-
-    def with_result_dtype(self, dtype: Any) -> 'Operator':
-        """The operator whose results are added up, and returned, in a type."""
+        Products are added up in another type than that of the operands where a program asks for it with
+        `preferred_element_type`: int32 for products of int8, or float32 for those of bfloat16.
+        """
         ...
 
 
@@ -105,7 +97,6 @@ class ProductSite(NamedTuple):
 
     def multiply(self, data: jax.Array, operator: Any) -> jax.Array:
         """Runs the operation on data, with an operator in the place of the weights."""
-        is_convolution = self.use.op == 'conv'
         weights = self.equation.invars[self.operand].aval
         result_dtype = self.result_dtype
         if self.part is not None:
@@ -122,21 +113,17 @@ class ProductSite(NamedTuple):
             return array.astype(weights.dtype)
 
         operator = jax.tree.map(cast, operator)
-        if data.dtype != result_dtype or weights.dtype != result_dtype:
-            if isinstance(operator, Accumulating):
-                operator = operator.with_result_dtype(result_dtype)
-            elif not (is_convolution and isinstance(operator, Convolving)):
-                data = data.astype(result_dtype)
-        precision = self.equation.params['precision']
-        with _precision(precision):
-            if is_convolution:
-                result = self.convolution.run_with(operator, data)
+        with _precision(self.equation.params['precision']):
+            if self.use.op == 'conv':
+                result = self.convolution.run_with(operator, data, result_dtype)
             else:
-                result = _dot(self.equation, self.operand, data, operator)
+                result = _dot(self.equation, self.operand, data, operator, result_dtype)
         return result.astype(result_dtype)
 
 
-def _dot(equation: Any, operand: int, data: jax.Array, operator: Any) -> jax.Array:
+def _dot(
+    equation: Any, operand: int, data: jax.Array, operator: Any, result_dtype: Any
+) -> jax.Array:
     contracted = contracted_axes(equation, operand)
     batch = contracted.batch_of_data
     inputs = contracted.of_data
@@ -148,7 +135,7 @@ def _dot(equation: Any, operand: int, data: jax.Array, operator: Any) -> jax.Arr
     rows = arranged.reshape(*batch_shape, math.prod(free_shape), math.prod(input_shape))
 
     def multiply(operator: Operator, rows: jax.Array) -> jax.Array:
-        return operator.multiply(rows)
+        return operator.multiply(rows, result_dtype)
 
     for _ in batch:
         multiply = jax.vmap(multiply)
