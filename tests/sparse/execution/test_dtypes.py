@@ -7,10 +7,6 @@ import pytest
 from jax import lax
 
 from jaxpruner import sparse
-from jaxpruner.sparse.operators import csr_kernel
-from structure.doubles import doubles
-
-HAS_CSR = csr_kernel.why_missing(jnp.float32) is None
 
 
 def dot(dtype):
@@ -67,25 +63,3 @@ def test_halves_are_added_up_in_float32(setting):
     assert found.dtype == expected.dtype == jnp.bfloat16
     found, expected = np.asarray(found, np.float32), np.asarray(expected, np.float32)
     np.testing.assert_allclose(found, expected, atol=0.01 * np.abs(expected).max())
-
-
-@pytest.mark.skipif(not HAS_CSR, reason='no CSR kernel')
-def test_csr_adds_up_in_doubles():
-    apply_fn = dot(jnp.float64)
-    with doubles(True):
-        weights = jax.random.normal(jax.random.key(0), (64, 32), jnp.float32)
-        params, x = {'w': half_of(weights)}, jnp.full((8, 64), 1 / 3, jnp.float32)
-        apply, packed, _ = sparse.compile(apply_fn, params, x, formats='csr')
-        np.testing.assert_allclose(apply(packed, x), apply_fn(params, x), atol=1e-12)
-
-
-def test_training_on_blocks_adds_up_as_the_dense_model_does():
-    apply_fn = dot(jnp.float32)
-    params = {'w': jax.random.normal(jax.random.key(0), (512, 256), jnp.bfloat16)}
-    x = jax.random.normal(jax.random.key(1), (8, 512), jnp.bfloat16)
-    model = sparse.block_sparse(apply_fn, params, x, sparsity=0.5, block=(8, 64))
-    weights, topology = model.pack(params)
-    result = model.apply(weights, topology, x)
-    np.testing.assert_allclose(result, apply_fn(model.unpack(weights, topology), x), atol=1e-3)
-    gradients = jax.grad(lambda weights: jnp.sin(model.apply(weights, topology, x)).sum())(weights)
-    assert gradients['w']['values'].dtype == jnp.bfloat16

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from jaxpruner.sparse.execution import formats
 from jaxpruner.sparse.execution.formats import Blocks, Csr, Smaller, best_blocks
-from jaxpruner.sparse.execution.packed_model import pattern_of
 from jaxpruner.sparse.operators import csr_kernel
 from jaxpruner.sparse.program.models import find_products
 
@@ -60,36 +59,6 @@ def test_a_format_multiplies_as_the_dense_matrix(format, seed):
         np.testing.assert_allclose(found, rows @ matrix, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize('format', FORMATS, ids=str)
-def test_a_format_has_the_derivatives_of_the_dense_matrix(format):
-    matrices = random_zeros(3)
-    leaf = leaf_of(matrices.shape[1:])
-    rows = jnp.asarray(RNG.normal(size=(6, 16)), jnp.float32)
-
-    def loss(rows, arrays):
-        return jnp.sin(format.operator(arrays, leaf).multiply(rows)).sum()
-
-    def dense_loss(rows, matrix):
-        return jnp.sin(rows @ matrix).sum()
-
-    packed = format.pack(matrices, leaf)
-    for layer, matrix in enumerate(matrices):
-        of_layer = {key: jnp.asarray(array[layer]) for key, array in packed.items()}
-        of_rows, of_arrays = jax.grad(loss, (0, 1), allow_int=True)(rows, of_layer)
-        expected, of_matrix = jax.grad(dense_loss, (0, 1))(rows, jnp.asarray(matrix))
-        np.testing.assert_allclose(of_rows, expected, rtol=1e-4, atol=1e-5)
-        # A step along the derivative changes the stored weights as it changes those of the dense matrix.
-        stepped = matrices.copy()
-        stepped[layer] -= 1e-3 * np.where(matrix != 0, of_matrix, 0)
-        for key, array in format.pack(stepped, leaf).items():
-            if array.dtype == np.float32:
-                step = np.where(of_layer[key] != 0, of_layer[key] - 1e-3 * of_arrays[key], 0)
-                np.testing.assert_allclose(step, array[layer], rtol=1e-4, atol=1e-6)
-            if key == 'compressed':  # what fills a layer up has no gradient
-                weights = np.count_nonzero(matrix)
-                assert not np.any(of_arrays[key][weights:])
-
-
 def convolved(p, x):
     return jax.lax.conv_general_dilated(
         x, p['w'], (2, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC')
@@ -115,12 +84,6 @@ def test_convolutions(format, window):
         assert arrays['matrix'].shape == (window[0] * window[1] * 4, 4)
 
 
-@pytest.mark.parametrize('text', ['bcsr', 'blocks 8', 'blocks 0x8', 'blocks 8x128 ', 3, None, ''])
-def test_an_unknown_name_is_refused(text):
-    with pytest.raises(ValueError, match=r'no format.*csr, smaller, blocks'):
-        formats.parse(text)
-
-
 def test_bfloat16_has_no_csr_kernel():
     found, refused = formats.candidates(leaf_of((8, 8), jnp.bfloat16), np.eye(8)[None] > 0)
     assert 'bfloat16' in refused['csr']
@@ -142,17 +105,3 @@ def test_the_best_blocks_are_those_of_the_mask(kept, width):
     if blocks:
         arrays = Blocks(blocks[0]).pack(kept[None].astype(np.float32), leaf_of(kept.shape))
         assert arrays['values'].size == kept.sum()
-
-
-def test_a_pattern_tells_zeros_and_shapes_apart():
-    names = [
-        pattern_of({name: np.reshape(values, shape)})
-        for name, values, shape in [
-            ('w', [1, 0, 2, 3], (1, 2, 2)),
-            ('w', [1, 2, 0, 3], (1, 2, 2)),
-            ('w', [1, 0, 2, 3], (1, 1, 4)),
-            ('v', [1, 0, 2, 3], (1, 2, 2)),
-        ]
-    ]
-    assert len(set(names)) == 4
-    assert names[0] == pattern_of({'w': np.array([[[-5.0, -0.0], [np.nan, 1]]])})

@@ -1,19 +1,14 @@
 """What `sparse.compile` refuses or warns of: settings, devices, channels, and results that differ."""
 
-import json
-import os
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
+from helpers import eight_devices
 from jaxpruner import sparse
 from jaxpruner.sparse.execution import formats
-from jaxpruner.sparse.operators import csr_kernel
 
 X = jnp.ones((4, 16))
 PARAMS = {
@@ -38,6 +33,8 @@ def apply_fn(params, x):
         ('blocks 64x64', 'w: the matrix of 16 x 32'),
         ('mesure', "no format 'mesure'.*'measure' and 'channels'"),
         ({'w': 'channels'}, "no format 'channels'"),
+        ('blocks 0x8', "no format 'blocks 0x8'"),
+        (3, 'no format 3.*csr, smaller, blocks'),
     ],
 )
 def test_settings_are_refused_with_the_reason(setting, message):
@@ -78,16 +75,6 @@ def test_blocks_are_refused_where_windows_would_take_much_memory():
     for setting in ('blocks', 'blocks 8x64'):
         with pytest.raises(ValueError, match='windows of its images would take 9216 MiB'):
             sparse.compile(convolved, params, images, formats=setting)
-
-
-def test_a_report_shows_which_leaves_stay_dense():
-    def with_more(params, x):
-        return apply_fn(params, x) + params['more']
-
-    params = {**PARAMS, 'more': jnp.ones(8)}
-    text = str(sparse.compile(with_more, params, X, formats='dense').report)
-    assert 'bias and 1 more: dense, since no contraction reads it' in text
-    assert 'scaled: dense, since ' in text
 
 
 # What a product is wrong by, for a largest result of 512, and whether that is more than rounding.
@@ -176,41 +163,16 @@ def test_layers_that_keep_channels_of_their_own():
         apply.pack({**params, 'bias': bias.at[0, 2].set(0.5)})
 
 
-_SEVERAL_DEVICES = """
-import json, warnings
-import jax, jax.numpy as jnp
-from jaxpruner import sparse
-mesh = jax.make_mesh((4,), ('m',), axis_types=(jax.sharding.AxisType.Auto,))
-spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('m'))
-whole = jax.device_put(jnp.eye(64), jax.devices()[0])
-params = {'spread': jax.device_put(whole, spread), 'whole': whole}
-apply_fn = lambda p, x: x @ p['spread'] @ p['whole']
-x = jnp.ones((4, 64))
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter('always')
-    apply, packed, _ = sparse.compile(apply_fn, params, x, formats='blocks 4x64')
-messages = [str(warning.message) for warning in caught]
-error = float(abs(apply(packed, x) - 1).max())
-with jax.set_mesh(mesh):
-    report = sparse.compile(apply_fn, params, x, formats='FORMAT').report
-print(json.dumps([messages, error, report.device, [layer.format for layer in report.layers.values()]]))
-"""
+def test_several_devices(request):
+    eight_devices.run_checks(__file__, request.config)
 
 
-@pytest.mark.skipif(not hasattr(jax, 'set_mesh'), reason='this JAX has no set_mesh')
-def test_several_devices():
-    format = 'csr' if csr_kernel.why_missing(jnp.float32) is None else 'smaller'
-    flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=4'
-    finished = subprocess.run(
-        [sys.executable, '-c', _SEVERAL_DEVICES.replace('FORMAT', format)],
-        env={**os.environ, 'XLA_FLAGS': flags},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    messages, error, device, chosen = json.loads(finished.stdout)
-    (message,) = messages
-    assert 'spread lie on several devices' in message
-    assert error == 0
-    assert device.startswith('cpu')
-    assert chosen == [format] * 2
+def check_matrices_on_several_devices_are_gathered():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ('m',))
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('m'))
+    params = {'spread': jax.device_put(jnp.eye(64), spread), 'whole': jnp.eye(64)}
+    with pytest.warns(UserWarning, match='compile: spread lie on several devices'):
+        apply, packed, _ = sparse.compile(
+            lambda p, x: x @ p['spread'] @ p['whole'], params, jnp.ones((4, 64)), formats='smaller'
+        )
+    np.testing.assert_array_equal(apply(packed, jnp.ones((4, 64))), 1)
