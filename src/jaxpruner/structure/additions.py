@@ -5,29 +5,17 @@ program reads `before` wherever it read `after`.
 
     find_branches   finds additions in which one operand is computed from the other, and the leaves of the branch
     without         makes the program that reads the stream before an addition instead of the sum
-    run             runs the equations of such a program that its results still depend on
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jax.extend.core import Literal
 
 from jaxpruner.structure.traces import has_type_of, live_in_whole
-from jaxpruner.trace.interpreter import Position, Run
-from jaxpruner.trace.program import Program
 from jaxpruner.tree import Path
 
 Paths = frozenset[Path]
-
-
-class LeafPaths(Protocol):
-    """The paths of a program's first inputs, as a `Trace` has them."""
-
-    @property
-    def paths(self) -> Sequence[Path]: ...
-    @property
-    def state_paths(self) -> Sequence[Path]: ...
 
 
 class Addition(NamedTuple):
@@ -54,91 +42,40 @@ class Branch(NamedTuple):
       addition: the addition.
       paths: of leaves of the parameters.
       state_paths: of leaves of the state.
-      reason: why the branch is not zero if its parameters are zero; empty if it is zero.
     """
 
     addition: Addition
     paths: Paths
     state_paths: Paths
-    reason: str = ''
 
 
-def find_branches(jaxpr: Any, leaves: LeafPaths) -> list[Branch]:
-    """Finds the branches of a program that have leaves of their own; of several with the same leaves the outermost."""
-    additions = _find_additions(jaxpr)
-    ways = _ways_to_results(jaxpr, additions)
-    all_paths = (*leaves.paths, *leaves.state_paths)
-    branches: dict[Paths, Branch] = {}
-    for number, addition in enumerate(additions):
-        own_paths: set[Path] = set()
-        for variable, path in zip(jaxpr.invars, all_paths, strict=False):
-            additions_on_all_ways = ways.get(id(variable), 0)
-            if additions_on_all_ways >> number & 1:
-                own_paths.add(path)
-        paths = own_paths.intersection(leaves.paths)
-        state_paths = own_paths - paths
-        if paths:
-            key = frozenset(paths)
-            branches[key] = Branch(addition, key, frozenset(state_paths))
-    return list(branches.values())
+def find_branches(jaxpr: Any, paths: Sequence[Path], state_paths: Sequence[Path]) -> list[Branch]:
+    """Finds the branches of a program that have leaves of their own; of several with the same leaves the outermost.
 
-
-def _find_additions(jaxpr: Any) -> list[Addition]:
-    """Finds the additions whose branch is computed from the stream, or from summands of the stream."""
-    sources = _VariableSets()  # the variables that a variable is computed from, and itself
-    summands = _VariableSets()  # the variables that a variable is a sum of, and itself
-    for variable in (*jaxpr.constvars, *jaxpr.invars):
-        sources.add(variable)
-        summands.add(variable)
-    additions = []
-    for number, equation in enumerate(jaxpr.eqns):
-        operands = [v for v in equation.invars if not isinstance(v, Literal)]
-        terms: list[Any] = []
-        if _adds_arrays(equation):
-            terms = operands
-            for addition in (Addition(number, 0), Addition(number, 1)):
-                stream, branch = operands[addition.stream], operands[addition.branch]
-                computed = sources.of(branch) & ~summands.of(branch)
-                if summands.of(stream) & computed:
-                    additions.append(addition)
-        for variable in equation.outvars:
-            sources.add(variable, operands)
-            summands.add(variable, terms)
-    return additions
-
-
-class _VariableSets:
-    """A set of variables for each variable of a program.
-
-    A set is an integer. Its bit i stands for the variable that was added as number i. A set may hold nearly all
-    variables of a program, and Python's own sets would join them element by element.
+    Args:
+      jaxpr: the program. Its first inputs are the leaves of the parameters, then those of the state.
+      paths: of the parameters.
+      state_paths: of the state.
     """
-
-    def __init__(self):
-        self._sets: dict[int, int] = {}  # by `id` of the variable
-
-    def add(self, variable: Any, others: Iterable[Any] = ()) -> None:
-        """Gives a variable the set of itself and of the sets of others, which were added before."""
-        variables = 1 << len(self._sets)  # itself
-        for other in others:
-            variables |= self.of(other)
-        self._sets[id(variable)] = variables
-
-    def of(self, variable: Any) -> int:
-        """The set of a variable. `&` and `~` are intersection and complement."""
-        return self._sets[id(variable)]
-
-
-def _adds_arrays(equation: Any) -> bool:
-    """Whether an equation adds two arrays of the same shape and dtype."""
-    if equation.primitive.name not in ('add', 'add_any'):
-        return False
-    result = equation.outvars[0].aval
-    for variable in equation.invars:
-        is_literal = isinstance(variable, Literal)
-        if is_literal or not has_type_of(variable.aval, result):
-            return False
-    return True
+    makers = {id(result): equation for equation in jaxpr.eqns for result in equation.outvars}
+    numbers = [number for number, each in enumerate(jaxpr.eqns) if _adds_arrays(each)]
+    additions = [Addition(number, stream) for number in numbers for stream in (0, 1)]
+    ways = _ways_to_results(jaxpr, additions)
+    branches: dict[Paths, Branch] = {}
+    for i, addition in enumerate(additions):
+        own: set[Path] = set()
+        for variable, path in zip(jaxpr.invars, (*paths, *state_paths), strict=False):
+            if ways.get(id(variable), 0) >> i & 1:
+                own.add(path)
+        key = frozenset(own.intersection(paths))
+        if not key:
+            continue
+        operands = jaxpr.eqns[addition.number].invars
+        summands = _sources(operands[addition.branch], makers, of_sums=True)
+        computed = _sources(operands[addition.branch], makers) - summands
+        if computed & _sources(operands[addition.stream], makers, of_sums=True):
+            branches[key] = Branch(addition, key, frozenset(own - key))
+    return list(branches.values())
 
 
 def _ways_to_results(jaxpr: Any, additions: Sequence[Addition]) -> Mapping[int, int]:
@@ -146,9 +83,7 @@ def _ways_to_results(jaxpr: Any, additions: Sequence[Addition]) -> Mapping[int, 
 
     They are an integer whose bit i stands for addition i. A variable without a way to the results has no entry.
     """
-    bits: dict[tuple[int, int], int] = {}
-    for i, addition in enumerate(additions):
-        bits[addition.number, addition.branch] = 1 << i
+    bits = {(each.number, each.branch): 1 << i for i, each in enumerate(additions)}
     all_additions = ~0
     ways: dict[int, int] = dict.fromkeys(map(id, jaxpr.outvars), 0)
     live = live_in_whole(jaxpr)
@@ -160,15 +95,39 @@ def _ways_to_results(jaxpr: Any, additions: Sequence[Addition]) -> Mapping[int, 
         for variable in equation.outvars:
             common &= ways.get(id(variable), all_additions)
         for i, variable in enumerate(equation.invars):
-            own_addition = bits.get((number, i), 0)
             other_ways = ways.get(id(variable), all_additions)
-            ways[id(variable)] = other_ways & (common | own_addition)
+            ways[id(variable)] = other_ways & (common | bits.get((number, i), 0))
     return ways
 
 
-def without(program: Any, additions: Iterable[Addition]) -> Any:
-    """The program, a `ClosedJaxpr`, that reads the streams before these additions instead of the sums."""
-    jaxpr = program.jaxpr
+def _sources(variable: Any, makers: Mapping[int, Any], of_sums: bool = False) -> set[int]:
+    """A variable and what it is computed from, or is a sum of, by `id`."""
+    found: set[int] = set()
+    pending = [variable]
+    while pending:
+        variable = pending.pop()
+        if id(variable) in found or isinstance(variable, Literal):
+            continue
+        found.add(id(variable))
+        maker = makers.get(id(variable))
+        if maker is not None and (not of_sums or _adds_arrays(maker)):
+            pending += maker.invars
+    return found
+
+
+def _adds_arrays(equation: Any) -> bool:
+    """Whether an equation adds two arrays of the same shape and dtype."""
+    if equation.primitive.name not in ('add', 'add_any'):
+        return False
+    result = equation.outvars[0].aval
+    return not any(
+        isinstance(variable, Literal) or not has_type_of(variable.aval, result)
+        for variable in equation.invars
+    )
+
+
+def without(jaxpr: Any, additions: Iterable[Addition]) -> Any:
+    """The program that reads the streams before these additions instead of the sums."""
     streams: dict[int, Any] = {}
     for addition in sorted(additions):  # the first one first: later streams may be its sum
         equation = jaxpr.eqns[addition.number]
@@ -179,15 +138,5 @@ def without(program: Any, additions: Iterable[Addition]) -> Any:
     def replaced(variables: Iterable[Any]) -> list[Any]:
         return [streams.get(id(variable), variable) for variable in variables]
 
-    equations = []
-    for equation in jaxpr.eqns:
-        operands = replaced(equation.invars)
-        equations.append(equation.replace(invars=operands))
-    results = replaced(jaxpr.outvars)
-    jaxpr = jaxpr.replace(eqns=equations, outvars=results)
-    return program.replace(jaxpr=jaxpr)
-
-
-def run(program: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Runs the equations of a program that its results depend on. Other inputs may be `None`."""
-    return Run().visit_program(Program.of(program), inputs, Position.of_whole(program))
+    equations = [equation.replace(invars=replaced(equation.invars)) for equation in jaxpr.eqns]
+    return jaxpr.replace(eqns=equations, outvars=replaced(jaxpr.outvars))

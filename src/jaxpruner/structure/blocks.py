@@ -18,22 +18,21 @@ import dataclasses
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure import additions as additions_lib
-from jaxpruner.structure.additions import Addition, Branch, Paths, find_branches
+from jaxpruner.structure.additions import Addition, Branch, Paths, find_branches, without
 from jaxpruner.structure.axes import Axis, sizes_of
 from jaxpruner.structure.fills import Fill
-from jaxpruner.structure.programs import Model, ModelProgram, shape_of_leaf, signature
+from jaxpruner.structure.programs import Model, ModelProgram, shape_of_leaf
 from jaxpruner.structure.small_model import Verification, coarsest_precision, compare
 from jaxpruner.structure.traces import Trace, live_in_whole, pin_at
 from jaxpruner.structure.zeros import ZeroWalk, unknown
-from jaxpruner.trace.interpreter import Position
+from jaxpruner.trace.interpreter import Position, Run
 from jaxpruner.trace.program import Program
 from jaxpruner.tree import Path, PyTree
 
@@ -77,7 +76,7 @@ def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
     """
     branches_of: dict[Paths, list[tuple[Branch, str]]] = defaultdict(list)
     for trace in traces:
-        branches = find_branches(trace.program.jaxpr, trace)
+        branches = find_branches(trace.program.jaxpr, trace.paths, trace.state_paths)
         zero_additions = _BranchProbe(trace, branches).find_zeros()
         for branch in branches:
             reason = ''
@@ -205,13 +204,12 @@ def programs_without(model: Model, blocks: Sequence[Block]) -> list[ModelProgram
     programs = []
     for program in model.programs:
         examples = program.examples
-        programs.append(
-            program._replace(
-                apply_fn=ShallowApply(program, model.params, blocks),
-                arguments=_drop_from_state(program, program.arguments, blocks),
-                examples=examples and _drop_from_state(program, examples, blocks),
-            )
+        small = program._replace(
+            apply_fn=ShallowApply(program, model.params, blocks),
+            arguments=_drop_from_state(program, program.arguments, blocks),
+            examples=examples and _drop_from_state(program, examples, blocks),
         )
+        programs.append(small)
     return programs
 
 
@@ -229,32 +227,24 @@ def verify_without_blocks(
     """Compares each program that was given arrays as arguments with itself without some blocks."""
     dropped = drop(params, blocks)
     leaves, treedef = jax.tree.flatten(params)
-    for i, kept in enumerate(tree_lib.leaves_like(treedef, dropped)):
-        if kept is None:
-            leaves[i] = jnp.zeros_like(leaves[i])
-    zeroed = jax.tree.unflatten(treedef, leaves)
+    kept = tree_lib.leaves_like(treedef, dropped)
+    zeroed = treedef.unflatten(
+        [
+            jnp.zeros_like(leaf) if new is None else leaf
+            for leaf, new in zip(leaves, kept, strict=True)
+        ]
+    )
     verifications = []
-    for program in model.programs:
-        examples = program.examples
-        if examples is None:
-            continue
-        run_whole = jax.jit(program.apply_fn)
-        run_small = jax.jit(ShallowApply(program, model.params, blocks))
-        with jax.default_matmul_precision('highest'):
-            precision = coarsest_precision(jax.make_jaxpr(run_whole)(params, *examples).jaxpr)
-            whole_results = jax.tree.leaves(run_whole(params, *examples))
-            zeroed_results = jax.tree.leaves(run_whole(zeroed, *examples))
-            small_examples = _drop_from_state(program, examples, blocks)
-            small_results = jax.tree.leaves(run_small(dropped, *small_examples))
-        verifications.append(compare(whole_results, zeroed_results, small_results, precision))
+    with jax.default_matmul_precision('highest'):
+        for program, small in zip(model.programs, programs_without(model, blocks), strict=True):
+            if program.examples is None:
+                continue
+            run = jax.jit(program.apply_fn)
+            precision = coarsest_precision(jax.make_jaxpr(run)(params, *program.examples).jaxpr)
+            results = [run(params, *program.examples), run(zeroed, *program.examples)]
+            results.append(jax.jit(small.apply_fn)(dropped, *small.examples))
+            verifications.append(compare(*map(jax.tree.leaves, results), precision))
     return verifications
-
-
-class _Paths(NamedTuple):
-    """An `additions.LeafPaths`."""
-
-    paths: Sequence[Path]
-    state_paths: Sequence[Path]
 
 
 class ShallowApply:
@@ -266,41 +256,28 @@ class ShallowApply:
         self._program = program
         self._params = params  # shapes, with the blocks
         self._blocks = blocks
-        self._programs: dict[Hashable, tuple[Any, Any]] = {}  # traced, and structures of results
 
     def __call__(self, params: PyTree, *arguments: Any) -> Any:
         """Runs the program with parameters and a state that have `None` for the leaves of the blocks."""
         state, inputs = self._program.split(arguments)
         param_leaves, param_shapes = _filled(self._params, params)
         state_leaves, state_shapes = _filled(self._program.state, state)
-        input_shapes = jax.tree.map(shape_of_leaf, inputs)
-        program, structure = self._traced(param_shapes, state_shapes, input_shapes)
-        leaves = param_leaves + state_leaves + jax.tree.leaves(inputs)
-        return jax.tree.unflatten(structure, additions_lib.run(program, leaves))
-
-    def _traced(self, params: Any, state: Any, inputs: Any) -> tuple[Any, Any]:
-        """The program without the blocks at these shapes, and the structure of its results."""
-        key = signature((params, state, inputs))
-        if key in self._programs:
-            return self._programs[key]
-        arguments = (state, *inputs) if self._program.has_state else inputs
-        program, results = jax.make_jaxpr(self.whole, return_shape=True)(params, *arguments)
-        paths_of, _, _ = tree_lib.flatten_with_paths(params)
-        state_paths_of, _, _ = tree_lib.flatten_with_paths(state)
-        paths = _Paths(paths_of, state_paths_of)
-        additions_of = {
-            branch.paths: branch.addition for branch in find_branches(program.jaxpr, paths)
-        }
+        shapes = (state_shapes, *inputs) if self._program.has_state else inputs
+        program, results = jax.make_jaxpr(self.whole, return_shape=True)(param_shapes, *shapes)
+        paths, _, _ = tree_lib.flatten_with_paths(param_shapes)
+        state_paths, _, _ = tree_lib.flatten_with_paths(state_shapes)
+        branches = find_branches(program.jaxpr, paths, state_paths)
+        addition_of = {branch.paths: branch.addition for branch in branches}
         additions = []
         for block in self._blocks:
-            if block.paths in additions_of:
-                additions.append(additions_of[block.paths])
-            elif _uses_some(program.jaxpr, paths.paths, block.paths):
+            if block.paths in addition_of:
+                additions.append(addition_of[block.paths])
+            elif _uses_some(program.jaxpr, paths, block.paths):
                 raise ValueError(f'for inputs of these shapes {block.name} is no residual block')
-        shallow = additions_lib.without(program, additions), jax.tree.structure(results)
-        if not tree_lib.has_traced(program.consts):  # tracers may be gone later
-            self._programs[key] = shallow
-        return shallow
+        program = program.replace(jaxpr=without(program.jaxpr, additions))
+        leaves = param_leaves + state_leaves + jax.tree.leaves(inputs)
+        values = Run().visit_program(Program.of(program), leaves, Position.of_whole(program))
+        return jax.tree.unflatten(jax.tree.structure(results), values)
 
 
 def _filled(whole: PyTree, tree: PyTree) -> tuple[list[Any], Any]:
@@ -309,13 +286,11 @@ def _filled(whole: PyTree, tree: PyTree) -> tuple[list[Any], Any]:
     A missing leaf gets the dtype that the others of its old dtype have now.
     """
     own, treedef = jax.tree.flatten(whole)
-    values = tree_lib.leaves_like(treedef, tree)
-    new_dtypes: dict[Any, Any] = {}
-    for leaf, value in zip(own, values, strict=True):
-        if value is not None:
-            new_dtypes.setdefault(leaf.dtype, jnp.result_type(value))
+    values = list(tree_lib.leaves_like(treedef, tree))
+    pairs = list(zip(own, values, strict=True))
+    dtypes = {leaf.dtype: jnp.result_type(value) for leaf, value in pairs if value is not None}
     shapes = []
-    for leaf, value in zip(own, values, strict=True):
-        missing = jax.ShapeDtypeStruct(leaf.shape, new_dtypes.get(leaf.dtype, leaf.dtype))
+    for leaf, value in pairs:
+        missing = jax.ShapeDtypeStruct(leaf.shape, dtypes.get(leaf.dtype, leaf.dtype))
         shapes.append(missing if value is None else shape_of_leaf(value))
-    return list(values), jax.tree.unflatten(treedef, shapes)
+    return values, treedef.unflatten(shapes)
