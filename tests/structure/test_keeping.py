@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner.structure import channel_groups
-from jaxpruner.structure.rules import primitives
+from jaxpruner.structure import channel_groups, rules
 
 PARAMS = {'up': jnp.ones((3, 6)), 'gate': jnp.ones((3, 6)), 'out': jnp.ones((6, 2))}
 
@@ -93,10 +92,10 @@ def test_shrinking_parameters_compares_the_smaller_model(monkeypatch):
     graph = channel_groups(apply, params, x)
     keep = {'up[1]': [0, 2]}
     graph.shrink(params, keep)
-    twice = primitives.ROWS['tanh']._replace(
+    twice = rules.ROWS['tanh']._replace(
         resized=lambda small, operands: [2 * result for result in small.run(operands)]
     )
-    monkeypatch.setitem(primitives.ROWS, 'tanh', twice)
+    monkeypatch.setitem(rules.ROWS, 'tanh', twice)
     with pytest.raises(ValueError, match=r'differs from the whole one with zeros .different: '):
         graph.shrink(params, keep)
 

@@ -31,7 +31,8 @@ A graph may have the traces of several programs of one model. `graph.traces` has
 first. Read the files in this order:
 
     axes, traces             expressions over atoms; a traced program with the axes of its values
-    fills, rules             what is known of zeroed channels; a row for each primitive, `rules.primitives` is the table
+    fills                    what is known of zeroed channels
+    contracting, rules       a row for each primitive; `rules` is the table
     programs                 unifies the axes that equations tie together, in all programs of a model
     zeros → groups           which groups are exact, and which may keep other channels in each layer, expert or head
     cut → trees              what is kept along each axis; cuts trees

@@ -5,8 +5,9 @@ mixes channels. A sum over channels does. It is the same without a channel only 
 each value has a `Fill`. For each axis, and each atom along it, the fill is the one scalar at all zeroed indices of the
 atom, if that is known.
 
-Parameters have a fill of 0 along their groups. An operation whose operands are known is run on them, so that its result
-is known, too. `exp(0)` is 1, so a softmax over channels is not exact. `0 * logistic(0)` is 0, so SiLU is exact.
+Parameters have a fill of 0 along their groups. An elementwise operation is run on samples: the scalar of an operand
+that is known, and numbers of all sizes for one that is not. What all samples agree on is known of the result. `exp(0)`
+is 1, so a softmax over channels is not exact. `0 * logistic(0)` is 0, so SiLU is exact. `0 * x` is 0, whatever x is.
 
 Unknown scalars are activations of a working model. They count as finite, and as not zero in a divisor. Scalars that
 come from the zeroing are computed, not assumed: `log(0)` and `0 / 0` are not finite.
@@ -21,6 +22,7 @@ the same without channels of 0 if no channel is ever negative:
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,8 +42,6 @@ Signs = frozenset[int]
 
 NAN = float('nan')  # one object for every NaN, so that it equals itself in keys of caches
 ANY: Signs = frozenset({-1, 1})
-NEVER_NEGATIVE: Signs = frozenset({1})
-NEVER_POSITIVE: Signs = frozenset({-1})
 
 
 class Fill(NamedTuple):
@@ -57,8 +57,10 @@ class Fill(NamedTuple):
     channels: tuple[Mapping[Axis, Scalar], ...]
     signs: Signs = ANY
 
-    def at(self, axis: int, atom: Axis) -> Scalar:
-        """The scalar at removed indices of an atom along an axis; `None` if it is not known."""
+    def at(self, axis: int | None, atom: Axis) -> Scalar:
+        """The scalar at removed indices of an atom along an axis; `None` if it is not known, or there is no axis."""
+        if axis is None:
+            return None
         if self.everywhere is not None or not self.channels:
             return self.everywhere
         return self.channels[axis].get(atom)
@@ -97,22 +99,16 @@ class EquationFills:
         """The parameters of the equation."""
         return self.equation.params
 
-    def axes_with(self, atom: Axis, operand: int = 0) -> list[int]:
-        """Finds the axes of an operand that have an atom."""
-        axes = self.operands[operand]
-        return [i for i, axis in enumerate(axes) if atom in self.candidates(axis)]
-
-    def fill_results(self, find: Find, everywhere: Scalar = None) -> list[Fill]:
-        """The fills of all results, with the same scalars for each."""
-        return [self.result(everywhere, find, index) for index in range(len(self.results))]
-
-    def result(self, everywhere: Scalar, find: Find, index: int = 0) -> Fill:
+    def result(
+        self, find: Find, everywhere: Scalar = None, signs: Signs = ANY, number: int = 0
+    ) -> Fill:
         """The fill of a result, with the scalar that `find(axis, atom)` returns for each of its axes and atoms."""
         channels = []
-        for i, axis in enumerate(self.results[index]):
+        for i, axis in enumerate(self.results[number]):
             scalars = {atom: find(i, atom) for atom in self.candidates(axis)}
             channels.append({atom: value for atom, value in scalars.items() if value is not None})
-        return Fill(everywhere, tuple(channels))
+        known = signs if everywhere is None else signs_of(np.asarray(everywhere))
+        return Fill(everywhere, tuple(channels), known)
 
 
 def is_finite(value: Scalar) -> bool:
@@ -149,64 +145,158 @@ def multiply(first: Scalar, second: Scalar) -> Scalar:
     return None if first is None or second is None else first * second
 
 
-def computed(equation: Any, values: Sequence[Scalar], literals: Sequence[bool]) -> Scalar:
-    """The result of an elementwise operation on scalars.
+def zero_or_unknown(value: Scalar) -> Scalar:
+    """The scalar of a sum of products with this scalar."""
+    if not is_finite(value):
+        return NAN
+    return 0 if value == 0 else None
+
+
+def computed(
+    equation: Any, values: Sequence[Scalar], fills: Sequence[Fill]
+) -> tuple[Scalar, Signs]:
+    """What is known of the result of an elementwise operation: its scalar, and the signs that it may have.
 
     Args:
       equation: the operation.
       values: the scalar of each operand.
-      literals: for each operand whether it equals this scalar in the whole model, without any zeroing.
+      fills: of the operands. Those with a scalar everywhere are literals, not made by zeroing.
     """
-    name = equation.primitive.name
-    if name == 'select_n':
+    if equation.primitive.name == 'select_n':
         predicate, *cases = values
+        signs = frozenset[int]().union(*[fill.signs for fill in fills[1:]])
         if predicate is not None:
-            return cases[int(predicate)] if np.isfinite(predicate) else NAN
+            return (cases[int(predicate)] if is_finite(predicate) else NAN), signs
         if len(set(cases)) == 1:
-            return cases[0]
+            return cases[0], signs
         # A literal that is not finite is the model's own.
-        pairs = zip(cases, literals[1:], strict=True)
-        return None if all(is_literal or is_finite(case) for case, is_literal in pairs) else NAN
-    if None not in values:
-        result = _evaluated(equation, values)
-        # NaN is whatever may not be finite: `isfinite` of it is unknown.
-        is_unsure = any(value != value for value in values) and is_finite(result)
-        return None if is_unsure else result
-    if name in ('mul', 'and'):
-        return multiply(*values)
-    if name in ('max', 'min', 'clamp'):
-        return NAN if any(value != value for value in values) else None
-    if name in ('pow', 'rem') and 0 in values:
-        return NAN
-    if not all(map(is_finite, values)) or (name == 'div' and values[1] == 0):
-        return NAN
-    return 0 if name == 'div' and values[0] == 0 else None
-
-
-def _evaluated(equation: Any, values: Sequence[Scalar]) -> Scalar:
-    """Runs the operation on scalars of its dtypes."""
-    dtypes = [variable.aval.dtype for variable in (*equation.invars, equation.outvars[0])]
+        pairs = zip(cases, fills[1:], strict=True)
+        is_safe = all(is_finite(case) or fill.everywhere is not None for case, fill in pairs)
+        return (None if is_safe else NAN), signs
+    variables = [*equation.invars, equation.outvars[0]]
+    dtypes = [variable.aval.dtype for variable in variables]
     if any(jnp.issubdtype(dtype, jax.dtypes.extended) for dtype in dtypes):  # random keys
-        return None
+        return None, ANY
+    operands = []
+    for variable, value, fill in zip(equation.invars, values, fills, strict=True):
+        same = next(i for i, other in enumerate(equation.invars) if other is variable)
+        is_literal = fill.everywhere is not None
+        operands.append(_Operand(value, fill.signs, is_literal, same))
     params = tuple(sorted(equation.params.items()))
-    try:
-        return _run(equation.primitive, params, tuple(dtypes[:-1]), tuple(values))
-    except (NotImplementedError, RuntimeError, TypeError, ValueError):
-        return NAN  # it cannot be run on scalars, and nothing is assumed of them
+    return _sampled(equation.primitive, params, tuple(dtypes[:-1]), tuple(operands))
+
+
+class _Operand(NamedTuple):
+    """What is known of an operand: its scalar, its signs, and the number of the first operand that it equals."""
+
+    value: Scalar
+    signs: Signs
+    is_literal: bool
+    same: int
+
+
+_COUNT = 256  # of samples
+# Common operations, which JAX would compile.
+_OF_NUMPY: dict[str, Any] = {
+    'abs': np.abs,
+    'add': np.add,
+    'div': np.divide,
+    'eq': np.equal,
+    'exp': np.exp,
+    'ge': np.greater_equal,
+    'gt': np.greater,
+    'le': np.less_equal,
+    'log': np.log,
+    'lt': np.less,
+    'max': np.maximum,
+    'min': np.minimum,
+    'mul': np.multiply,
+    'neg': np.negative,
+    'sqrt': np.sqrt,
+    'square': np.square,
+    'sub': np.subtract,
+    'tanh': np.tanh,
+}
 
 
 @functools.lru_cache(4096)
-def _run(primitive: Any, params: Any, dtypes: Any, values: tuple[Scalar, ...]) -> Scalar:
-    with jax.ensure_compile_time_eval():
-        result = primitive.bind(*map(jnp.asarray, values, dtypes), **dict(params))
-    return _scalar_of(np.asarray(result[0] if primitive.multiple_results else result))
+def _sampled(
+    primitive: Any, params: Any, dtypes: Sequence[Any], operands: Sequence[_Operand]
+) -> tuple[Scalar, Signs]:
+    """Runs an operation on samples of its operands."""
+    known = [operand.value for operand in operands if operand.value is not None]
+    is_zeroed = any(each.value is not None and not each.is_literal for each in operands)
+    is_usual = np.ones(_COUNT, bool)  # neither 0 nor extreme
+    arrays: list[Any] = []
+    stride = 1
+    for number, (operand, dtype) in enumerate(zip(operands, dtypes, strict=True)):
+        if operand.value is not None:
+            arrays.append(np.full(_COUNT, operand.value, dtype))
+        elif operand.same < number:
+            arrays.append(arrays[operand.same])
+        else:
+            samples, usual = _samples_of(dtype, operand.signs, known)
+            if stride * len(samples) <= _COUNT:  # all pairs of samples of two operands
+                places = np.arange(_COUNT) // stride % len(samples)
+                stride *= len(samples)
+            else:
+                places = np.random.default_rng(number).integers(len(samples), size=_COUNT)
+            arrays.append(samples[places].astype(dtype))
+            is_usual &= usual[places]
+    try:
+        if primitive.name in _OF_NUMPY and all(array.dtype.kind == 'f' for array in arrays):
+            with np.errstate(all='ignore'):
+                results = _OF_NUMPY[primitive.name](*arrays)
+        else:
+            with jax.ensure_compile_time_eval():
+                results = primitive.bind(*arrays, **dict(params))
+    except (NotImplementedError, RuntimeError, TypeError, ValueError):
+        return (NAN if is_zeroed else None), ANY  # nothing is assumed of what cannot be run
+    array = _of_numpy(results[0] if primitive.multiple_results else results)
+    finite = np.isfinite(array)
+    signs = signs_of(array[finite])
+    if len(known) == len(operands):
+        value = _item(array)
+        # NaN is whatever may not be finite: `isfinite` of it is unknown.
+        is_unsure = any(each != each for each in known) and is_finite(value)
+        return (None if is_unsure else value), signs
+    if is_zeroed and not finite[is_usual].all():
+        return NAN, signs
+    array = array[finite]
+    is_one = array.size and (array == array[0]).all() and all(each == each for each in known)
+    return (_item(array) if is_one else None), signs
 
 
-def _scalar_of(array: np.ndarray) -> Scalar:
-    """The element of an array of size one. All NaNs become the same object."""
+def _samples_of(dtype: Any, signs: Signs, known: Sequence[Scalar]) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of these signs that an unknown operand may be, 0 and some known ones among them; flags of usual ones."""
+    if dtype.kind == 'b':
+        return np.array([False, True]), np.ones(2, bool)
+    known = [each for each in known if not isinstance(each, complex) and is_finite(each)]
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        info = jnp.iinfo(dtype)
+        numbers = {0, *map(int, known)}
+        numbers.update([sign * number for sign in signs for number in (1, 2, 3, 50, info.max)])
+        clipped = {min(max(number, info.min), info.max) for number in numbers}
+        return np.array(sorted(clipped), dtype), np.ones(len(clipped), bool)
+    info = jnp.finfo(dtype)
+    usual = [sign * number for sign in signs for number in (0.25, 1.0, 2.75, 50.0)]
+    extreme = [sign * float(number) for sign in signs for number in (info.max, info.tiny)]
+    samples = np.array([*usual, *extreme, 0.0, *map(float, known)])
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        samples = samples * (1 + 0.75j)
+    return samples, np.arange(len(samples)) < len(usual)
+
+
+def _of_numpy(array: Any) -> np.ndarray:
+    array = np.asarray(array)
     if array.dtype.kind not in 'biufc':  # small floats such as bfloat16
         array = array.astype(np.float64)
-    value = array.item()
+    return array
+
+
+def _item(array: np.ndarray) -> Scalar:
+    """The first element. All NaNs become the same object."""
+    value = array.ravel()[0].item()
     return NAN if value != value else value
 
 
@@ -222,19 +312,18 @@ def of_constant(value: Any, candidates: Sequence[Sequence[Axis]]) -> Fill:
     if tree_lib.is_traced(value) or is_key:
         return nothing
     try:
-        array = np.asarray(value)
+        array = _of_numpy(value)
     except RuntimeError:  # an array on another host
         return nothing
     nothing = nothing._replace(signs=signs_of(array))
-    first = array.ravel()[:1]
-    if array.size and (array == first).all():
-        return nothing._replace(everywhere=_scalar_of(first))
-    if not jnp.issubdtype(array.dtype, jnp.inexact) or np.isfinite(array).all():
+    if array.size and (array == array.ravel()[0]).all():
+        return nothing._replace(everywhere=_item(array))
+    if np.isfinite(array).all():
         return nothing
     return nothing._replace(channels=tuple([dict.fromkeys(atoms, NAN) for atoms in candidates]))
 
 
-def signs_of(array: Any) -> Signs:
+def signs_of(array: np.ndarray) -> Signs:
     """The signs of an array of real numbers.
 
     >>> sorted(signs_of(np.array([0, 2, 3])))
@@ -247,65 +336,6 @@ def signs_of(array: Any) -> Signs:
     return frozenset([sign for sign, may_be in signs.items() if may_be])
 
 
-_POSITIVE = frozenset('abs cosh erfc exp exp2 iota logistic rsqrt sqrt square'.split())
-# The result has signs that the first operand has.
-_AS_FIRST = frozenset(
-    """
-    asinh atan broadcast_in_dim cbrt ceil cummax cummin cumsum dynamic_slice erf expm1 floor log1p
-    reduce_max reduce_min reduce_precision reduce_sum reduce_window_max reduce_window_min reduce_window_sum reshape rev
-    round sinh slice split squeeze tanh tile transpose unstack
-    """.split()
-)
-# The result has signs that one of the operands has.
-_AS_ALL = frozenset('add add_any concatenate pad pmax pmin psum sort stack'.split())
-_PRODUCTS = frozenset(
-    'conv_general_dilated div dot_general mul ragged_dot ragged_dot_general'.split()
-)
-
-
-def signs_of_results(equation: Any, operands: Sequence[Signs]) -> Signs:
-    """The signs of the results of an equation with operands of these signs."""
-    dtype = equation.outvars[0].aval.dtype
-    if not jnp.issubdtype(dtype, jnp.floating) and not jnp.issubdtype(dtype, jnp.integer):
-        return ANY
-    name = equation.primitive.name
-    if name in _POSITIVE or jnp.issubdtype(dtype, jnp.unsignedinteger):
-        return NEVER_NEGATIVE
-    if name in _AS_FIRST:
-        return operands[0]
-    if name in _AS_ALL:
-        return frozenset().union(*operands)
-    if name in _PRODUCTS:
-        is_square = name == 'mul' and equation.invars[0] is equation.invars[1]
-        return NEVER_NEGATIVE if is_square else _products(*operands[:2])
-    match name, operands:
-        case 'neg', [signs]:
-            return _products(signs, NEVER_POSITIVE)
-        case 'sub', [first, second]:
-            return first | _products(second, NEVER_POSITIVE)
-        case 'max', [first, second]:
-            return _chosen(first, second, NEVER_NEGATIVE)
-        case 'min', [first, second]:
-            return _chosen(first, second, NEVER_POSITIVE)
-        case 'clamp', [least, signs, most]:
-            return _chosen(_chosen(signs, least, NEVER_NEGATIVE), most, NEVER_POSITIVE)
-        case 'select_n', [_, *cases]:
-            return frozenset().union(*cases)
-        case 'integer_pow', [signs]:
-            return NEVER_NEGATIVE if equation.params['y'] % 2 == 0 else signs
-        case 'pow', [signs, _]:
-            return ANY if -1 in signs else NEVER_NEGATIVE
-        case 'convert_element_type', [signs]:
-            before = equation.invars[0].aval.dtype
-            may_wrap = jnp.issubdtype(before, jnp.integer) and jnp.issubdtype(dtype, jnp.integer)
-            return ANY if may_wrap else signs
-    return ANY
-
-
-def _products(first: Signs, second: Signs) -> Signs:
-    return frozenset(one * other for one in first for other in second)
-
-
-def _chosen(first: Signs, second: Signs, preferred: Signs) -> Signs:
-    """The signs of the larger of two, if positive signs are preferred, or of the smaller."""
-    return ((first | second) & preferred) | (first & second)
+def signs_of_product(first: Signs, second: Signs) -> Signs:
+    """The signs of products, and of sums of products."""
+    return frozenset([one * other for one, other in itertools.product(first, second)])

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
+from jaxpruner.structure import contracting, rules
 from jaxpruner.structure.axes import (
     Axes,
     Axis,
@@ -26,7 +27,6 @@ from jaxpruner.structure.axes import (
     set_pin,
     sizes_of,
 )
-from jaxpruner.structure.rules import contracting, primitives
 from jaxpruner.structure.traces import (
     Contraction,
     EquationAxes,
@@ -252,8 +252,8 @@ class Inference(Interpreter[Axes]):
                 self.first_uses.setdefault(number, len(self.equations))
         name = equation.primitive.name
         ties = EquationTies(equation, operands, position)
-        if name in primitives.ROWS:
-            results = primitives.ROWS[name].axes(ties)
+        if name in rules.ROWS:
+            results = rules.ROWS[name].axes(ties)
         else:
             results = ties.pin_everything('nothing is known of this operation')
         if name in contractions.OPERATIONS:

@@ -9,10 +9,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxpruner.structure import derivatives
+from jaxpruner.structure import derivatives, rules
 from jaxpruner.structure.axes import atoms, sizes_of
 from jaxpruner.structure.cut import Cut, EquationCut
-from jaxpruner.structure.rules import primitives
 from jaxpruner.structure.traces import Trace
 from jaxpruner.trace.interpreter import Position, Run, keep
 from jaxpruner.trace.program import RULED, Call, Program, Scan
@@ -59,7 +58,7 @@ class Replay(Run):
         return results
 
     def visit_plain(self, equation: Any, operands: Values, position: Position) -> Values:
-        run = primitives.resized_rule(equation.primitive.name)
+        run = rules.resized_rule(equation.primitive.name)
         return run(self._small(equation, position), operands)
 
     def _small(self, equation: Any, position: Position) -> EquationCut:

@@ -8,8 +8,7 @@ knows at most what the visit before knew. So an atom that one visit rejects is r
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from jaxpruner.structure import rules
 from jaxpruner.structure.axes import Axes, Axis, Pin, atoms
 from jaxpruner.structure.fills import (
     EquationFills,
@@ -19,10 +18,7 @@ from jaxpruner.structure.fills import (
     join_fills,
     nothing_of,
     of_constant,
-    signs_of,
-    signs_of_results,
 )
-from jaxpruner.structure.rules import primitives
 from jaxpruner.structure.traces import Trace, has_type_of, pin_at
 from jaxpruner.trace.interpreter import Interpreter, Position
 from jaxpruner.trace.program import Cond, Program, Scan, While
@@ -124,15 +120,7 @@ class ZeroWalk(Interpreter[Fill]):
 
         axes = self.trace.equations[position.path]
         fills = EquationFills(equation, *axes, operands, self.candidates, reject, note_cause)
-        signs = signs_of_results(equation, [fill.signs for fill in operands])
-        results = []
-        for fill in primitives.fills_rule(equation.primitive.name)(fills):
-            if not any(fill is operand for operand in operands):
-                known = fill.everywhere
-                own_signs = signs if known is None else signs_of(np.asarray(known))
-                fill = fill._replace(signs=own_signs)
-            results.append(fill)  # an operand stays the same object, by which `_TripProbe` knows it
-        return results
+        return rules.fills_rule(equation.primitive.name)(fills)
 
     def _reject(self, atom: Axis, pin: Pin) -> None:
         """Notes why an atom is not exact. Its first reason stays."""

@@ -1,0 +1,508 @@
+"""The table of primitives: one row of three rules for each.
+
+Take `hidden = x @ up`, which JAX turns into a `dot_general`. With `x` of shape (5, 3) and `up` of shape (3, 8), its row
+says this:
+
+    axes     `x[1]` and `up[0]` are one axis, which is summed over; the result has the axes `x[0]` and `up[1]`
+    fills    a zero column of `up` makes a zero column of the result; a sum over removed channels is the same without
+             them only if the products there are zero
+    resized  nothing: it reads all sizes off its operands, such as an `up` of shape (3, 4)
+
+A `reshape` to (5, 2, 4) has a rule for smaller operands. The shape is one of its parameters, and has to become
+(5, 2, 3) if one of each 4 features is removed.
+
+An axis is pinned if an index says where a window lies along it. A window as long as its axis has only one place, so
+such an axis is not pinned. A primitive without a row pins every axis that it touches; nothing is guessed.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.structure import contracting
+from jaxpruner.structure.axes import (
+    Axes,
+    Axis,
+    drop,
+    new_axes,
+    pick,
+    product,
+    replace,
+    sizes_of,
+    total,
+)
+from jaxpruner.structure.cut import EquationCut, Values
+from jaxpruner.structure.fills import (
+    ANY,
+    NAN,
+    EquationFills,
+    Fill,
+    Scalar,
+    computed,
+    is_finite,
+    join,
+    nothing_of,
+    signs_of,
+    zero_or_unknown,
+)
+from jaxpruner.structure.traces import EquationTies, Row, new_results
+from jaxpruner.trace import contractions, reshaping, rules
+from jaxpruner.trace.rules import SCATTERS, GatherAxes
+
+AxesRule = Callable[[EquationTies], list[Axes]]
+FillsRule = Callable[[EquationFills], list[Fill]]
+
+_INDEXED = 'an index says where along it'
+_PARTS = 'numbers that make one index lie along it'
+
+
+def unknown_fills(fills: EquationFills) -> list[Fill]:
+    """Knows nothing of the results, except that scalars that are not finite may spread."""
+
+    def find(axis: int, atom: Axis) -> Scalar:
+        scalars = [own.get(atom) for fill in fills.of_operands for own in fill.channels]
+        return None if all(map(is_finite, scalars)) else NAN
+
+    return [fills.result(find, number=number) for number in range(len(fills.results))]
+
+
+def _moved(
+    *numbers: int,
+    sums: bool = False,
+    one_each: bool = False,
+    also: Callable[[EquationFills, int], list[Scalar]] = lambda fills, axis: [],
+) -> FillsRule:
+    """The rule of a primitive each of whose results' elements is one of the operands' elements.
+
+    Args:
+      *numbers: of the operands that hold elements, and no indices; all by default.
+      sums: whether the elements are sums or products of the operands' elements.
+      one_each: whether each result has the elements of one operand.
+      also: `(fills, axis) -> other scalars` that elements along an axis may be.
+    """
+
+    def result(fills: EquationFills, number: int) -> Fill:
+        chosen = [number] if one_each else numbers or range(len(fills.operands))
+        sources = [(fills.of_operands[n], fills.operands[n]) for n in chosen]
+
+        def find(k: int, atom: Axis) -> Scalar:
+            scalars = []
+            own = fills.results[number][k]
+            for fill, axes in sources:
+                with_atom = [i for i, axis in enumerate(axes) if atom in fills.candidates(axis)]
+                same = [i for i in with_atom if axes[i] is own]
+                scalars += [fill.at(i, atom) for i in same or with_atom]
+            scalar = join([*scalars, *also(fills, k)]) if scalars else None
+            return zero_or_unknown(scalar) if sums else scalar
+
+        rank = len(fills.results[number])
+        others = [scalar for k in range(max(rank, 1)) for scalar in also(fills, k)]
+        everywhere = {*[fill.everywhere for fill, _ in sources], *others}
+        known = everywhere.pop() if len(everywhere) == 1 and not sums else None
+        signs = [fill.signs for fill, _ in sources]
+        signs += [signs_of(np.asarray(scalar)) for scalar in others if scalar is not None]
+        return fills.result(find, known, ANY if sums else frozenset().union(*signs), number)
+
+    return lambda fills: [result(fills, number) for number in range(len(fills.results))]
+
+
+def elementwise_axes(ties: EquationTies) -> list[Axes]:
+    """All operands have the axes of the result. Scalars and axes of one element are repeated."""
+    arrays = [axes for axes in ties.operands if axes]
+    result = []
+    for i, size in enumerate(ties.shape):
+        first, *others = [axes[i] for axes in arrays if axes[i].size == size]
+        for other in others:
+            ties.unify(first, other)
+        result.append(first)
+    return [tuple(result)]
+
+
+def elementwise_fills(fills: EquationFills) -> list[Fill]:
+    """Computes the scalars of the result from those of the operands."""
+    everywhere = [fill.everywhere for fill in fills.of_operands]
+    known, signs = computed(fills.equation, everywhere, fills.of_operands)
+    is_literal = any(scalar is not None for scalar in everywhere)
+    if is_literal and known is not None and (None not in everywhere or is_finite(known)):
+        nothing = nothing_of(len(fills.results[0]))
+        return [nothing._replace(everywhere=known, signs=signs)]
+
+    def find(i: int, atom: Axis) -> Scalar:
+        size = fills.results[0][i].size
+        scalars = []
+        for fill, axes in zip(fills.of_operands, fills.operands, strict=True):
+            is_repeated = not axes or axes[i].size != size
+            scalars.append(fill.everywhere if is_repeated else fill.at(i, atom))
+        result, _ = computed(fills.equation, scalars, fills.of_operands)
+        if not is_finite(result) and all(map(is_finite, scalars)):
+            reason = f'{result} at zeroed channels'
+            if fills.equation.primitive.name == 'div' and scalars[1] == 0:
+                dividend = 'x' if scalars[0] is None else f'{scalars[0]:g}'
+                reason = (
+                    f'{dividend} / 0 at zeroed channels; divide by what is never 0, such as '
+                    'jnp.maximum(divisor, 1e-6)'
+                )
+            fills.note_cause(atom, reason)
+        return result
+
+    return [fills.result(find, signs=signs)]
+
+
+def _reordered(choose: Callable[[Mapping[str, Any], Any], Any]) -> Row:
+    """The row of a primitive that puts axes in another order, or drops some: `(params, axes) -> axes`."""
+    return Row(lambda ties: [choose(ties.params, ties.operands[0])], _moved())
+
+
+def _along(reason: str, numbers_of: Callable[[Mapping[str, Any], Axes], Iterable[int]]) -> AxesRule:
+    """The rule of a primitive whose elements meet along some axes. These are pinned, and so are those of the result."""
+
+    def rule(ties: EquationTies) -> list[Axes]:
+        first, *others = ties.operands
+        for axes in others:
+            ties.unify_each(first, axes)
+        result = list(first)
+        for i in numbers_of(ties.params, first):
+            if ties.shape[i] != first[i].size:
+                result[i] = Axis(ties.shape[i])
+            ties.pin(reason, first[i], result[i])
+        return [tuple(result)] * len(ties.equation.outvars)
+
+    return rule
+
+
+def _moved_windows(params: Mapping[str, Any], axes: Axes) -> list[int]:
+    """The axes along which the windows of a pooling do not just have one element each, and so copy the axis."""
+    names = 'window_dimensions', 'window_strides', 'base_dilation'
+    given = [params[name] for name in names if params.get(name) is not None]
+    return [
+        i
+        for i in range(len(axes))
+        if {steps[i] for steps in given} != {1} or any(params['padding'][i])
+    ]
+
+
+def bits_axes(ties: EquationTies) -> list[Axes]:
+    """Reads bits as numbers of the same width."""
+    if sizes_of(ties.operands[0]) != ties.shape:
+        return ties.pin_everything('parts of numbers lie along a last axis')
+    return list(ties.operands)
+
+
+def broadcast_axes(ties: EquationTies) -> list[Axes]:
+    """Repeats a value along new axes."""
+    result = list(new_axes(ties.shape))
+    for axis, i in zip(ties.operands[0], ties.params['broadcast_dimensions'], strict=True):
+        if axis.size == result[i].size:
+            result[i] = axis
+    return [tuple(result)]
+
+
+def reshape_axes(ties: EquationTies) -> list[Axes]:
+    """The axes of a value in another shape. Axes that stay are not split."""
+    axes = ties.operands[0]
+    order = ties.params.get('dimensions')
+    if order is not None:  # the elements are read in this order of the axes
+        axes = pick(axes, order)
+    if math.prod(ties.shape) == 0:
+        ties.pin('a value without elements is reshaped', *axes)
+        return new_results(ties.equation)
+    result = list(new_axes(ties.shape))
+    for runs in reshaping.matching_runs(sizes_of(axes), ties.shape):
+        old, new = axes[runs.old], result[runs.new]
+        if old and len(new) == 1:
+            result[runs.new] = [product(old)]
+        elif old:  # otherwise they are new axes of one element
+            ties.align_factors(old, new)
+    return [tuple(result)]
+
+
+def concatenate_axes(ties: EquationTies) -> list[Axes]:
+    """Places values one after the other along an axis."""
+    i = ties.params['dimension']
+    first, *others = ties.operands
+    for axes in others:
+        ties.unify_each(drop(first, [i]), drop(axes, [i]))
+    return [replace(first, i, total([axes[i] for axes in ties.operands]))]
+
+
+def stack_axes(ties: EquationTies) -> list[Axes]:
+    """Places values along a new axis."""
+    first, *others = ties.operands
+    for axes in others:
+        ties.unify_each(first, axes)
+    result = list(first)
+    result.insert(ties.params['axis'], total(new_axes([1] * len(ties.operands))))
+    return [tuple(result)]
+
+
+def split_axes(ties: EquationTies) -> list[Axes]:
+    """Cuts an axis into segments."""
+    axes, i = ties.operands[0], ties.params['axis']
+    return [replace(axes, i, segment) for segment in ties.cut(axes[i], ties.params['sizes'])]
+
+
+def unstack_axes(ties: EquationTies) -> list[Axes]:
+    """Takes the elements along an axis apart."""
+    axes, i = ties.operands[0], ties.params['axis']
+    ties.cut(axes[i], [1] * axes[i].size)
+    return [drop(axes, [i])] * len(ties.equation.outvars)
+
+
+def slice_axes(ties: EquationTies) -> list[Axes]:
+    """Takes a range of an axis, or one of each few neighbours."""
+    result = []
+    for axis, positions in zip(ties.operands[0], rules.slices(ties.params), strict=True):
+        start, step, count = positions.start, positions.step, len(positions)
+        if count == axis.size:
+            sliced = axis
+        elif step == 1:
+            _, sliced, _ = ties.cut(axis, [start, count, axis.size - positions.stop])
+        else:
+            sliced = Axis(count)
+            if start < step and count * step == axis.size:  # one of each few neighbours
+                neighbours = Axis(step)
+                ties.unify(axis, product([sliced, neighbours]))
+                ties.pin('every few of it are taken', neighbours)
+            else:
+                ties.pin('every few of it are taken', axis, sliced)
+        result.append(sliced)
+    return [tuple(result)]
+
+
+def slice_resized(small: EquationCut, operands: Values) -> Values:
+    """The bounds of a slice are parameters. They move with their elements."""
+    moved = []
+    counts = small.result_shape
+    slices = rules.slices(small.equation.params)
+    for axis, old, count in zip(small.axes.operands[0], slices, counts, strict=True):
+        if not small.cut.shortens(axis):
+            moved.append((old.start, old.stop))
+        elif old.step > 1:  # it takes one of every few neighbours, and all of these stay
+            moved.append((old.start, old.start + (count - 1) * old.step + 1))
+        else:
+            bounds = [small.cut.size_before(axis, end) for end in (old.start, old.stop)]
+            moved.append(tuple(bounds))
+    starts, limits = zip(*moved, strict=True)
+    return small.run(operands, start_indices=starts, limit_indices=limits)
+
+
+def pad_axes(ties: EquationTies) -> list[Axes]:
+    """Puts padding before and after the elements of an axis."""
+    result = []
+    config = ties.params['padding_config']
+    for axis, size, (before, after, between) in zip(
+        ties.operands[0], ties.shape, config, strict=True
+    ):
+        if between or min(before, after) < 0:
+            result.append(Axis(size))
+            ties.pin('padding between elements, or less than none', axis, result[-1])
+        elif before or after:
+            first, last = Axis(before), Axis(after)
+            ties.pin('padding', first, last)
+            result.append(total([first, axis, last]))
+        else:
+            result.append(axis)
+    return [tuple(result)]
+
+
+def made_resized(small: EquationCut, operands: Values) -> Values:
+    """New values are made in the old size and then cut, so that each index keeps its value."""
+    rank_of_keys = operands[0].ndim if operands else 0  # axes of keys are cut already
+    take = functools.partial(small.cut.take, first=rank_of_keys)
+    return list(map(take, small.run(operands), small.axes.results))
+
+
+def window_axes(axes: Axes, shape: Sequence[int], ties: EquationTies) -> Axes:
+    """The axes of a window of this shape. Axes that it takes only a part of are pinned, and replaced by new ones."""
+    parts = {}
+    for i, (axis, size) in enumerate(zip(axes, shape, strict=True)):
+        if axis.size != size:
+            parts[i] = Axis(size)
+            ties.pin(_INDEXED, axis, parts[i])
+    return tuple([parts.get(i, axis) for i, axis in enumerate(axes)])
+
+
+def dynamic_update_slice_axes(ties: EquationTies) -> list[Axes]:
+    """Replaces a window of the first operand by the second."""
+    base, update = ties.operands[:2]
+    ties.unify_each(window_axes(base, sizes_of(update), ties), update)
+    return [base]
+
+
+def gather_axes(ties: EquationTies) -> list[Axes]:
+    """Takes windows at indices."""
+    base, indices = ties.operands
+    axes = GatherAxes.of(ties.equation)
+    window = window_axes(pick(base, axes.kept), pick(axes.sizes, axes.kept), ties)
+    result = list(new_axes(ties.shape))
+    for k, axis in (
+        *zip(axes.kept.values(), window, strict=True),
+        *zip(axes.rows, indices, strict=False),
+    ):
+        result[k] = axis
+    dimension_numbers = ties.params['dimension_numbers']
+    ties.pin(_INDEXED, *pick(base, dimension_numbers.collapsed_slice_dims))
+    ties.unify_each(pick(base, axes.batching), pick(indices, axes.batching_of_indices))
+    ties.pin(_PARTS, indices[-1])
+    return [tuple(result)]
+
+
+def gather_resized(small: EquationCut, operands: Values) -> Values:
+    """The sizes of windows are a parameter. A window as long as its axis stays so."""
+    sizes = []
+    old_sizes = small.equation.params['slice_sizes']
+    for axis, old_size in zip(small.axes.operands[0], old_sizes, strict=True):
+        is_whole = old_size == axis.size and old_size > 1
+        sizes.append(small.cut.size(axis) if is_whole else old_size)
+    return small.run(operands, slice_sizes=tuple(sizes))
+
+
+def scatter_axes(ties: EquationTies) -> list[Axes]:
+    """Replaces elements of the first operand by windows of the third, or combines both."""
+    base, (*rows, parts), updates = ties.operands
+    numbers = ties.params['dimension_numbers']
+    batching = tuple(getattr(numbers, 'operand_batching_dims', ()))
+    in_updates = pick(updates, numbers.update_window_dims)
+    in_base = drop(base, (*numbers.inserted_window_dims, *batching))
+    ties.unify_each(window_axes(in_base, sizes_of(in_updates), ties), in_updates)
+    ties.pin(_INDEXED, *pick(base, numbers.inserted_window_dims))
+    ties.unify_each(rows, drop(updates, numbers.update_window_dims))
+    in_indices = getattr(numbers, 'scatter_indices_batching_dims', ())
+    ties.unify_each(pick(base, batching), pick((*rows, parts), in_indices))
+    ties.pin(_PARTS, parts)
+    return [base]
+
+
+def _padding(fills: EquationFills, axis: int) -> list[Scalar]:
+    """Removed channels are padded like others, along all other axes."""
+    others = drop(fills.params['padding_config'], [axis])
+    return [fills.of_operands[1].everywhere] if any(max(each) > 0 for each in others) else []
+
+
+def _beyond_the_end(fills: EquationFills, axis: int) -> list[Scalar]:
+    """For an index beyond the end a gather may fill a scalar in. NaN would spoil the whole model anyway."""
+    value = fills.params.get('fill_value')
+    is_inexact = jnp.issubdtype(fills.equation.outvars[0].aval.dtype, jnp.inexact)
+    is_scalar = value is not None and is_finite(value)
+    fills_in = 'FILL' in str(fills.params.get('mode')) and (is_scalar or not is_inexact)
+    return [value] if fills_in else []
+
+
+def tile_axes(ties: EquationTies) -> list[Axes]:
+    """Repeats a value along its axes."""
+    pairs = zip(ties.operands[0], ties.params['reps'], strict=True)
+    return [tuple([product([Axis(count), axis]) for axis, count in pairs])]
+
+
+def made_axes(ties: EquationTies) -> list[Axes]:
+    """Makes values without operands, or with keys for some of their axes, so that the value at each index is known."""
+    keys = ties.operands[0] if ties.operands else ()
+    return [keys + new_axes(ties.shape[len(keys) :])]
+
+
+def tile_resized(small: EquationCut, operands: Values) -> Values:
+    """The number of repetitions of each axis is a parameter."""
+    sizes = zip(small.result_shape, operands[0].shape, strict=True)
+    return small.run(operands, reps=tuple([after // before for after, before in sizes]))
+
+
+def split_resized(small: EquationCut, operands: Values) -> Values:
+    """The sizes of the parts are a parameter."""
+    i = small.equation.params['axis']
+    sizes = [small.cut.size(axes[i]) for axes in small.axes.results]
+    return small.run(operands, sizes=tuple(sizes))
+
+
+# They compute one result from all operands.
+COMPUTING = rules.ARITHMETIC | frozenset(
+    """
+    convert_element_type igamma igammac polygamma random_fold_in random_seed reduce_precision
+    regularized_incomplete_beta select_n zeta
+    """.split()
+)
+_MEET = 'elements follow one another along it'
+_PRODUCT = Row(contracting.product_axes, contracting.product_fills)
+_WINDOW = 'the window moves along it'
+ROWS: dict[str, Row] = {
+    **dict.fromkeys(COMPUTING, Row(elementwise_axes, elementwise_fills)),
+    **dict.fromkeys(
+        rules.SAME - COMPUTING,
+        Row(lambda ties: list(ties.operands), lambda fills: list(fills.of_operands)),
+    ),
+    'bitcast_convert_type': Row(bits_axes, unknown_fills),
+    **dict.fromkeys(('dot_general', *contractions.RAGGED), _PRODUCT),
+    'conv_general_dilated': Row(
+        contracting.conv_axes, contracting.product_fills, contracting.conv_resized
+    ),
+    **dict.fromkeys(
+        (*contracting.NEUTRAL, *contracting.LESSER, *contracting.COLLECTIVES),
+        Row(contracting.reduce_axes, contracting.reduce_fills),
+    ),
+    **dict.fromkeys(('argmax', 'argmin'), Row(contracting.index_axes, unknown_fills)),
+    'broadcast_in_dim': Row(
+        broadcast_axes,
+        _moved(),
+        lambda small, operands: small.run(operands, shape=small.result_shape),
+    ),
+    'concatenate': Row(concatenate_axes, _moved()),
+    'dynamic_slice': Row(
+        lambda ties: [window_axes(ties.operands[0], ties.params['slice_sizes'], ties)],
+        _moved(0),
+        lambda small, operands: small.run(operands, slice_sizes=small.result_shape),
+    ),
+    'dynamic_update_slice': Row(dynamic_update_slice_axes, _moved(0, 1)),
+    'gather': Row(gather_axes, _moved(0, also=_beyond_the_end), gather_resized),
+    'pad': Row(pad_axes, _moved(0, 1, also=_padding)),
+    'reshape': Row(
+        reshape_axes,
+        _moved(),
+        lambda small, operands: small.run(operands, new_sizes=small.result_shape),
+    ),
+    'slice': Row(slice_axes, _moved(), slice_resized),
+    'split': Row(split_axes, _moved(), split_resized),
+    'squeeze': _reordered(lambda params, axes: drop(axes, params['dimensions'])),
+    'stack': Row(stack_axes, _moved()),
+    'tile': Row(tile_axes, _moved(), tile_resized),
+    'transpose': _reordered(lambda params, axes: pick(axes, params['permutation'])),
+    'unstack': Row(unstack_axes, _moved()),
+    **dict.fromkeys(SCATTERS, Row(scatter_axes, _moved(0, 2, sums=True))),
+    **dict.fromkeys(('scatter', 'scatter-max', 'scatter-min'), Row(scatter_axes, _moved(0, 2))),
+    **dict.fromkeys(('empty', 'iota', 'random_bits'), Row(made_axes, unknown_fills, made_resized)),
+    'rev': Row(_along('it is reversed', lambda params, axes: params['dimensions']), _moved()),
+    **dict.fromkeys(
+        ('cummax', 'cummin'), Row(_along(_MEET, lambda params, axes: [params['axis']]), _moved())
+    ),
+    'cumsum': Row(_along(_MEET, lambda params, axes: [params['axis']]), _moved(sums=True)),
+    'sort': Row(_along(_MEET, lambda params, axes: [params['dimension']]), _moved(one_each=True)),
+    'top_k': Row(
+        _along(
+            'the largest along it are taken',
+            lambda params, axes: [params.get('axis', -1) % len(axes)],
+        ),
+        lambda fills: [_moved()(fills)[0], unknown_fills(fills)[1]],
+    ),
+    'fft': Row(
+        _along(
+            'a Fourier transform goes along it',
+            lambda params, axes: range(len(axes))[-len(params['fft_lengths']) :],
+        ),
+        _moved(sums=True),
+    ),
+    'reduce_window_max': Row(_along(_WINDOW, _moved_windows), _moved()),
+    'reduce_window_sum': Row(_along(_WINDOW, _moved_windows), _moved(sums=True)),
+}
+"""Primitive -> its row."""
+
+
+def fills_rule(name: str) -> FillsRule:
+    """The rule for the fills of a primitive's results."""
+    return ROWS[name].fills if name in ROWS else unknown_fills
+
+
+def resized_rule(name: str) -> Callable[[EquationCut, Values], Values]:
+    """How a primitive runs on smaller operands. It has a row, since the axes of others are pinned."""
+    return ROWS[name].resized or EquationCut.run
