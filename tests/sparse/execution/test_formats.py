@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jaxpruner.sparse.execution import formats
 from jaxpruner.sparse.execution.formats import Blocks, Csr, Smaller, best_blocks
 from jaxpruner.sparse.operators import csr_kernel
-from jaxpruner.sparse.program.models import find_products
+from jaxpruner.sparse.program.models import Products
 
 RNG = np.random.default_rng(0)
 needs_csr = pytest.mark.skipif(
@@ -30,7 +30,7 @@ def product(p, x):
 
 def leaf_of(shape, dtype=jnp.float32):
     x = jnp.ones((6, shape[0]), dtype)
-    return find_products(product, {'w': jnp.ones(shape, dtype)}, x).by_leaf['w']
+    return Products(product, {'w': jnp.ones(shape, dtype)}, x).by_leaf['w']
 
 
 def random_zeros(seed, layers=2, inputs=16, outputs=12):
@@ -73,7 +73,7 @@ def test_convolutions(format, window):
     kernel[..., 4:] = 0
     params = {'w': jnp.asarray(kernel)}
     image = jnp.asarray(RNG.normal(size=(2, 5, 4, 6)), jnp.float32)
-    products = find_products(convolved, params, image)
+    products = Products(convolved, params, image)
     leaf = products.by_leaf['w']
     packed = format.pack(np.asarray(leaf.to_matrix(params['w']))[None], leaf)
     arrays = {key: jnp.asarray(array[0]) for key, array in packed.items()}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpruner.sparse.operators.blocks import BlockMatrix
-from jaxpruner.sparse.training.layouts import BlockLayout
+from jaxpruner.sparse.training.layouts import Layout
 from structure.doubles import doubles
 
 TOLERANCES = {'float32': 2e-5, 'bfloat16': 0.05, 'float64': 1e-12}
@@ -20,7 +20,7 @@ def drawn(seed, shape, dtype='float32'):
 
 def case(inputs, outputs, block, stored, dtype='float32'):
     """Rows, the matrix that blocks make, a function that takes its blocks out, the blocks, and their positions."""
-    layout = BlockLayout((), inputs, outputs, stored, block)
+    layout = Layout((), inputs, outputs, stored, block)
     rng = np.random.default_rng(0)
     # No order is needed.
     order = [rng.permutation(layout.candidates)[:stored] for _ in range(layout.groups)]
@@ -80,7 +80,7 @@ def test_the_probe_gets_the_norms_of_the_dense_gradient(name):
     inputs, outputs, block, stored = SHAPES[name]
     rows, _, _, values, indices = case(inputs, outputs, block, stored)
     cotangent = drawn(3, (5, outputs))
-    layout = BlockLayout((), inputs, outputs, stored, block)
+    layout = Layout((), inputs, outputs, stored, block)
 
     @jax.jit
     def norms(probe):
@@ -94,7 +94,7 @@ def test_the_probe_gets_the_norms_of_the_dense_gradient(name):
 def test_a_product_is_mapped_over_seeds_and_differentiated_twice():
     inputs, outputs, block, stored = SHAPES['padded both ways']
     rows, _, _, values, indices = case(inputs, outputs, block, stored)
-    layout = BlockLayout((), inputs, outputs, stored, block)
+    layout = Layout((), inputs, outputs, stored, block)
 
     def norm_of_gradient(values, indices, product):
         gradient = jax.grad(lambda values: jnp.sum(product(values, indices) ** 2))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpruner.sparse.program.models import find_products
+from jaxpruner.sparse.program.models import Products
 from jaxpruner.uses import param_uses
 from sparse.program.dense import Dense, dense_weights
 from uses import equinox_models, haiku_models, linen_models, nnx_models
@@ -56,7 +56,7 @@ def assert_equal_trees(first, second, rtol=1e-4):
 @pytest.mark.parametrize('model', rows_of_frameworks())
 def test_models_of_all_frameworks(model):
     apply_fn, shapes, inputs = model.make()
-    products = find_products(apply_fn, shapes, *inputs)
+    products = Products(apply_fn, shapes, *inputs)
     for name, text in short_uses(param_uses(apply_fn, shapes, *inputs)).items():
         is_matrix = text.startswith(('dot', 'conv')) and '~' not in text and ',' not in text
         if not is_matrix or 'has groups' in products.refused.get(name, ''):
@@ -188,7 +188,7 @@ def params_of(name):
 @pytest.mark.parametrize(('apply_fn', 'name', 'layers'), PROGRAMS)
 def test_programs_of_every_form(apply_fn, name, layers):
     params, x = params_of(name), jnp.asarray(RNG.normal(size=(5, 4)), jnp.float32)
-    products = find_products(apply_fn, params, x)
+    products = Products(apply_fn, params, x)
     assert products.by_leaf[name].layers == layers
     assert products.by_leaf[name].to_matrix(params[name]).shape[:-2] == layers
     operators = dense_weights(products, params)
@@ -251,7 +251,7 @@ def test_convolutions(kernel, settings, op, layout):
 
     params = {'w': jnp.asarray(RNG.normal(size=kernel), jnp.float32).transpose(kernel_order)}
     image = jnp.asarray(RNG.normal(size=(2, 7, 8, 3)), jnp.float32).transpose(image_order)
-    products = find_products(apply_fn, params, image)
+    products = Products(apply_fn, params, image)
     matrix_leaf = products.by_leaf['w']
     expected = apply_fn(params, image)
     assert matrix_leaf.op == op
@@ -323,7 +323,7 @@ REFUSED = [
 @pytest.mark.parametrize(('apply_fn', 'reason'), REFUSED, ids=[reason for _, reason in REFUSED])
 def test_a_leaf_that_is_no_matrix_is_refused_with_the_reason(apply_fn, reason):
     params = {'w': jnp.ones((4, 4)), 'v': jnp.ones((4, 4))}
-    products = find_products(apply_fn, params, jnp.ones((4, 4)))
+    products = Products(apply_fn, params, jnp.ones((4, 4)))
     assert reason in products.refused['w']
     assert 'w' not in products.by_leaf
     weights = {**params, 'w': Dense(params['w'])}
@@ -337,7 +337,7 @@ def test_a_leaf_without_elements_is_refused():
     def apply_fn(p, x):
         return (x @ p['w']).sum() + (x @ p['v']).sum()
 
-    products = find_products(apply_fn, {'w': jnp.zeros((4, 0)), 'v': jnp.eye(4)}, jnp.ones((2, 4)))
+    products = Products(apply_fn, {'w': jnp.zeros((4, 0)), 'v': jnp.eye(4)}, jnp.ones((2, 4)))
     assert products.refused == {'w': 'it has no elements'}
     assert list(products.by_leaf) == ['v']
 
@@ -350,7 +350,7 @@ MLP = {'a': {'kernel': jnp.ones((3, 5))}, 'b': jnp.ones((5, 2)), 'bias': jnp.one
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
-    products = find_products(mlp, MLP, jnp.ones((2, 3)))
+    products = Products(mlp, MLP, jnp.ones((2, 3)))
     with pytest.raises(ValueError, match=r"'a/kernels'.*a/kernel"):
         products.put(MLP, {'a/kernels': None})
 
@@ -362,7 +362,7 @@ def test_inputs_of_other_shapes_are_traced_once():
         calls.append(x.shape)
         return mlp(p, x)
 
-    products = find_products(apply_fn, MLP, jnp.ones((2, 3)))
+    products = Products(apply_fn, MLP, jnp.ones((2, 3)))
     weights = dense_weights(products, MLP)
     for shape in ((2, 3), (7, 3), (4, 1, 3), (7, 3)):
         x = jnp.ones(shape)
@@ -372,7 +372,7 @@ def test_inputs_of_other_shapes_are_traced_once():
 
 def test_models_that_close_over_values_of_a_transformation_are_traced_each_time():
     scale = jnp.float32(1)
-    products = find_products(lambda p, x: scale * mlp(p, x), MLP, jnp.ones((2, 3)))
+    products = Products(lambda p, x: scale * mlp(p, x), MLP, jnp.ones((2, 3)))
     weights = dense_weights(products, MLP)
 
     def scaled(factor):
@@ -394,7 +394,7 @@ def test_an_operator_multiplies_in_the_precision_of_the_model(precision, text):
     def apply_fn(p, x):
         return jnp.dot(x, p['w'], precision=precision)
 
-    products = find_products(apply_fn, {'w': jnp.ones((3, 2))}, jnp.ones((4, 3)))
+    products = Products(apply_fn, {'w': jnp.ones((3, 2))}, jnp.ones((4, 3)))
     weights = dense_weights(products, {'w': jnp.ones((3, 2))})
     program = jax.make_jaxpr(products.apply)(weights, jnp.ones((4, 3)))
     (found,) = re.findall(r'precision=(\S+)', str(program)) or ['None']
@@ -407,13 +407,11 @@ def test_an_algorithm_without_a_name_is_refused():
     def apply_fn(p, x):
         return lax.dot_general(x, p['w'], (((1,), (0,)), ((), ())), precision=algorithm)
 
-    products = find_products(apply_fn, {'w': jnp.ones((3, 2))}, jnp.ones((4, 3)))
+    products = Products(apply_fn, {'w': jnp.ones((3, 2))}, jnp.ones((4, 3)))
     assert 'an algorithm that has no name' in products.refused['w']
 
 
 def test_numbers_of_python_keep_their_weak_type():
-    products = find_products(
-        lambda p, x, scale: x @ p * scale, jnp.ones((3, 2)), jnp.ones((4, 3)), 2.0
-    )
+    products = Products(lambda p, x, scale: x @ p * scale, jnp.ones((3, 2)), jnp.ones((4, 3)), 2.0)
     half = jnp.ones((4, 3), jnp.bfloat16)
     assert products.apply(jnp.ones((3, 2), jnp.bfloat16), half, 2.0).dtype == jnp.bfloat16

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpruner import mask_calculator, sparsity_schedules, sparsity_types
-from jaxpruner.sparse.training.layouts import BlockLayout, KeptWeights
+from jaxpruner.sparse.training.layouts import Layout
 from sparse.training.models import (
     BLOCK,
     KINDS,
@@ -124,7 +124,7 @@ def test_weights_are_replaced_as_under_a_mask():
     np.testing.assert_array_equal(moved, dense['kernel'] * stays)
 
 
-ROW = functools.partial(BlockLayout, (), outputs=1, block=(1, 1))
+ROW = functools.partial(Layout, (), outputs=1, block=(1, 1))
 
 
 def replaced(layout, positions, magnitudes, scores, fraction):
@@ -146,9 +146,9 @@ DROPPED = {(10, 0.3): 3, (8, 0.2): 2, (5, 0.5): 2, (7, 0.5): 4, (5, 0.05): 0, (4
 def test_the_smallest_are_dropped_as_many_as_under_a_mask(stored, fraction):
     for layout in (
         ROW(inputs=2 * stored, kept=stored),
-        KeptWeights((), inputs=2 * stored, outputs=1, kept=stored),
+        Layout((), inputs=2 * stored, outputs=1, kept=stored),
     ):
-        rows = (1,) if isinstance(layout, BlockLayout) else ()
+        rows = (1,) if layout.block else ()
         positions = np.arange(stored).reshape(*rows, -1)
         new, places = replaced(
             layout, positions, np.arange(1.0, stored + 1), np.arange(2.0 * stored), fraction
@@ -190,7 +190,7 @@ def test_replacement_keeps_numbers_and_order(stored, spare, fraction, seed, has_
 def test_the_smallest_blocks_of_a_matrix_are_dropped_whatever_group_they_are_in(fraction, seed):
     rng = np.random.default_rng(seed)
     groups, blocks, candidates = 4, 3, 7
-    layout = BlockLayout((), candidates, groups, kept=blocks, block=(1, 1))
+    layout = Layout((), candidates, groups, kept=blocks, block=(1, 1))
     positions = np.stack([np.sort(rng.permutation(candidates)[:blocks]) for _ in range(groups)])
     magnitudes, scores = 1 + rng.random((groups, blocks)), np.ones((groups, candidates))
     # What is stored already scores lowest, so that nothing that is dropped is grown again.
@@ -209,7 +209,7 @@ def test_the_smallest_blocks_of_a_matrix_are_dropped_whatever_group_they_are_in(
 
 
 def test_what_a_group_has_learned_stays_unless_all_of_it_is_dropped():
-    layout = BlockLayout((), inputs=3, outputs=2, kept=1, block=(1, 1))
+    layout = Layout((), inputs=3, outputs=2, kept=1, block=(1, 1))
     settings = layout, [[2], [0]], [1.0, 5.0], [[9.0, 2.0, 1.0], [0.0, 2.0, 9.0]]
     assert replaced(*settings, 0.3)[0].tolist() == [[2], [0]]
     assert replaced(*settings, 1.0)[0].tolist() == [[0], [2]]
@@ -220,7 +220,7 @@ def test_what_a_group_has_learned_stays_unless_all_of_it_is_dropped():
 
 
 def test_blocks_at_an_edge_are_not_dropped_for_their_padding():
-    layout = BlockLayout((), inputs=5, outputs=9, kept=2, block=(4, 8))
+    layout = Layout((), inputs=5, outputs=9, kept=2, block=(4, 8))
     positions = jnp.array([[0, 1], [0, 1]])
     values = layout.store(jnp.ones((5, 9)), positions, jax.random.key(0))['values']
     np.testing.assert_allclose(layout.magnitudes(values, positions), np.ones((2, 2)), rtol=1e-6)
@@ -230,7 +230,7 @@ def test_blocks_at_an_edge_are_not_dropped_for_their_padding():
 @given(st.integers(1, 20), st.integers(1, 9), st.data())
 def test_blocks_at_the_start_cover_inputs_evenly(candidates, groups, data):
     kept = data.draw(st.integers(1, candidates))
-    layout = BlockLayout((2,), candidates, groups, kept, (1, 1))
+    layout = Layout((2,), candidates, groups, kept, (1, 1))
     for layer in layout.draw(np.random.default_rng(0)):
         assert all(len(set(group)) == kept for group in layer)
         readers = np.bincount(layer.ravel(), minlength=candidates)

@@ -22,7 +22,7 @@ from jaxpruner.sparse.execution.choosing import (
 from jaxpruner.sparse.execution.formats import DENSE
 from jaxpruner.sparse.execution.packed_model import Model, Packed, PackedApply, pattern_of
 from jaxpruner.sparse.execution.report import ExecutionReport
-from jaxpruner.sparse.program.models import Products, find_products
+from jaxpruner.sparse.program.models import Products
 from jaxpruner.structure.latency import in_turns, repeats_of
 
 # What a setting may ask for beside formats.
@@ -137,7 +137,7 @@ def compile(
             if isinstance(leaf, jax.ShapeDtypeStruct) or tree_lib.is_traced(leaf):
                 raise TypeError(f'{name} must be arrays with values, outside of jit; got {leaf}')
     # Masks are applied to the packed weights, once.
-    whole = find_products(apply_fn, params, *sample, constant_masks=True)
+    whole = Products(apply_fn, params, *sample, constant_masks=True)
     spread = []
     for name, leaf in whole.leaves(params).items():
         if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:

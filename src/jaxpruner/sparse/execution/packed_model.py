@@ -12,7 +12,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.sparse.execution import formats
 from jaxpruner.sparse.execution.choosing import matrices_of
 from jaxpruner.sparse.execution.report import ExecutionReport
-from jaxpruner.sparse.program.models import Products, find_products
+from jaxpruner.sparse.program.models import Products
 from jaxpruner.structure import ChannelGraph, channel_groups
 
 Packed = dict[str, Any]
@@ -48,7 +48,7 @@ class Model(NamedTuple):
             return self
         apply_fn = graph.small_apply(keep)
         small = graph.shrink(params, keep, verify=False)
-        products = find_products(apply_fn, small, *sample, constant_masks=True)
+        products = Products(apply_fn, small, *sample, constant_masks=True)
         return Model(apply_fn, products, graph, keep)
 
     def shrink(self, params: tree_lib.PyTree) -> tree_lib.PyTree:

@@ -1,16 +1,16 @@
 """The products of a traced model with its parameters, and the model with other products in their place.
 
 A dense layer multiplies rows of data by a matrix that it reads from a leaf. It may read the leaf as it is, transposed,
-reshaped, cast, or as one layer of a stack after the other. `find_products` says which leaves are read so, in any
+reshaped, cast, or as one layer of a stack after the other. `Products` says which leaves are read so, in any
 framework:
 
 >>> import dataclasses, jax, jax.numpy as jnp
->>> from jaxpruner.sparse.program.models import find_products
+>>> from jaxpruner.sparse.program.models import Products
 >>> def apply_fn(params, x):
 ...     hidden, _ = jax.lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel), None), x, params['layers'])
 ...     return hidden @ params['out'].T + params['bias']
 >>> params = {'layers': jnp.ones((3, 4, 4)), 'out': jnp.ones((2, 4)), 'bias': jnp.ones(2)}
->>> products = find_products(apply_fn, params, jnp.ones((5, 4)))
+>>> products = Products(apply_fn, params, jnp.ones((5, 4)))
 >>> products.by_leaf['layers'].layers, products.by_leaf['out'].to_matrix(params['out']).shape
 ((3,), (4, 2))
 >>> products.refused
@@ -38,5 +38,5 @@ The files:
     product_sites   one product of the program: data become rows, and products become its result
     matrix_leaves   leaf -> matrix, and why a leaf is none
     running         runs the program, with operators sliced along the trips of scans
-    models          what other packages use: `find_products`, `Products`
+    models          what other packages use: `Products`, `Products`
 """

@@ -24,15 +24,7 @@ from jaxpruner.oneshot.matrices import (
 )
 from jaxpruner.sparse.program.product_sites import ProductSite
 from jaxpruner.trace import Use, UseGraph, contractions
-from jaxpruner.trace.program import (
-    RULED,
-    Call,
-    Cond,
-    ProgramPath,
-    Scan,
-    While,
-    inside,
-)
+from jaxpruner.trace.program import RULED, ProgramPath, inside
 
 NOT_CONTRACTED = 'no contraction reads it'
 _OTHER_USES = {
@@ -222,18 +214,9 @@ def _is_ruled(program: Any, path: ProgramPath) -> bool:
         equation = program.eqns[number]
         if equation.primitive.name in RULED:
             return True
-        match inside(equation):
-            case Cond() as cond:
-                programs = cond.branches
-            case While() as loop:
-                programs = loop.condition, loop.body
-            case Scan() as scan:
-                programs = (scan.body,)
-            case Call() as call:
-                programs = (call.program,)
-            case _:
-                return False
-        program = programs[within].jaxpr
+        around = vars(inside(equation))
+        parts = [around[key] for key in ('condition', 'body', 'program') if key in around]
+        program = around.get('branches', parts)[within].jaxpr
     return False
 
 

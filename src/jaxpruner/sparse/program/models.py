@@ -14,28 +14,6 @@ from jaxpruner.sparse.program.running import run_with_operators
 from jaxpruner.trace import param_uses
 
 
-def find_products(
-    apply_fn: Callable[..., Any],
-    params: tree_lib.PyTree,
-    *sample: Any,
-    constant_masks: bool = False,
-) -> 'Products':
-    """Finds the leaves of a model that are matrices by which data are multiplied.
-
-    Args:
-      apply_fn: `(params, *inputs) -> results`.
-      params: the parameters, arrays or shapes.
-      *sample: inputs, arrays or shapes.
-      constant_masks: whether the model may multiply a leaf with a constant mask. `to_matrix` applies the mask, and
-        operators do not: that is right only for weights that are not trained.
-
-    Raises:
-      ValueError: there are no inputs, or two leaves have one name.
-      TypeError: a leaf of `params` is no array.
-    """
-    return Products(apply_fn, params, sample, constant_masks)
-
-
 class _Traced(NamedTuple):
     """The model, traced with inputs of some shapes.
 
@@ -53,20 +31,31 @@ class _Traced(NamedTuple):
 
 
 class Products:
-    """The products of a model with its parameters.
+    """The products of a model with its parameters: the leaves that are matrices by which data are multiplied.
+
+    Args:
+      apply_fn: `(params, *inputs) -> results`.
+      params: the parameters, arrays or shapes.
+      *sample: inputs, arrays or shapes.
+      constant_masks: whether the model may multiply a leaf with a constant mask. `to_matrix` applies the mask, and
+        operators do not: that is right only for weights that are not trained.
 
     Attributes:
       by_leaf: name -> leaf that is a matrix, in the order of the parameters. Each knows the sites where it is
         multiplied.
       refused: name -> why a leaf is no matrix.
       params: the shapes of the parameters.
+
+    Raises:
+      ValueError: there are no inputs, or two leaves have one name.
+      TypeError: a leaf of `params` is no array.
     """
 
     def __init__(
         self,
         apply_fn: Callable[..., Any],
         params: tree_lib.PyTree,
-        sample: Sequence[Any],
+        *sample: Any,
         constant_masks: bool = False,
     ):
         self._apply_fn = apply_fn
@@ -79,7 +68,6 @@ class Products:
                 raise ValueError(
                     f'{count} leaves are called {name!r}; give the containers other keys'
                 )
-        sample = tuple(sample)
         traced = self._trace(self._shapes, sample)
         self._traced = {_signature(self._shapes, sample): traced}
         self.by_leaf = {leaf.name: leaf for leaf in traced.matrix_leaves.values()}
@@ -141,7 +129,10 @@ class Products:
                 leaves[number] = None
             else:
                 shapes[number] = _shape(leaf)
-        traced = self._trace_of(shapes, inputs)
+        key = _signature(shapes, inputs)
+        traced = self._traced.get(key) or self._trace(shapes, inputs)
+        if not tree_lib.has_traced(traced.program.consts):  # these live no longer than this call
+            self._traced[key] = traced
         product_sites: list[ProductSite] = []
         for number in operators:
             if number not in traced.matrix_leaves:
@@ -155,16 +146,6 @@ class Products:
         if name in self.refused:
             return f'{name}: no operator can take the place of this leaf: {self.refused[name]}'
         return f'no parameter {name!r}; {tree_lib.nearest(name, self.by_leaf)}'
-
-    def _trace_of(self, shapes: Sequence[Any], inputs: tuple[Any, ...]) -> _Traced:
-        """The model at these shapes, traced anew if they are new."""
-        key = _signature(shapes, inputs)
-        if key in self._traced:
-            return self._traced[key]
-        traced = self._trace(shapes, inputs)
-        if not tree_lib.has_traced(traced.program.consts):  # these live no longer than this call
-            self._traced[key] = traced
-        return traced
 
     def _trace(self, shapes: Sequence[Any], inputs: tuple[Any, ...]) -> _Traced:
         structures = []

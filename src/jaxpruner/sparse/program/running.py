@@ -6,7 +6,7 @@ slices of its layer, and the derivatives of the arrays are put together trip by 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,34 +19,18 @@ Values = list[Any]
 Operators = Mapping[int, Any]
 
 
-class Replacements:
-    """The product sites of a program at which operators multiply.
+class Replacements(NamedTuple):
+    """Where operators multiply, by the paths of equations.
 
     Attributes:
-      opened: paths of the equations whose inner programs hold a site.
+      sites: the product sites.
+      opened: equations whose inner programs hold a site.
+      sliced: scans, each with the leaves of which each trip reads one layer.
     """
 
-    def __init__(self, product_sites: Sequence[ProductSite]):
-        self._product_sites: dict[ProgramPath, ProductSite] = {}
-        self._sliced: dict[ProgramPath, set[int]] = {}
-        self.opened: set[ProgramPath] = set()
-        for product_site in product_sites:
-            site = product_site.use.site
-            self._product_sites[site.path] = product_site
-            for length in range(1, len(site.path), 2):
-                outer_path = site.path[:length]
-                self.opened.add(outer_path)
-            for entry in site.view.stack:
-                leaves = self._sliced.setdefault(entry.loop, set())
-                leaves.add(site.view.leaf)
-
-    def at(self, path: ProgramPath) -> ProductSite | None:
-        """The product site at an equation; `None` if there is none."""
-        return self._product_sites.get(path)
-
-    def sliced_in(self, path: ProgramPath) -> set[int]:
-        """The leaves of which each trip of a scan reads one layer."""
-        return self._sliced.get(path, set())
+    sites: dict[ProgramPath, ProductSite]
+    opened: set[ProgramPath]
+    sliced: dict[ProgramPath, set[int]]
 
 
 class ProductRun(Run):
@@ -64,7 +48,7 @@ class ProductRun(Run):
         self.operators = operators
 
     def visit_equation(self, equation: Any, operands: Values, position: Position) -> Values:
-        product_site = self.replacements.at(position.path)
+        product_site = self.replacements.sites.get(position.path)
         if product_site is not None:
             leaf = product_site.use.site.view.leaf
             data = operands[1 - product_site.operand]
@@ -81,11 +65,8 @@ class ProductRun(Run):
         return super().visit_equation(equation, operands, position)
 
     def slices(self, scan: Scan, position: Position) -> tuple[Operators, None]:
-        layers = {}
-        for leaf in self.replacements.sliced_in(position.path):
-            if leaf in self.operators:
-                layers[leaf] = self.operators[leaf]
-        return layers, None
+        sliced = self.replacements.sliced.get(position.path, ())
+        return {leaf: self.operators[leaf] for leaf in sliced if leaf in self.operators}, None
 
     def inside(self, position: Position, state: Any, element: Any = None) -> 'ProductRun':
         return ProductRun(self.replacements, {**self.operators, **(element or {})})
@@ -102,8 +83,12 @@ def run_with_operators(
       values: of its parameters and inputs; `None` for a leaf with an operator.
       operators: by number of the leaf.
     """
-    inputs = list(values)
-    for leaf in operators:
-        inputs[leaf] = None
-    run = ProductRun(Replacements(product_sites), operators)
-    return run.visit_program(Program.of(program), inputs, Position.of_whole(program))
+    replacements = Replacements({}, set(), {})
+    for product_site in product_sites:
+        site = product_site.use.site
+        replacements.sites[site.path] = product_site
+        replacements.opened.update(site.path[:length] for length in range(1, len(site.path), 2))
+        for entry in site.view.stack:
+            replacements.sliced.setdefault(entry.loop, set()).add(site.view.leaf)
+    run = ProductRun(replacements, operators)
+    return run.visit_program(Program.of(program), values, Position.of_whole(program))

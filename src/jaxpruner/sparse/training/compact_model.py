@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -368,9 +368,9 @@ def check_moves(
                 'StepsSchedule'
             )
     seeds.check_seed(rng_seed)
-    updates: Sequence[int] | None = checks.update_steps(scheduler)
-    steps = {0, *range(_CHECKED_STEPS)} if updates is None else {0, *updates[:_CHECKED_STEPS]}
-    if updates is not None and getattr(scheduler, 'update_end_step', 0) is not None:
-        steps.update(updates[-_CHECKED_STEPS:])
-    for step in sorted(steps):
+    updates: Any = checks.update_steps(scheduler)
+    updates = range(_CHECKED_STEPS) if updates is None else updates
+    has_end = getattr(scheduler, 'update_end_step', 0) is not None
+    last = updates[-_CHECKED_STEPS:] if has_end else ()
+    for step in (0, *updates[:_CHECKED_STEPS], *last):
         checks.check_drop_fraction(drop_fraction_fn(step), f'drop_fraction_fn({step})')

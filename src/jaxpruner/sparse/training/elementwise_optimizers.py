@@ -41,50 +41,40 @@ def check_elementwise(
     for shapes in (params, compact_params):
         state = jax.eval_shape(optimizer.init, shapes)
         try:
-            programs.append(jax.make_jaxpr(optimizer.update)(shapes, state, shapes).jaxpr)
+            program = jax.make_jaxpr(optimizer.update)(shapes, state, shapes).jaxpr
         except TypeError as error:  # extra arguments that are not known before training
             raise _refusal(f'cannot be looked at before training ({error})') from None
-    _compare(*programs)
-
-
-def _compare(program: Any, compact: Any) -> None:
-    """Refuses programs that differ in more than shapes, and what looks along the axes of a leaf that is compact."""
-    if len(program.eqns) != len(compact.eqns):
+        programs.append(list(_equations(program)))
+    whole, compact = programs
+    if list(map(_outline, whole)) != list(map(_outline, compact)):
         raise _refusal('computes something else for other shapes')
-    for equation, other in zip(program.eqns, compact.eqns, strict=True):
-        name = equation.primitive.name
-        inner, inner_compact = list(_bodies(equation)), list(_bodies(other))
+    for equation, other in zip(whole, compact, strict=True):
         operands = [operand.aval for operand in equation.invars]
-        others = [operand.aval for operand in other.invars]
-        outline = name, _literals(equation), len(operands), len(inner)
-        if outline != (other.primitive.name, _literals(other), len(others), len(inner_compact)):
-            raise _refusal('computes something else for other shapes')
-        compact_shapes = []
-        for one, two in zip(operands, others, strict=True):
-            if one.shape != two.shape and one.size > 1:
-                compact_shapes.append(one.shape)
         sizes = {1, *[operand.size for operand in operands]}
-        is_along_axes = name in _ALONG_AXES or any(
+        is_along_axes = equation.primitive.name in _ALONG_AXES or any(
             result.aval.size not in sizes for result in equation.outvars
         )
-        if compact_shapes and is_along_axes:
-            raise _refusal(f'applies {name} to weights of shape {compact_shapes[0]}')
-        for bodies in zip(inner, inner_compact, strict=True):
-            _compare(*bodies)
+        for one, two in zip(operands, other.invars, strict=True):
+            if is_along_axes and one.shape != two.aval.shape and one.size > 1:
+                raise _refusal(f'applies {equation.primitive.name} to weights of shape {one.shape}')
 
 
-def _literals(equation: Any) -> list[str]:
+def _outline(equation: Any) -> list[str]:
+    """What is the same in both programs: the operation, how many operands it has, and the numbers among them."""
     literals = jax.extend.core.Literal
-    return [str(operand) for operand in equation.invars if isinstance(operand, literals)]
+    operands = [str(each) if isinstance(each, literals) else '' for each in equation.invars]
+    return [equation.primitive.name, *operands]
 
 
-def _bodies(equation: Any) -> Iterator[Any]:
-    """The programs inside of an equation."""
-    for parameter in equation.params.values():
-        for entry in parameter if isinstance(parameter, tuple | list) else [parameter]:
-            program = getattr(entry, 'jaxpr', entry)
-            if isinstance(program, jax.extend.core.Jaxpr):
-                yield program
+def _equations(program: Any) -> Iterator[Any]:
+    """The equations of a program, and of those inside of them."""
+    for equation in program.eqns:
+        yield equation
+        for parameter in equation.params.values():
+            for entry in parameter if isinstance(parameter, tuple | list) else [parameter]:
+                inner = getattr(entry, 'jaxpr', entry)
+                if isinstance(inner, jax.extend.core.Jaxpr):
+                    yield from _equations(inner)
 
 
 def _refusal(reason: str) -> ValueError:

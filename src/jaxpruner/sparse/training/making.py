@@ -1,5 +1,6 @@
 """Makes a model that is trained on compact weights: `block_sparse`, `unstructured_sparse`."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,9 +12,9 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.sparse.operators import csr_kernel
 from jaxpruner.sparse.operators.blocks import BlockShape
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
-from jaxpruner.sparse.program.models import Products, find_products
+from jaxpruner.sparse.program.models import Products
 from jaxpruner.sparse.training.compact_model import CompactModel, check_moves, drawn_positions
-from jaxpruner.sparse.training.layouts import BlockLayout, KeptWeights, Layout, NoLayoutError
+from jaxpruner.sparse.training.layouts import Layout
 from jaxpruner.sparse.training.plans import BlockPlan, PlannedLeaf
 
 Names = str | Sequence[str | tree_lib.Path]
@@ -22,6 +23,10 @@ Names = str | Sequence[str | tree_lib.Path]
 # that were asked for.
 _MOST_KEPT = 1.5
 _MOST_LISTED = 8
+
+
+class NoLayoutError(ValueError):
+    """A matrix cannot be stored as was asked; the text is the reason, without the name of the leaf."""
 
 
 def block_sparse(
@@ -115,26 +120,40 @@ def block_sparse(
         own_block = block_of(path)
         if own_block is None:
             raise NoLayoutError('no name in block matches it')
-        shape = matrix_leaf.inputs, matrix_leaf.outputs
-        layout = BlockLayout.nearest(
-            matrix_leaf.layers, shape, tuple(own_block), sparsity, rank_of(path) or 0
-        )
-        share, coverage, notes = layout.kept_share, layout.input_coverage, []
-        if share > _MOST_KEPT * (1 - sparsity):
-            surplus.append(
-                f'{matrix_leaf.name} ({100 * share:.0f} %: {layout.kept} of {layout.candidates} blocks in each group)'
+        rank, (height, width) = rank_of(path) or 0, own_block
+        inputs, outputs = matrix_leaf.inputs, matrix_leaf.outputs
+        if height > inputs or width > outputs:
+            raise NoLayoutError(
+                f'a matrix of {inputs} inputs and {outputs} outputs is smaller than a block of {height} x {width}'
             )
-        if algorithm != 'static_sparse' and scheduler is not None and layout.kept == 1:
+        of_rank = (inputs + outputs) / (inputs * outputs)  # weights of a rank, as a share
+        share = 1 - sparsity - rank * of_rank
+        if rank and share <= 0:
+            raise NoLayoutError(
+                f'a term of rank {rank} has more weights than sparsity {sparsity} leaves of {inputs} x {outputs}; '
+                f'the rank can be at most {math.ceil((1 - sparsity) / of_rank) - 1}'
+            )
+        of_inputs = -(-inputs // height)  # blocks in a group
+        kept = min(max(1, round(share * of_inputs)), of_inputs)
+        layout = Layout(matrix_leaf.layers, inputs, outputs, kept, (height, width), rank)
+        kept_share, notes = kept / of_inputs + rank * of_rank, []
+        if kept_share > _MOST_KEPT * (1 - sparsity):
+            surplus.append(
+                f'{matrix_leaf.name} ({100 * kept_share:.0f} %: {kept} of {of_inputs} blocks in each group)'
+            )
+        if algorithm != 'static_sparse' and scheduler is not None and kept == 1:
             notes.append('the block of each group stays')
+        # A term of low rank reaches all inputs.
+        coverage = 1.0 if rank else layout.groups * kept / of_inputs
         if coverage < 1:
-            most = max(1, layout.outputs * layout.kept // layout.candidates)
+            most = max(1, outputs * kept // of_inputs)
             unreached.append(
                 f'{matrix_leaf.name} ({100 * coverage:.0f} %; blocks of at most {most} outputs reach all)'
             )
             notes.append(f'reach {np.floor(100 * coverage):.0f} % of the inputs')
         return layout, ', '.join(notes)
 
-    products = find_products(apply_fn, params, *sample)
+    products = Products(apply_fn, params, *sample)
     block_of, rank_of = _lookup(block, products, 'block'), _lookup(low_rank, products, 'low_rank')
     moves = algorithm, scheduler, drop_fraction_fn, rng_seed
     model = _made(products, layout_of, sparsity, only, *moves)
@@ -204,9 +223,9 @@ def unstructured_sparse(
             raise NotImplementedError(f'{matrix_leaf.name} cannot be trained in CSR: {missing}')
         inputs, outputs = matrix_leaf.inputs, matrix_leaf.outputs
         kept = selection.number_to_keep_on_host(inputs * outputs, sparsity)
-        return KeptWeights(matrix_leaf.layers, inputs, outputs, kept), ''
+        return Layout(matrix_leaf.layers, inputs, outputs, kept), ''
 
-    products = find_products(apply_fn, params, *sample)
+    products = Products(apply_fn, params, *sample)
     moves = algorithm, scheduler, drop_fraction_fn, rng_seed
     return _made(products, layout_of, sparsity, only, *moves)
 
@@ -260,8 +279,10 @@ def _made(
     positions = drawn_positions(layouts, rng_seed)
     planned = {}
     for name, leaf in products.by_name(products.params).items():
-        layout = layouts.get(name)
-        kept = leaf.size if layout is None else layout.weights_at(positions[name])
+        layout, kept = layouts.get(name), leaf.size
+        if layout is not None:
+            of_rank = layout.rank * (layout.inputs + layout.outputs)
+            kept = int(layout.sizes(positions[name]).sum()) + math.prod(layout.layers) * of_rank
         planned[name] = PlannedLeaf(name, leaf.shape, layout, kept, notes[name])
     plan = BlockPlan(planned)
     return CompactModel(products, plan, layouts, algorithm, scheduler, drop_fraction_fn, rng_seed)
