@@ -31,10 +31,10 @@ A graph may have the traces of several programs of one model. `graph.traces` has
 first. Read the files in this order:
 
     axes, traces             expressions over atoms; a traced program with the axes of its values
-    fills                    what is known of zeroed channels
-    contracting, rules       a row for each primitive; `rules` is the table
+    rules                    the table of primitives, a row for each
     programs                 unifies the axes that equations tie together, in all programs of a model
-    zeros → groups           which groups are exact, and which may keep other channels in each layer, expert or head
+    zeros → groups           what is known of zeroed channels; which groups are exact, and which may keep other channels
+                             in each layer, expert or head
     cut → trees              what is kept along each axis; cuts trees
     replay, derivatives      the program at smaller shapes, and its derivative rules
     small_model              the smaller model for inputs of any shape; compares it with the zeroed one

@@ -27,11 +27,10 @@ import jax.numpy as jnp
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure.additions import Addition, Branch, Paths, find_branches, without
 from jaxpruner.structure.axes import Axis, sizes_of
-from jaxpruner.structure.fills import Fill
 from jaxpruner.structure.programs import Model, ModelProgram, shape_of_leaf
 from jaxpruner.structure.small_model import Verification, coarsest_precision, compare
 from jaxpruner.structure.traces import Trace, live_in_whole, pin_at
-from jaxpruner.structure.zeros import ZeroWalk, unknown
+from jaxpruner.structure.zeros import Fill, ZeroWalk, unknown
 from jaxpruner.trace.interpreter import Position, Run
 from jaxpruner.trace.program import Program
 from jaxpruner.tree import Path, PyTree

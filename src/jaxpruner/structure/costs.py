@@ -55,20 +55,6 @@ class Cost(NamedTuple):
 _Products = Counter[tuple[Axis, ...]]
 
 
-class _Work(NamedTuple):
-    """Products that are summed, and for each `cond` its branches, of which the most expensive one counts."""
-
-    products: _Products
-    choices: list[list['_Work']]
-
-    def count(self, sizes: dict[Axis, int]) -> int:
-        """How much there is if axes have these sizes."""
-        count = _sum(self.products, sizes)
-        for branches in self.choices:
-            count += max([branch.count(sizes) for branch in branches])
-        return count
-
-
 def cost_function(graph: Any) -> Callable[[Mapping[str, int]], Cost]:
     """Makes a function for the costs of a model's smaller versions.
 
@@ -90,13 +76,13 @@ def cost_function(graph: Any) -> Callable[[Mapping[str, int]], Cost]:
     Cost(parameters=20, flops=200, bytes=80)
     """
     trace: Trace = graph.trace
-    reader = _Reader(trace, {group.atom.resolved() for group in graph.groups.values()})
+    work = _Work(trace, {group.atom.resolved() for group in graph.groups.values()})
     parameters, bytes_ = _Products(), _Products()
     for axes, variable in zip(trace.leaves, trace.program.jaxpr.invars, strict=False):
-        factors, constant = reader.product(axes)
+        factors, constant = work.product(axes)
         parameters[factors] += constant
         bytes_[factors] += constant * variable.aval.dtype.itemsize
-    work = reader.work(Program.of(trace.program), _Scope())
+    work.add(Program.of(trace.program))
 
     def cost(counts: Mapping[str, int]) -> Cost:
         check_counts(graph.groups, counts)
@@ -123,71 +109,67 @@ def check_counts(groups: Mapping[str, Any], counts: Mapping[str, int]) -> None:
             raise ValueError(f'counts[{name!r}] is {count}; it can be 1 to {groups[name].size}')
 
 
-class _Scope(NamedTuple):
-    """Where a program or an equation lies.
+class _Work:
+    """What a program multiplies: products that are summed.
 
     Attributes:
-      path: of it.
-      times: axes whose indices each run it once, such as the trips of the scans around it.
-      has_axes: whether the axes of its values are known. Inside a `shard_map` they are not, and nothing is cut.
+      products: of all equations, but those in branches.
+      choices: for each `cond` its branches, of which the most expensive one counts.
     """
 
-    path: ProgramPath = ()
-    times: tuple[Axis, ...] = ()
-    has_axes: bool = True
+    def __init__(self, trace: Trace, atoms_of_groups: set[Axis]):
+        self._trace = trace
+        self._atoms_of_groups = atoms_of_groups
+        self.products = _Products()
+        self.choices: list[list[_Work]] = []
 
-    def inside(self, number: int, *times: Axis) -> '_Scope':
-        """A program in this equation, or an equation in this program."""
-        return self._replace(path=(*self.path, number), times=(*self.times, *times))
+    def add(
+        self,
+        program: Program,
+        path: ProgramPath = (),
+        times: Sequence[Axis] = (),
+        has_axes: bool = True,
+    ) -> None:
+        """Adds what a program multiplies.
 
-
-class _Reader(NamedTuple):
-    """Reads products of sizes off a trace."""
-
-    trace: Trace
-    atoms_of_groups: set[Axis]
-
-    def work(self, program: Program, scope: _Scope) -> _Work:
-        """What a program multiplies."""
-        work = _Work(_Products(), [])
-
-        def add(program: Program, scope: _Scope) -> None:
-            more = self.work(program, scope)
-            work.products.update(more.products)
-            work.choices.extend(more.choices)
-
+        Args:
+          program: the program.
+          path: of it.
+          times: axes whose indices each run it once, such as the trips of the scans around it.
+          has_axes: whether the axes of its values are known. Inside a `shard_map` they are not, and nothing is cut.
+        """
         for number, equation in enumerate(program.jaxpr.eqns):
-            at = scope.inside(number)
+            at = (*path, number)
             # The results do not depend on equations without axes.
-            if at.has_axes and at.path not in self.trace.equations:
+            if has_axes and at not in self._trace.equations:
                 continue
             match inside(equation):
                 case ShardMap() as shard_map:
-                    devices = Axis(shard_map.devices)
-                    add(shard_map.program, at.inside(0, devices)._replace(has_axes=False))
+                    self.add(shard_map.program, (*at, 0), (*times, Axis(shard_map.devices)), False)
                 case Call() as call:
-                    add(call.program, at.inside(0))
+                    self.add(call.program, (*at, 0), times, has_axes)
                 case Scan() as scan:
-                    trips = self.trace.trips.get(at.path) or Axis(scan.length)
-                    add(scan.body, at.inside(0, trips))
+                    trips = self._trace.trips.get(at) or Axis(scan.length)
+                    self.add(scan.body, (*at, 0), (*times, trips), has_axes)
                 case While() as loop:
-                    add(loop.condition, at.inside(0))
-                    add(loop.body, at.inside(1))
+                    self.add(loop.condition, (*at, 0), times, has_axes)
+                    self.add(loop.body, (*at, 1), times, has_axes)
                 case Cond() as cond:
-                    branches = enumerate(cond.branches)
-                    work.choices.append([self.work(b, at.inside(i)) for i, b in branches])
+                    works = []
+                    for i, branch in enumerate(cond.branches):
+                        works.append(_Work(self._trace, self._atoms_of_groups))
+                        works[-1].add(branch, (*at, i), times, has_axes)
+                    self.choices.append(works)
                 case _ if equation.primitive.name in contractions.OPERATIONS:
-                    if at.has_axes:
-                        operands, results = self.trace.equations[at.path]
-                        values = [*operands[:2], results[0]]
-                    else:
-                        variables = [*equation.invars[:2], equation.outvars[0]]
-                        values = [new_axes(shape_of(variable)) for variable in variables]
+                    variables = [*equation.invars[:2], equation.outvars[0]]
+                    values = [new_axes(shape_of(variable)) for variable in variables]
+                    if has_axes:
+                        axes = self._trace.equations[at]
+                        values = [*axes.operands[:2], axes.results[0]]
                     # Each combination of the indices of these axes is one product.
                     multiplied = [values[i][axis] for i, axis in contractions.factors(equation)]
-                    factors, constant = self.product([*at.times, *multiplied])
-                    work.products[factors] += 2 * constant
-        return work
+                    factors, constant = self.product([*times, *multiplied])
+                    self.products[factors] += 2 * constant
 
     def product(self, axes: Sequence[Axis]) -> tuple[tuple[Axis, ...], int]:
         """Splits a product of sizes into the axes that may get shorter, and the product of the other sizes."""
@@ -198,12 +180,17 @@ class _Reader(NamedTuple):
             axis = pending.pop().resolved()
             if axis.form == 'product':
                 pending += axis.parts
-            elif self.atoms_of_groups.isdisjoint(atoms(axis)):
+            elif self._atoms_of_groups.isdisjoint(atoms(axis)):
                 constant *= axis.size
             else:
                 factors.append(axis)
         # Sorted, so that equal products are counted together.
         return tuple(sorted(factors, key=id)), constant
+
+    def count(self, sizes: dict[Axis, int]) -> int:
+        """How much there is if axes have these sizes."""
+        chosen = [max([work.count(sizes) for work in works]) for works in self.choices]
+        return _sum(self.products, sizes) + sum(chosen)
 
 
 def _sum(products: _Products, sizes: dict[Axis, int]) -> int:

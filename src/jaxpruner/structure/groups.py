@@ -280,7 +280,14 @@ def _owners_of_lists(
     for trace in traces:
         candidates.difference_update(atoms(*trace.trips.values()))  # the order of layers matters
         for contraction in trace.contractions:
-            shared, summed, free = [set(atoms(*axes)) for axes in contraction]
+            shared, summed, free = set[Axis](), set[Axis](), set[Axis]()
+            for index in contraction.indices:
+                places = zip(contraction.operands, index[:2], strict=False)
+                own = [axes[i] for axes, i in places if i is not None]
+                kind = free if len(own) == 1 else shared
+                kind.update(atoms(*own))
+                if index.result is None:
+                    summed.update(atoms(*own))
             mixed.update(itertools.product((shared - summed) | free, summed))
             mixed.update(itertools.product(shared, free))
     values: dict[Axis, list[_Value]] = defaultdict(list)

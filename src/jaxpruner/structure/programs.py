@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure import contracting, rules
+from jaxpruner.structure import rules
 from jaxpruner.structure.axes import (
     Axes,
     Axis,
@@ -32,6 +32,7 @@ from jaxpruner.structure.traces import (
     EquationAxes,
     EquationTies,
     Trace,
+    indices_of_contraction,
     live_in_whole,
     new_results,
 )
@@ -166,18 +167,13 @@ def returned_leaves(state: PyTree, results: PyTree) -> dict[int, int]:
     state_shapes, result_shapes = _shapes_by_path(state), _shapes_by_path(results)
     if not state_shapes:
         return {}
-    matches = _match(state_shapes, result_shapes)
+    matches = _match(state_shapes, result_shapes, ())
     if not matches:
-        for name in dict.fromkeys([path[0] for path in state_shapes if path]):
-            if not name.isdigit():  # the position in a tuple is no name
-                entry = _take_part(state_shapes, (name,), ())
-                matches |= _match(entry, result_shapes, name)
-    number_of = {path: number for number, path in enumerate(state_shapes)}
-    return {
-        number: number_of[matches[path]]
-        for number, path in enumerate(result_shapes)
-        if path in matches
-    }
+        for name in dict.fromkeys([path[:1] for path in state_shapes if path]):
+            if not name[0].isdigit():  # the position in a tuple is no name
+                matches |= _match(state_shapes, result_shapes, name)
+    leaves, numbers = list(state_shapes), enumerate(result_shapes)
+    return {number: leaves.index(matches[path]) for number, path in numbers if path in matches}
 
 
 def _shapes_by_path(tree: PyTree) -> _Shapes:
@@ -187,14 +183,20 @@ def _shapes_by_path(tree: PyTree) -> _Shapes:
     return dict(zip(paths, map(jnp.shape, leaves), strict=True))
 
 
-def _match(state: _Shapes, results: _Shapes, *name: str) -> dict[Path, Path]:
-    """Path of a result -> path in the state, for the part of the results that is the state or this entry of it."""
-    first = next(iter(state))
+def _match(state: _Shapes, results: _Shapes, name: Path) -> dict[Path, Path]:
+    """Path of a result -> path in the state, for the part of the results that is the state, or its entry of a name."""
+    wanted = {path: shape for path, shape in state.items() if path[: len(name)] == name}
+    first = next(iter(wanted))
     prefixes = []
     for path in results:
         prefix = path[: len(path) - len(first)]
-        is_first = (*prefix, *first) == path
-        if is_first and _take_part(results, (*prefix, *name), prefix) == state:
+        part = (*prefix, *name)
+        own = {
+            other[len(prefix) :]: shape
+            for other, shape in results.items()
+            if other[: len(part)] == part
+        }
+        if (*prefix, *first) == path and own == wanted:
             prefixes.append(prefix)
     if len(prefixes) > 1:
         parts = ' and '.join([tree_lib.path_string(prefix) or 'the whole' for prefix in prefixes])
@@ -202,16 +204,7 @@ def _match(state: _Shapes, results: _Shapes, *name: str) -> dict[Path, Path]:
             f'{parts} of the results could each be the state that comes back; give the state a name, '
             'state={"cache": state}, and return it under this name'
         )
-    return {(*prefix, *path): path for prefix in prefixes for path in state}
-
-
-def _take_part(shapes: _Shapes, beginning: Path, prefix: Path) -> _Shapes:
-    """The entries whose paths begin so, by their paths without the prefix."""
-    return {
-        path[len(prefix) :]: shape
-        for path, shape in shapes.items()
-        if path[: len(beginning)] == beginning
-    }
+    return {(*prefix, *path): path for prefix in prefixes for path in wanted}
 
 
 class Inference(Interpreter[Axes]):
@@ -242,7 +235,9 @@ class Inference(Interpreter[Axes]):
 
     def visit_equation(self, equation: Any, operands: list[Axes], position: Position) -> list[Axes]:
         results = super().visit_equation(equation, operands, position)
-        self.equations[position.path] = EquationAxes(tuple(operands), tuple(results))
+        self.equations[position.path] = EquationAxes(
+            tuple(operands), tuple(results), rules.row_of(equation)
+        )
         return results
 
     def visit_plain(self, equation: Any, operands: list[Axes], position: Position) -> list[Axes]:
@@ -251,13 +246,9 @@ class Inference(Interpreter[Axes]):
                 number, _ = self._leaves[id(axes)]
                 self.first_uses.setdefault(number, len(self.equations))
         name = equation.primitive.name
-        ties = EquationTies(equation, operands, position)
-        if name in rules.ROWS:
-            results = rules.ROWS[name].axes(ties)
-        else:
-            results = ties.pin_everything('nothing is known of this operation')
+        results = rules.row_of(equation).axes(EquationTies(equation, operands, position))
         if name in contractions.OPERATIONS:
-            self.contractions.append(contracting.contraction(ties))
+            self.contractions.append(Contraction(operands, indices_of_contraction(equation)))
         if name not in _TAKES_PARTS:
             self.read += operands
         self.read += results

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxpruner.structure import derivatives, rules
+from jaxpruner.structure import derivatives
 from jaxpruner.structure.axes import atoms, sizes_of
 from jaxpruner.structure.cut import Cut, EquationCut
 from jaxpruner.structure.traces import Trace
@@ -58,8 +58,9 @@ class Replay(Run):
         return results
 
     def visit_plain(self, equation: Any, operands: Values, position: Position) -> Values:
-        run = rules.resized_rule(equation.primitive.name)
-        return run(self._small(equation, position), operands)
+        small = self._small(equation, position)
+        run = small.axes.row.resized or EquationCut.run
+        return run(small, operands)
 
     def _small(self, equation: Any, position: Position) -> EquationCut:
         return EquationCut(equation, self.trace.equations[position.path], self.cut)

@@ -21,9 +21,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
-from jaxpruner.structure import contracting
+from jaxpruner.structure import zeros
 from jaxpruner.structure.axes import (
     Axes,
     Axis,
@@ -36,78 +35,15 @@ from jaxpruner.structure.axes import (
     total,
 )
 from jaxpruner.structure.cut import EquationCut, Values
-from jaxpruner.structure.fills import (
-    ANY,
-    NAN,
-    EquationFills,
-    Fill,
-    Scalar,
-    computed,
-    is_finite,
-    join,
-    nothing_of,
-    signs_of,
-    zero_or_unknown,
-)
-from jaxpruner.structure.traces import EquationTies, Row, new_results
+from jaxpruner.structure.traces import EquationTies, Row, indices_of_contraction, new_results
+from jaxpruner.structure.zeros import COLLECTIVES, Scalar, ZeroedEquation, moved
 from jaxpruner.trace import contractions, reshaping, rules
 from jaxpruner.trace.rules import SCATTERS, GatherAxes
 
 AxesRule = Callable[[EquationTies], list[Axes]]
-FillsRule = Callable[[EquationFills], list[Fill]]
 
 _INDEXED = 'an index says where along it'
 _PARTS = 'numbers that make one index lie along it'
-
-
-def unknown_fills(fills: EquationFills) -> list[Fill]:
-    """Knows nothing of the results, except that scalars that are not finite may spread."""
-
-    def find(axis: int, atom: Axis) -> Scalar:
-        scalars = [own.get(atom) for fill in fills.of_operands for own in fill.channels]
-        return None if all(map(is_finite, scalars)) else NAN
-
-    return [fills.result(find, number=number) for number in range(len(fills.results))]
-
-
-def _moved(
-    *numbers: int,
-    sums: bool = False,
-    one_each: bool = False,
-    also: Callable[[EquationFills, int], list[Scalar]] = lambda fills, axis: [],
-) -> FillsRule:
-    """The rule of a primitive each of whose results' elements is one of the operands' elements.
-
-    Args:
-      *numbers: of the operands that hold elements, and no indices; all by default.
-      sums: whether the elements are sums or products of the operands' elements.
-      one_each: whether each result has the elements of one operand.
-      also: `(fills, axis) -> other scalars` that elements along an axis may be.
-    """
-
-    def result(fills: EquationFills, number: int) -> Fill:
-        chosen = [number] if one_each else numbers or range(len(fills.operands))
-        sources = [(fills.of_operands[n], fills.operands[n]) for n in chosen]
-
-        def find(k: int, atom: Axis) -> Scalar:
-            scalars = []
-            own = fills.results[number][k]
-            for fill, axes in sources:
-                with_atom = [i for i, axis in enumerate(axes) if atom in fills.candidates(axis)]
-                same = [i for i in with_atom if axes[i] is own]
-                scalars += [fill.at(i, atom) for i in same or with_atom]
-            scalar = join([*scalars, *also(fills, k)]) if scalars else None
-            return zero_or_unknown(scalar) if sums else scalar
-
-        rank = len(fills.results[number])
-        others = [scalar for k in range(max(rank, 1)) for scalar in also(fills, k)]
-        everywhere = {*[fill.everywhere for fill, _ in sources], *others}
-        known = everywhere.pop() if len(everywhere) == 1 and not sums else None
-        signs = [fill.signs for fill, _ in sources]
-        signs += [signs_of(np.asarray(scalar)) for scalar in others if scalar is not None]
-        return fills.result(find, known, ANY if sums else frozenset().union(*signs), number)
-
-    return lambda fills: [result(fills, number) for number in range(len(fills.results))]
 
 
 def elementwise_axes(ties: EquationTies) -> list[Axes]:
@@ -122,39 +58,9 @@ def elementwise_axes(ties: EquationTies) -> list[Axes]:
     return [tuple(result)]
 
 
-def elementwise_fills(fills: EquationFills) -> list[Fill]:
-    """Computes the scalars of the result from those of the operands."""
-    everywhere = [fill.everywhere for fill in fills.of_operands]
-    known, signs = computed(fills.equation, everywhere, fills.of_operands)
-    is_literal = any(scalar is not None for scalar in everywhere)
-    if is_literal and known is not None and (None not in everywhere or is_finite(known)):
-        nothing = nothing_of(len(fills.results[0]))
-        return [nothing._replace(everywhere=known, signs=signs)]
-
-    def find(i: int, atom: Axis) -> Scalar:
-        size = fills.results[0][i].size
-        scalars = []
-        for fill, axes in zip(fills.of_operands, fills.operands, strict=True):
-            is_repeated = not axes or axes[i].size != size
-            scalars.append(fill.everywhere if is_repeated else fill.at(i, atom))
-        result, _ = computed(fills.equation, scalars, fills.of_operands)
-        if not is_finite(result) and all(map(is_finite, scalars)):
-            reason = f'{result} at zeroed channels'
-            if fills.equation.primitive.name == 'div' and scalars[1] == 0:
-                dividend = 'x' if scalars[0] is None else f'{scalars[0]:g}'
-                reason = (
-                    f'{dividend} / 0 at zeroed channels; divide by what is never 0, such as '
-                    'jnp.maximum(divisor, 1e-6)'
-                )
-            fills.note_cause(atom, reason)
-        return result
-
-    return [fills.result(find, signs=signs)]
-
-
 def _reordered(choose: Callable[[Mapping[str, Any], Any], Any]) -> Row:
     """The row of a primitive that puts axes in another order, or drops some: `(params, axes) -> axes`."""
-    return Row(lambda ties: [choose(ties.params, ties.operands[0])], _moved())
+    return Row(lambda ties: [choose(ties.params, ties.operands[0])], moved())
 
 
 def _along(reason: str, numbers_of: Callable[[Mapping[str, Any], Axes], Iterable[int]]) -> AxesRule:
@@ -377,19 +283,86 @@ def scatter_axes(ties: EquationTies) -> list[Axes]:
     return [base]
 
 
-def _padding(fills: EquationFills, axis: int) -> list[Scalar]:
+def _padding(zeroed: ZeroedEquation, axis: int) -> list[Scalar]:
     """Removed channels are padded like others, along all other axes."""
-    others = drop(fills.params['padding_config'], [axis])
-    return [fills.of_operands[1].everywhere] if any(max(each) > 0 for each in others) else []
+    others = drop(zeroed.params['padding_config'], [axis])
+    return [zeroed.fills[1].everywhere] if any(max(each) > 0 for each in others) else []
 
 
-def _beyond_the_end(fills: EquationFills, axis: int) -> list[Scalar]:
+def _beyond_the_end(zeroed: ZeroedEquation, axis: int) -> list[Scalar]:
     """For an index beyond the end a gather may fill a scalar in. NaN would spoil the whole model anyway."""
-    value = fills.params.get('fill_value')
-    is_inexact = jnp.issubdtype(fills.equation.outvars[0].aval.dtype, jnp.inexact)
-    is_scalar = value is not None and is_finite(value)
-    fills_in = 'FILL' in str(fills.params.get('mode')) and (is_scalar or not is_inexact)
+    value = zeroed.params.get('fill_value')
+    is_inexact = jnp.issubdtype(zeroed.equation.outvars[0].aval.dtype, jnp.inexact)
+    is_scalar = value is not None and zeros.is_finite(value)
+    fills_in = 'FILL' in str(zeroed.params.get('mode')) and (is_scalar or not is_inexact)
     return [value] if fills_in else []
+
+
+def product_axes(ties: EquationTies) -> list[Axes]:
+    """A matrix product, also of groups of rows with a matrix each."""
+    left, right = ties.operands[:2]
+    if ties.equation.primitive.name in contractions.RAGGED:
+        # Group sizes are data, so that no group can be removed.
+        is_plain = contractions.dot_axes(ties.equation) == contractions.PLAIN_RAGGED_DOT
+        if (len(left), len(right)) != (2, 3) or not is_plain:
+            return ties.pin_everything('groups of rows along several axes')
+        ties.pin('data say how many rows a group has', left[0], right[0], *ties.operands[2])
+    result = []
+    for index in indices_of_contraction(ties.equation):
+        if index.left is not None and index.right is not None:
+            ties.unify(left[index.left], right[index.right])
+        if index.result is not None:
+            result.append(right[index.right] if index.left is None else left[index.left])
+    return [tuple(result)]
+
+
+def conv_axes(ties: EquationTies) -> list[Axes]:
+    """A convolution. Each group of channels has a kernel of its own."""
+    if ties.params['batch_group_count'] != 1:
+        return ties.pin_everything('groups of images')
+    numbers = ties.params['dimension_numbers']
+    result = list(new_axes(ties.shape))
+    values = (*ties.operands, result)
+    specs = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
+    ends = []
+    for axes, spec in zip(values, specs, strict=True):
+        first, second, *window = pick(axes, spec)
+        ties.pin('the window moves along it', *window)
+        ends.append((first, second))
+    (batch, channels), (outputs, inputs), _ = ends
+    groups = Axis(ties.params['feature_group_count'])
+    ties.unify(channels, product([groups, inputs]))
+    if groups.size > 1:
+        ties.unify(outputs, product([groups, Axis(outputs.size // groups.size)]))
+    result[numbers.out_spec[0]], result[numbers.out_spec[1]] = batch, outputs
+    return [tuple(result)]
+
+
+def conv_resized(small: EquationCut, operands: Values) -> Values:
+    """The number of groups is a parameter. A group has as many channels as the kernel has inputs."""
+    if small.equation.params['feature_group_count'] == 1:
+        return small.run(operands)
+    dimension_numbers = small.equation.params['dimension_numbers']
+    channels = operands[0].shape[dimension_numbers.lhs_spec[1]]
+    inputs = operands[1].shape[dimension_numbers.rhs_spec[1]]
+    return small.run(operands, feature_group_count=channels // inputs)
+
+
+def reduce_axes(ties: EquationTies) -> list[Axes]:
+    """A reduction of each operand."""
+    params = ties.params
+    if ties.equation.primitive.name in COLLECTIVES:
+        # Only over an axis that `vmap` has named is it a reduction of an array.
+        has_names = not all(isinstance(axis, int) for axis in params['axes'])
+        if has_names or params['axis_index_groups'] is not None:
+            return ties.pin_everything('devices, or parts of an axis, exchange values')
+    return [drop(axes, params['axes']) for axes in ties.operands]
+
+
+def index_axes(ties: EquationTies) -> list[Axes]:
+    """The index of the largest or smallest along an axis."""
+    ties.pin('its result is an index along it', *pick(ties.operands[0], ties.params['axes']))
+    return reduce_axes(ties)
 
 
 def tile_axes(ties: EquationTies) -> list[Axes]:
@@ -425,84 +398,81 @@ COMPUTING = rules.ARITHMETIC | frozenset(
     """.split()
 )
 _MEET = 'elements follow one another along it'
-_PRODUCT = Row(contracting.product_axes, contracting.product_fills)
+_PRODUCT = Row(product_axes, zeros.product_fills)
 _WINDOW = 'the window moves along it'
+_PINNED = Row(
+    lambda ties: ties.pin_everything('nothing is known of this operation'), zeros.unknown_fills
+)
 ROWS: dict[str, Row] = {
-    **dict.fromkeys(COMPUTING, Row(elementwise_axes, elementwise_fills)),
+    **dict.fromkeys(COMPUTING, Row(elementwise_axes, zeros.elementwise_fills)),
     **dict.fromkeys(
         rules.SAME - COMPUTING,
-        Row(lambda ties: list(ties.operands), lambda fills: list(fills.of_operands)),
+        Row(lambda ties: list(ties.operands), lambda zeroed: zeroed.fills),
     ),
-    'bitcast_convert_type': Row(bits_axes, unknown_fills),
+    'bitcast_convert_type': Row(bits_axes, zeros.unknown_fills),
     **dict.fromkeys(('dot_general', *contractions.RAGGED), _PRODUCT),
-    'conv_general_dilated': Row(
-        contracting.conv_axes, contracting.product_fills, contracting.conv_resized
-    ),
+    'conv_general_dilated': Row(conv_axes, zeros.product_fills, conv_resized),
     **dict.fromkeys(
-        (*contracting.NEUTRAL, *contracting.LESSER, *contracting.COLLECTIVES),
-        Row(contracting.reduce_axes, contracting.reduce_fills),
+        (*zeros.NEUTRAL, *zeros.LESSER, *COLLECTIVES),
+        Row(reduce_axes, zeros.reduce_fills),
     ),
-    **dict.fromkeys(('argmax', 'argmin'), Row(contracting.index_axes, unknown_fills)),
+    **dict.fromkeys(('argmax', 'argmin'), Row(index_axes, zeros.unknown_fills)),
     'broadcast_in_dim': Row(
         broadcast_axes,
-        _moved(),
+        moved(),
         lambda small, operands: small.run(operands, shape=small.result_shape),
     ),
-    'concatenate': Row(concatenate_axes, _moved()),
+    'concatenate': Row(concatenate_axes, moved()),
     'dynamic_slice': Row(
         lambda ties: [window_axes(ties.operands[0], ties.params['slice_sizes'], ties)],
-        _moved(0),
+        moved(0),
         lambda small, operands: small.run(operands, slice_sizes=small.result_shape),
     ),
-    'dynamic_update_slice': Row(dynamic_update_slice_axes, _moved(0, 1)),
-    'gather': Row(gather_axes, _moved(0, also=_beyond_the_end), gather_resized),
-    'pad': Row(pad_axes, _moved(0, 1, also=_padding)),
+    'dynamic_update_slice': Row(dynamic_update_slice_axes, moved(0, 1)),
+    'gather': Row(gather_axes, moved(0, also=_beyond_the_end), gather_resized),
+    'pad': Row(pad_axes, moved(0, 1, also=_padding)),
     'reshape': Row(
         reshape_axes,
-        _moved(),
+        moved(),
         lambda small, operands: small.run(operands, new_sizes=small.result_shape),
     ),
-    'slice': Row(slice_axes, _moved(), slice_resized),
-    'split': Row(split_axes, _moved(), split_resized),
+    'slice': Row(slice_axes, moved(), slice_resized),
+    'split': Row(split_axes, moved(), split_resized),
     'squeeze': _reordered(lambda params, axes: drop(axes, params['dimensions'])),
-    'stack': Row(stack_axes, _moved()),
-    'tile': Row(tile_axes, _moved(), tile_resized),
+    'stack': Row(stack_axes, moved()),
+    'tile': Row(tile_axes, moved(), tile_resized),
     'transpose': _reordered(lambda params, axes: pick(axes, params['permutation'])),
-    'unstack': Row(unstack_axes, _moved()),
-    **dict.fromkeys(SCATTERS, Row(scatter_axes, _moved(0, 2, sums=True))),
-    **dict.fromkeys(('scatter', 'scatter-max', 'scatter-min'), Row(scatter_axes, _moved(0, 2))),
-    **dict.fromkeys(('empty', 'iota', 'random_bits'), Row(made_axes, unknown_fills, made_resized)),
-    'rev': Row(_along('it is reversed', lambda params, axes: params['dimensions']), _moved()),
+    'unstack': Row(unstack_axes, moved()),
+    **dict.fromkeys(SCATTERS, Row(scatter_axes, moved(0, 2, sums=True))),
+    **dict.fromkeys(('scatter', 'scatter-max', 'scatter-min'), Row(scatter_axes, moved(0, 2))),
     **dict.fromkeys(
-        ('cummax', 'cummin'), Row(_along(_MEET, lambda params, axes: [params['axis']]), _moved())
+        ('empty', 'iota', 'random_bits'), Row(made_axes, zeros.unknown_fills, made_resized)
     ),
-    'cumsum': Row(_along(_MEET, lambda params, axes: [params['axis']]), _moved(sums=True)),
-    'sort': Row(_along(_MEET, lambda params, axes: [params['dimension']]), _moved(one_each=True)),
+    'rev': Row(_along('it is reversed', lambda params, axes: params['dimensions']), moved()),
+    **dict.fromkeys(
+        ('cummax', 'cummin'), Row(_along(_MEET, lambda params, axes: [params['axis']]), moved())
+    ),
+    'cumsum': Row(_along(_MEET, lambda params, axes: [params['axis']]), moved(sums=True)),
+    'sort': Row(_along(_MEET, lambda params, axes: [params['dimension']]), moved(one_each=True)),
     'top_k': Row(
         _along(
             'the largest along it are taken',
             lambda params, axes: [params.get('axis', -1) % len(axes)],
         ),
-        lambda fills: [_moved()(fills)[0], unknown_fills(fills)[1]],
+        lambda zeroed: [moved()(zeroed)[0], zeros.unknown_fills(zeroed)[1]],
     ),
     'fft': Row(
         _along(
             'a Fourier transform goes along it',
             lambda params, axes: range(len(axes))[-len(params['fft_lengths']) :],
         ),
-        _moved(sums=True),
+        moved(sums=True),
     ),
-    'reduce_window_max': Row(_along(_WINDOW, _moved_windows), _moved()),
-    'reduce_window_sum': Row(_along(_WINDOW, _moved_windows), _moved(sums=True)),
+    'reduce_window_max': Row(_along(_WINDOW, _moved_windows), moved()),
+    'reduce_window_sum': Row(_along(_WINDOW, _moved_windows), moved(sums=True)),
 }
-"""Primitive -> its row."""
 
 
-def fills_rule(name: str) -> FillsRule:
-    """The rule for the fills of a primitive's results."""
-    return ROWS[name].fills if name in ROWS else unknown_fills
-
-
-def resized_rule(name: str) -> Callable[[EquationCut, Values], Values]:
-    """How a primitive runs on smaller operands. It has a row, since the axes of others are pinned."""
-    return ROWS[name].resized or EquationCut.run
+def row_of(equation: Any) -> Row:
+    """The row of a primitive. One without a row pins every axis that it touches; nothing is guessed."""
+    return ROWS.get(equation.primitive.name, _PINNED)

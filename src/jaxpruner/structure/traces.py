@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, new_axes
+from jaxpruner.trace import contractions
 from jaxpruner.trace.interpreter import Position
 from jaxpruner.trace.program import Live, ProgramPath, live, shape_of
 from jaxpruner.tree import Path
@@ -16,10 +17,11 @@ def pin_at(position: Position, equation: Any, reason: str) -> Pin:
 
 
 class EquationAxes(NamedTuple):
-    """The axes of an equation's operands and of its results."""
+    """The axes of an equation's operands and of its results, and the row of its primitive."""
 
     operands: tuple[Axes, ...]
     results: tuple[Axes, ...]
+    row: 'Row'
 
     @property
     def values(self) -> tuple[Axes, ...]:
@@ -27,18 +29,43 @@ class EquationAxes(NamedTuple):
         return self.operands + self.results
 
 
-class Contraction(NamedTuple):
-    """The axes of an operation that multiplies and sums.
+class Index(NamedTuple):
+    """An index of a contraction, `i`, `j` or `k` in `result[i, j] = sum over k of left[i, k] * right[k, j]`.
 
     Attributes:
-      shared: axes of both operands, summed or not.
-      summed: those of them that the result lacks.
-      free: axes of only one operand.
+      left, right, result: the axis that has it; `None` if there is none.
     """
 
-    shared: Axes
-    summed: Axes
-    free: Axes
+    left: int | None
+    right: int | None
+    result: int | None
+
+
+class Contraction(NamedTuple):
+    """The axes of the operands of an operation that multiplies and sums, and its indices."""
+
+    operands: Sequence[Axes]
+    indices: Sequence[Index]
+
+
+def indices_of_contraction(equation: Any) -> list[Index]:
+    """The indices of a contraction, but those of the window of a convolution, and of groups of rows."""
+    if equation.primitive.name == 'conv_general_dilated':
+        numbers = equation.params['dimension_numbers']
+        batch, channels, *_ = numbers.lhs_spec
+        outputs, inputs, *_ = numbers.rhs_spec
+        batch_of_result, channels_of_result, *_ = numbers.out_spec
+        return [
+            Index(channels, inputs, None),
+            Index(batch, None, batch_of_result),
+            Index(None, outputs, channels_of_result),
+        ]
+    axes = contractions.dot_axes(equation)
+    left, right = [contractions.roles(equation, operand).free for operand in (0, 1)]
+    kept = [*zip(*axes.batch, strict=True)]
+    kept += [(i, None) for i in left] + [(None, k) for k in right]
+    summed = [Index(i, k, None) for i, k in zip(*axes.contract, strict=True)]
+    return summed + [Index(i, k, number) for number, (i, k) in enumerate(kept)]
 
 
 class Trace(NamedTuple):
@@ -123,7 +150,7 @@ class Row(NamedTuple):
 
     Attributes:
       axes: ties the axes of the operands together, and returns the axes of each result.
-      fills: takes a `fills.EquationFills`, and returns the fill of each result.
+      fills: takes a `zeros.ZeroedEquation`, and returns the fill of each result.
       resized: takes a `cut.EquationCut` and the smaller operands, and runs the primitive on them; `None` if the
         primitive reads all sizes off its operands.
     """

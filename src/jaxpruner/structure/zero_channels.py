@@ -23,10 +23,9 @@ from jaxpruner.sparse_state import only_sparse_state, sparse_states
 from jaxpruner.structure import trees
 from jaxpruner.structure.axes import Axis, sizes_of
 from jaxpruner.structure.channel_tables import ChannelTable, leaf_numbers
-from jaxpruner.structure.fills import Fill
 from jaxpruner.structure.groups import Group
 from jaxpruner.structure.traces import Trace
-from jaxpruner.structure.zeros import ZeroWalk, inexact_atoms
+from jaxpruner.structure.zeros import Fill, ZeroWalk, inexact_atoms
 from jaxpruner.tree import Path, PyTree
 
 # The leaf and axis of some members.
@@ -83,18 +82,40 @@ def find(
     """
     trace = traces[0]
     numbers = leaf_numbers(trace, nonzero)
-    searches = [
-        _Search(trace, ChannelTable.of(trace, group, numbers), nonzero, numbers)
-        for group in groups
-        if group.exact
-    ]
-    while pending := [search for search in searches if search.undecided]:
-        asked = {search.atom: search.undecided[0] for search in pending}
-        insufficient = insufficient_members(traces, asked)
-        for search in pending:
-            search.decide(search.atom not in insufficient)
-    flags = {search.table.group.name: search.channels() for search in searches}
-    return {name: is_zero for name, is_zero in flags.items() if is_zero.any()}
+    tables = [ChannelTable.of(trace, group, numbers) for group in groups if group.exact]
+    zero_members: list[list[Members]] = []  # for each group, of each channel
+    undecided: list[list[Members]] = []  # sets of them that may suffice, or not
+    sufficient: list[list[Members]] = [[] for _ in tables]
+    for table in tables:
+        flags = {}  # for each member, by its path in the model, whether it is zero in each channel
+        for path, members in table.indices.items():
+            for axis in sorted({member.axis for member in members}):
+                is_zero = ~table.any_along(nonzero[path], path, axis)
+                flags[trace.paths[numbers[path]], axis] = is_zero.ravel()
+        own = []
+        for channel in range(math.prod(table.shape)):
+            own.append(frozenset([each for each, is_zero in flags.items() if is_zero[channel]]))
+        zero_members.append(own)
+        undecided.append(sorted(filter(None, set(own)), key=len, reverse=True))
+    atoms_of_groups = [table.group.atom.resolved() for table in tables]
+    while any(undecided):
+        asked = {i: sets[0] for i, sets in enumerate(undecided) if sets}
+        of_atoms = {atoms_of_groups[i]: members for i, members in asked.items()}
+        insufficient = insufficient_members(traces, of_atoms)
+        for i, decided in asked.items():
+            # A subset of members that do not suffice does not, either; a superset of those that do does.
+            if atoms_of_groups[i] in insufficient:
+                undecided[i] = [members for members in undecided[i] if not members <= decided]
+            else:
+                undecided[i] = [members for members in undecided[i] if not members >= decided]
+                sufficient[i].append(decided)
+    found = {}
+    for table, own, enough in zip(tables, zero_members, sufficient, strict=True):
+        suffices = {members: any(map(members.issuperset, enough)) for members in set(own)}
+        is_zero = np.reshape([suffices[members] for members in own], table.shape)
+        if is_zero.any():
+            found[table.group.name] = is_zero
+    return found
 
 
 def left_over(is_zero: np.ndarray) -> np.ndarray:
@@ -113,57 +134,6 @@ def left_over(is_zero: np.ndarray) -> np.ndarray:
     count = max(int(np.max(np.count_nonzero(~is_zero, axis=-1))), 1)
     others_first = np.argsort(is_zero, axis=-1, kind='stable')
     return np.sort(others_first[..., :count], axis=-1)
-
-
-class _Search:
-    """The search for the channels of a group that can be removed.
-
-    Attributes:
-      table: of the group.
-      atom: of the group.
-      undecided: sets of members that are zero in some channel, and may or may not suffice.
-    """
-
-    def __init__(
-        self,
-        trace: Trace,
-        table: ChannelTable,
-        nonzero: Mapping[Path, jax.Array],
-        numbers: Mapping[Path, int],
-    ):
-        self.table = table
-        self.atom = table.group.atom.resolved()
-        flags = {}  # for each member, by its path in the model, whether it is zero in each channel
-        for path, members in table.indices.items():
-            for axis in sorted({member.axis for member in members}):
-                is_zero = ~table.any_along(nonzero[path], path, axis)
-                flags[trace.paths[numbers[path]], axis] = is_zero.ravel()
-        self._zero_members: list[Members] = []  # of each channel
-        for channel in range(math.prod(table.shape)):
-            zero = [member for member, is_zero in flags.items() if is_zero[channel]]
-            self._zero_members.append(frozenset(zero))
-        self.undecided = sorted(filter(None, set(self._zero_members)), key=len, reverse=True)
-        self._sufficient: list[Members] = []
-
-    def decide(self, suffices: bool) -> None:
-        """Notes whether the first undecided set of members suffices.
-
-        If it does, all its supersets do. If it does not, none of its subsets does.
-        """
-        decided, *others = self.undecided
-        if suffices:
-            self._sufficient.append(decided)
-            self.undecided = [members for members in others if not members >= decided]
-        else:
-            self.undecided = [members for members in others if not members <= decided]
-
-    def channels(self) -> np.ndarray:
-        """Flags of the channels that can be removed, in the shape of the table."""
-        suffices = {
-            members: any(map(members.issuperset, self._sufficient))
-            for members in set(self._zero_members)
-        }
-        return np.reshape([suffices[members] for members in self._zero_members], self.table.shape)
 
 
 def insufficient_members(traces: Sequence[Trace], asked: Mapping[Axis, Members]) -> set[Axis]:
