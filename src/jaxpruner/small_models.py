@@ -79,14 +79,10 @@ def save_small_model(
     cut = check_keep(graph.groups, keep, allow_inexact=True)
     arrays: dict[str, Any] = {}
     for part, tree in zip(_parts(graph), (params, state), strict=True):
-        if tree is None:
-            continue
-        check_structure(part.name, jax.tree.structure(tree), part.treedef)
-        check_small(tree, part.paths, part.axes, cut)
-        for name, leaf in zip(part.leaf_names, jax.tree.leaves(tree), strict=True):
-            if name in arrays:
-                raise ValueError(f'{name!r} is in the parameters and in the state; rename one')
-            arrays[name] = leaf
+        if tree is not None:
+            check_structure(part.name, jax.tree.structure(tree), part.treedef)
+            check_small(tree, part.paths, part.axes, cut)
+            arrays |= zip(map('.'.join, part.paths), jax.tree.leaves(tree), strict=True)
     from jaxpruner.checkpoints import writing  # loads libraries that the core does without
 
     named = host_arrays.named_arrays(arrays).items()
@@ -109,8 +105,6 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
       OSError: the file cannot be read.
       ValueError: it is no safetensors file, or a part of one; it has no plan, or that of another model; its arrays are
         not those that the plan says, or are damaged; or JAX would round them, since they have 64 bits.
-
-    If the program is another than that of which the plan was made, a warning says so, as in `structure.load_plan`.
 
     >>> import tempfile
     >>> import jax.numpy as jnp
@@ -136,16 +130,16 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
     keep = keep_of_json(graph, checkpoint.metadata[_PLAN].encode(), path)
     cut = check_keep(graph.groups, keep, allow_inexact=True)
     parts = _parts(graph)
-    if set(parts[1].leaf_names).isdisjoint(checkpoint.leaves):
+    if {'.'.join(leaf) for leaf in parts[1].paths}.isdisjoint(checkpoint.leaves):
         parts = parts[:1]  # no state was saved
-    names = {name for part in parts for name in part.leaf_names}
+    names = {'.'.join(leaf) for part in parts for leaf in part.paths}
     for name in sorted(names ^ checkpoint.leaves.keys()):
         words = f'lacks {name}' if name in names else f'has {name}, which the model has not'
         raise ValueError(f'{path} {words}; save the model anew')
     trees = []
     for part in parts:
         leaves = []
-        for name, axes in zip(part.leaf_names, part.axes, strict=True):
+        for name, axes in zip(map('.'.join, part.paths), part.axes, strict=True):
             array = checkpoint.read(name)
             if array.shape != cut.shape(axes):
                 raise ValueError(
@@ -165,11 +159,6 @@ class _Part(NamedTuple):
     paths: Sequence[tree_lib.Path]
     axes: Sequence[Axes]
     treedef: Any
-
-    @property
-    def leaf_names(self) -> list[str]:
-        """Names of the leaves in a file."""
-        return ['.'.join(path) for path in self.paths]
 
 
 def _parts(graph: ChannelGraph) -> list[_Part]:

@@ -25,10 +25,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
+from jaxpruner.structure import small_model
 from jaxpruner.structure.additions import Addition, Branch, Paths, find_branches, without
 from jaxpruner.structure.axes import Axis, sizes_of
 from jaxpruner.structure.programs import Model, ModelProgram, shape_of_leaf
-from jaxpruner.structure.small_model import Verification, coarsest_precision, compare
+from jaxpruner.structure.small_model import Verification
 from jaxpruner.structure.traces import Trace, live_in_whole, pin_at
 from jaxpruner.structure.zeros import Fill, ZeroWalk, unknown
 from jaxpruner.trace.interpreter import Position, Run
@@ -238,11 +239,9 @@ def verify_without_blocks(
         for program, small in zip(model.programs, programs_without(model, blocks), strict=True):
             if program.examples is None:
                 continue
-            run = jax.jit(program.apply_fn)
-            precision = coarsest_precision(jax.make_jaxpr(run)(params, *program.examples).jaxpr)
-            results = [run(params, *program.examples), run(zeroed, *program.examples)]
-            results.append(jax.jit(small.apply_fn)(dropped, *small.examples))
-            verifications.append(compare(*map(jax.tree.leaves, results), precision))
+            arguments = [(tree, *program.examples) for tree in (params, zeroed)]
+            arguments.append((dropped, *small.examples))
+            verifications.append(small_model.verify(program.apply_fn, small.apply_fn, arguments))
     return verifications
 
 

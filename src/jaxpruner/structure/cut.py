@@ -10,6 +10,7 @@ an axis for the trips, and are read at the current trip.
                              and at trip t, which may be traced: [1, units]
 """
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -75,19 +76,10 @@ class Cut:
         # Sizes depend on how many channels stay, not on which ones.
         self._sizes = {atom: own.table.shape[-1] for atom, own in lists.items()}
 
-    def inside(self, trips: Mapping[Axis, Any]) -> 'Cut':
-        """The same cut in the body of a scan."""
-        return Cut(self.lists, {**self.trips, **trips})
-
-    def owners_of(self, channels: Iterable[Axis]) -> set[Axis]:
-        """The atoms that own lists of some atoms."""
-        return {
-            owner for atom in channels if atom in self.lists for owner in self.lists[atom].owners
-        }
-
-    def has_lists_of(self, owners: Iterable[Axis]) -> bool:
-        """Whether one of these atoms owns lists."""
-        return not self.owners_of(self.lists).isdisjoint(owners)
+    @functools.cached_property
+    def owners(self) -> frozenset[Axis]:
+        """The atoms that own lists."""
+        return frozenset([owner for own in self.lists.values() for owner in own.owners])
 
     def size(self, axis: Axis) -> int:
         """How many positions of an axis stay."""
@@ -113,10 +105,6 @@ class Cut:
         """Whether a value of these axes gets smaller."""
         return any(map(self.shortens, axes))
 
-    def touches(self, values: Iterable[Axes]) -> bool:
-        """Whether one of some values gets smaller."""
-        return any(map(self.shrinks, values))
-
     def order(self, axes: Axes) -> list[int]:
         """The axes that get shorter, in the order of cutting them. An owner of lists is cut after the lists.
 
@@ -128,7 +116,8 @@ class Cut:
         while remaining:
             for i in remaining:
                 others = atoms(*[axes[k] for k in remaining if k != i])
-                if self.owners_of(others).isdisjoint(atoms(axes[i])):
+                owners = [self.lists[atom].owners for atom in others if atom in self.lists]
+                if set(atoms(axes[i])).isdisjoint(itertools.chain(*owners)):
                     break
             else:
                 sizes = [axes[i].size for i in remaining]

@@ -371,7 +371,9 @@ class ChannelGraph:
             graph = self.with_program(number, params, program)
             small_apply = SmallApply(graph, number, keep, allow_inexact)
             arguments = [(*trees_, *inputs) for trees_ in (whole, zeroed, small)]
-            return small_model.verify(traced.apply_fn, small_apply, *arguments)
+            return small_model.verify(
+                traced.apply_fn, small_apply, arguments, small_apply.cut_results
+            )
 
     @functools.cached_property
     def blocks(self) -> Mapping[str, Block]:

@@ -44,7 +44,8 @@ class Replay(Run):
 
     def visit_equation(self, equation: Any, operands: Values, position: Position) -> Values:
         axes = self.trace.equations[position.path]
-        run = self.enter if self.cut.touches(axes.values) else super().visit_equation
+        is_cut = any(map(self.cut.shrinks, axes.values))
+        run = self.enter if is_cut else super().visit_equation
         results = run(equation, operands, position)
         values = zip(results, axes.results, position.needed, strict=True)
         for value, axes_of_result, is_needed in values:
@@ -81,7 +82,7 @@ class Replay(Run):
         """The numbers of the trips that stay, if channels are listed for each trip."""
         trips = self.trace.trips[position.path]
         stay = None
-        if self.cut.has_lists_of(atoms(trips)):
+        if not self.cut.owners.isdisjoint(atoms(trips)):
             stay = self.cut.take(jnp.arange(scan.length), (trips,))
         return stay, self.cut.size(trips)
 
@@ -90,4 +91,5 @@ class Replay(Run):
             return self
         trip_atoms = atoms(self.trace.trips[position.path])
         indices = jnp.unravel_index(element, sizes_of(trip_atoms))
-        return Replay(self.trace, self.cut.inside(dict(zip(trip_atoms, indices, strict=True))))
+        trips = {**self.cut.trips, **dict(zip(trip_atoms, indices, strict=True))}
+        return Replay(self.trace, Cut(self.cut.lists, trips))

@@ -1,7 +1,7 @@
 """The smaller model: runs the traced program with the shapes that a cut leaves, and is compared with the zeroed one."""
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -218,16 +218,21 @@ def _distance(first: Any, second: Any) -> float:
 
 
 def verify(
-    apply_fn: Any,
-    small_apply: SmallApply,
-    whole: Sequence[Any],
-    zeroed: Sequence[Any],
-    small: Sequence[Any],
+    apply_fn: Callable[..., Any],
+    small_apply: Callable[..., Any],
+    arguments: Sequence[Sequence[Any]],
+    leaves_of: Callable[[Any], Sequence[Any]] = jax.tree.leaves,
 ) -> Verification:
-    """Runs the whole model twice, and the smaller one, on arguments unchanged, zeroed and cut."""
-    run_whole = jax.jit(apply_fn)
-    whole_results = small_apply.cut_results(run_whole(*whole))
-    zeroed_results = small_apply.cut_results(run_whole(*zeroed))
+    """Runs the whole model twice, and the smaller one, on arguments unchanged, zeroed and cut.
+
+    Args:
+      apply_fn: of the whole model.
+      small_apply: of the smaller model.
+      arguments: for the three runs.
+      leaves_of: results of the whole model -> the leaves that those of the smaller one are compared with.
+    """
+    whole, zeroed, small = arguments
+    run = jax.jit(apply_fn)
+    precision = coarsest_precision(jax.make_jaxpr(run)(*whole).jaxpr)
     small_results = jax.tree.leaves(jax.jit(small_apply)(*small))
-    precision = coarsest_precision(small_apply.program)
-    return compare(whole_results, zeroed_results, small_results, precision)
+    return compare(leaves_of(run(*whole)), leaves_of(run(*zeroed)), small_results, precision)

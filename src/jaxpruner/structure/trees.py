@@ -38,14 +38,14 @@ class _Change(NamedTuple):
     before: Shape
     after: Shape
     apply: Callable[[Any], Any] | None
-    free: frozenset[int]
+    free: Sequence[int] = ()
 
     def fits(self, shape: Shape) -> bool:
         """Whether an array has the shape of the leaf."""
-        return len(shape) == len(self.before) and all(
-            size == own or i in self.free
-            for i, (size, own) in enumerate(zip(shape, self.before, strict=True))
-        )
+        own = list(self.before)
+        for i in self.free if len(shape) == len(own) else ():
+            own[i] = shape[i]
+        return tuple(own) == shape
 
 
 _Changes = Mapping[Path, _Change]
@@ -53,26 +53,18 @@ _Changes = Mapping[Path, _Change]
 
 def shrink(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
     """The tree without removed channels."""
-
-    def take(axes: Axes, value: Any) -> Any:
-        return cut.take(value, axes)
-
-    return _map_tree(tree, _plan_changes(traces, cut, take, sizes_of, cut.shape))
+    return _map_tree(tree, _changes(traces, cut, cut.take, sizes_of, cut.shape))
 
 
 def zeroed(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
     """The tree with zeros at removed channels, in the same shapes."""
-
-    def zero(axes: Axes, value: Any) -> Any:
-        return cut.zero(value, axes)
-
-    return _map_tree(tree, _plan_changes(traces, cut, zero, sizes_of, sizes_of))
+    return _map_tree(tree, _changes(traces, cut, cut.zero, sizes_of, sizes_of))
 
 
 def expand(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
     """The tree with kept channels back in their places, and zeros for the others."""
 
-    def put_back(axes: Axes, value: Any) -> Any:
+    def put_back(value: Any, axes: Axes) -> Any:
         for i in reversed(cut.order(axes)):  # owners of lists first
             stays = cut.stays(axes, i)
             # The number of a position among the kept ones; beyond the end where it was removed.
@@ -80,13 +72,13 @@ def expand(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
             value = take_along(value, source, i, mode='fill', fill_value=0)
         return value
 
-    return _map_tree(tree, _plan_changes(traces, cut, put_back, cut.shape, sizes_of))
+    return _map_tree(tree, _changes(traces, cut, put_back, cut.shape, sizes_of))
 
 
-def _plan_changes(
+def _changes(
     traces: Sequence[Trace],
     cut: Cut,
-    apply: Callable[[Axes, Any], Any],
+    apply: Callable[[Any, Axes], Any],
     before: Callable[[Axes], Shape],
     after: Callable[[Axes], Shape],
 ) -> _Changes:
@@ -95,26 +87,22 @@ def _plan_changes(
     Args:
       traces: of the programs.
       cut: the channels that stay.
-      apply: (axes of a leaf, value) -> changed value.
+      apply: (value, axes of a leaf) -> changed value.
       before: axes of a leaf -> its shape before.
       after: axes of a leaf -> its shape after.
     """
 
-    def plan(axes: Axes, free: Sequence[int] = ()) -> _Change:
-        change = functools.partial(apply, axes) if cut.shrinks(axes) else None
-        return _Change(before(axes), after(axes), change, frozenset(free))
+    def change(axes: Axes) -> _Change:
+        of_leaf = functools.partial(apply, axes=axes) if cut.shrinks(axes) else None
+        return _Change(before(axes), after(axes), of_leaf)
 
-    changes = {path: plan(axes) for path, axes in traces[0].named_leaves}
-    owners = cut.owners_of(cut.lists)
+    changes = {path: change(axes) for path, axes in traces[0].named_leaves}
+    cut_atoms = cut.owners.union(cut.lists)
     for trace in traces:
         for path, axes in trace.named_states:
             # The size of other axes does not matter to the cut.
-            free = [
-                i
-                for i, axis in enumerate(axes)
-                if owners.isdisjoint(atoms(axis)) and not cut.shortens(axis)
-            ]
-            changes.setdefault(path, plan(axes, free))
+            free = [i for i, axis in enumerate(axes) if cut_atoms.isdisjoint(atoms(axis))]
+            changes.setdefault(path, change(axes)._replace(free=free))
     return changes
 
 
