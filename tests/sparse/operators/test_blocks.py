@@ -48,15 +48,20 @@ SHAPES = {
     'whole blocks': (12, 16, (4, 8), 2),
     'padded both ways': (10, 13, (4, 8), 2),
     'one group': (12, 8, (4, 8), 3),
-    'all blocks': (6, 4, (2, 2), 3),
     'more groups than are unrolled': (4, 66, (2, 2), 1),
-    'a prime number of groups': (4, 37, (2, 1), 1),
 }
 
 
-@pytest.mark.parametrize('dtype', TOLERANCES)
-@pytest.mark.parametrize('shape', SHAPES.values(), ids=SHAPES)
-def test_products_and_derivatives_are_those_of_the_matrix(shape, dtype):
+@pytest.mark.parametrize(
+    ('name', 'dtype'),
+    [
+        *[(name, 'float32') for name in SHAPES],
+        ('padded both ways', 'bfloat16'),
+        ('whole blocks', 'float64'),
+    ],
+)
+def test_products_and_derivatives_are_those_of_the_matrix(name, dtype):
+    shape = SHAPES[name]
     with doubles(dtype == 'float64'):
         rows, matrix, gather, values, indices = case(*shape, dtype=dtype)
         outputs = shape[1]
@@ -75,9 +80,8 @@ def test_products_and_derivatives_are_those_of_the_matrix(shape, dtype):
             assert_close(found, expected, dtype)
 
 
-@pytest.mark.parametrize('name', ['padded both ways', 'more groups than are unrolled'])
-def test_the_probe_gets_the_norms_of_the_dense_gradient(name):
-    inputs, outputs, block, stored = SHAPES[name]
+def test_the_probe_gets_the_norms_of_the_dense_gradient():
+    inputs, outputs, block, stored = SHAPES['padded both ways']
     rows, _, _, values, indices = case(inputs, outputs, block, stored)
     cotangent = drawn(3, (5, outputs))
     layout = Layout((), inputs, outputs, stored, block)
@@ -112,20 +116,6 @@ def test_a_product_is_mapped_over_seeds_and_differentiated_twice():
         many = jnp.stack([values, 2 * values]), jnp.stack([indices, (indices + 1) % 3])
         results.append(jax.jit(jax.vmap(twice))(*many))
     np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-2)
-
-
-def test_there_may_be_no_rows():
-    rows, _, _, values, indices = case(10, 13, (4, 4), 2)
-    probe = jnp.zeros((4, 3))
-
-    def product(rows, values, probe):
-        return multiply(rows, values, indices, outputs=13, probe=probe)
-
-    result, back = jax.vjp(product, rows[:0], values, probe)
-    of_rows, of_values, norms = back(result)
-    assert (result.shape, of_rows.shape) == ((0, 13), (0, 10))
-    assert not of_values.any()
-    assert not norms.any()
 
 
 def test_rows_and_values_of_different_types_are_promoted():

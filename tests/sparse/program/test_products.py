@@ -86,13 +86,9 @@ def counted(p, x):
     return lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ p['stack'][i]), x)
 
 
-def reversed_layers(p, x):
-    return scan(lambda x, w: jnp.tanh(x @ w), x, p['stack'], reverse=True)
-
-
 def rematerialised(p, x):
     layer = jax.checkpoint(lambda x, w: jnp.tanh(x @ w))
-    return scan(layer, x, p['stack'], unroll=3)
+    return scan(layer, x, p['stack'], unroll=3, reverse=True)
 
 
 def layers_in_groups(p, x):
@@ -103,15 +99,6 @@ def layers_in_groups(p, x):
 def split_first(p, x):
     query, key, value = jnp.split(p['fused'], 3, axis=1)
     return (x @ query) * (2 * x @ key) + x @ value
-
-
-def split_last(p, x):
-    query, key, value = jnp.split(x @ p['fused'], 3, axis=1)
-    return query * key + value
-
-
-def tied(p, x):
-    return jnp.tanh(x @ p['w']) @ p['w']
 
 
 def experts_of_their_own(p, x):
@@ -127,10 +114,6 @@ def several_axes(p, x):
     """Inputs and outputs along two axes each, moved and cast."""
     kernel = p['heads'].astype(jnp.bfloat16).astype(jnp.float32)
     return jnp.einsum('bij,jhid->bhd', x.reshape(-1, 2, 2), kernel)
-
-
-def vector(p, x):
-    return x[0] @ p['w']
 
 
 def jitted(p, x):
@@ -149,11 +132,6 @@ def while_loop(p, x):
     return lax.while_loop(lambda state: state[0] < 3, body, (0, x))[1]
 
 
-def carried(p, x):
-    """The weights go through what a loop carries."""
-    return lax.fori_loop(0, 3, lambda i, c: (jnp.tanh(c[0] @ c[1]), c[1]), (x, p['w']))[0]
-
-
 RNG = np.random.default_rng(0)
 PARAMS = {
     'w': (4, 4),
@@ -165,19 +143,14 @@ PARAMS = {
 PROGRAMS = [
     (branches, 'w', ()),
     (counted, 'stack', (3,)),
-    (reversed_layers, 'stack', (3,)),
     (rematerialised, 'stack', (3,)),
     (layers_in_groups, 'groups', (2, 3)),
     (split_first, 'fused', (3,)),
-    (split_last, 'fused', ()),
-    (tied, 'w', ()),
     (experts_of_their_own, 'stack', (3,)),
     (weights_on_the_left, 'w', ()),
     (several_axes, 'heads', ()),
-    (vector, 'w', ()),
     (jitted, 'w', ()),
     (while_loop, 'w', ()),
-    (carried, 'w', ()),
 ]
 
 
@@ -193,7 +166,7 @@ def test_programs_of_every_form(apply_fn, name, layers):
     assert products.by_leaf[name].to_matrix(params[name]).shape[:-2] == layers
     operators = dense_weights(products, params)
     assert_equal_trees(products.apply(operators, x), apply_fn(params, x), rtol=1e-5)
-    if apply_fn in (while_loop,):
+    if apply_fn is while_loop:
         return
 
     def loss(apply_fn):
@@ -236,13 +209,10 @@ class Convolved(Dense):
 jax.tree_util.register_dataclass(Convolved, ['matrix'], [])
 
 
-@pytest.mark.parametrize('layout', LAYOUTS, ids=['channels last', 'channels first'])
-@pytest.mark.parametrize(
-    ('kernel', 'settings', 'op'),
-    [row[1:] for row in CONVOLUTIONS],
-    ids=[row[0] for row in CONVOLUTIONS],
-)
-def test_convolutions(kernel, settings, op, layout):
+@pytest.mark.parametrize('number', range(len(CONVOLUTIONS)), ids=[row[0] for row in CONVOLUTIONS])
+def test_convolutions(number):
+    _, kernel, settings, op = CONVOLUTIONS[number]
+    layout = LAYOUTS[number % 2]
     names, image_order, kernel_order = layout
     settings = {'padding': ((0, 0), (0, 0)), **settings, 'dimension_numbers': names}
 
@@ -287,10 +257,6 @@ def own_rule(w, x):
 own_rule.defvjp(lambda w, x: (x @ w, (w, x)), lambda r, g: (r[1].T @ g, g @ r[0].T))
 
 
-def returned(p, x):
-    return x @ p['w'], (p['w'] ** 2).sum()
-
-
 def added(p, x):
     return x @ p['w'] + p['w']
 
@@ -303,7 +269,6 @@ MASK = np.eye(4) > 0
 
 REFUSED = [
     (lambda p, x: x + p['w'], 'no contraction'),
-    (lambda p, x: x * 2, 'no part in the results'),
     (lambda p, x: jnp.tanh(x @ jnp.abs(p['w'])), 'is computed from this leaf'),
     (lambda p, x: p['w'][x[:, 0].astype(int)] @ p['w'].T, 'data look up its rows'),
     (lambda p, x: own_rule(p['w'], x), 'derivative rule'),
@@ -311,12 +276,10 @@ REFUSED = [
     (concatenated, 'other parameters'),
     (half, 'only a part'),
     (unequal_parts, 'parts of the shapes'),
-    (returned, 'the model returns it'),
     (added, 'element by element'),
     (ragged, 'groups of rows'),
     (lambda p, x: x @ jnp.linalg.cholesky(p['w']), 'no rule for cholesky'),
     (lambda p, x: x @ (p['w'] * MASK), 'masks it with a constant'),
-    (lambda p, x: x @ jnp.where(MASK, p['w'], 0), 'masks it with a constant'),
 ]
 
 
@@ -331,15 +294,6 @@ def test_a_leaf_that_is_no_matrix_is_refused_with_the_reason(apply_fn, reason):
         products.apply(weights, jnp.ones((4, 4)))
     with pytest.raises(ValueError, match=f'w: .*{reason}'):
         products.put(params, {'w': None})
-
-
-def test_a_leaf_without_elements_is_refused():
-    def apply_fn(p, x):
-        return (x @ p['w']).sum() + (x @ p['v']).sum()
-
-    products = Products(apply_fn, {'w': jnp.zeros((4, 0)), 'v': jnp.eye(4)}, jnp.ones((2, 4)))
-    assert products.refused == {'w': 'it has no elements'}
-    assert list(products.by_leaf) == ['v']
 
 
 def mlp(p, x):
@@ -399,16 +353,6 @@ def test_an_operator_multiplies_in_the_precision_of_the_model(precision, text):
     program = jax.make_jaxpr(products.apply)(weights, jnp.ones((4, 3)))
     (found,) = re.findall(r'precision=(\S+)', str(program)) or ['None']
     assert text in found
-
-
-def test_an_algorithm_without_a_name_is_refused():
-    algorithm = lax.DotAlgorithm(jnp.float32, jnp.float32, jnp.float32)
-
-    def apply_fn(p, x):
-        return lax.dot_general(x, p['w'], (((1,), (0,)), ((), ())), precision=algorithm)
-
-    products = Products(apply_fn, {'w': jnp.ones((3, 2))}, jnp.ones((4, 3)))
-    assert 'an algorithm that has no name' in products.refused['w']
 
 
 def test_numbers_of_python_keep_their_weak_type():

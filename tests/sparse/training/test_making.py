@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jaxpruner import sparse, sparsity_schedules
-from sparse.training.models import BLOCK, KINDS, PARAMS, X, apply_fn, made, needs_csr
+from sparse.training.models import BLOCK, PARAMS, X, made, needs_csr
 
 EVERY_STEP = sparsity_schedules.PeriodicSchedule(1)
 
@@ -88,17 +88,7 @@ REFUSED = {
         ValueError,
         r'drop_fraction_fn\(2\).*\[0, 1\].*2\.3',
     ),
-    'a fraction below 0 in the end': (
-        {
-            'scheduler': sparsity_schedules.PeriodicSchedule(2, update_end_step=100),
-            'drop_fraction_fn': lambda step: 0.3 - step / 200,
-        },
-        ValueError,
-        r'drop_fraction_fn\(94\).*\[0, 1\].*-0\.1',
-    ),
     'a seed that is none': ({'rng_seed': 'eight'}, TypeError, "rng_seed.*'eight'"),
-}
-REFUSED_BLOCKS = {
     'sparsity of 1': ({'sparsity': 1.0}, ValueError, 'sparsity must be below 1'),
     'block of one number': ({'block': 8}, TypeError, r'block must be .*\(8, 128\).* got 8'),
     'block of nothing': ({'block': (0, 8)}, ValueError, r'at least one input.*\(0, 8\)'),
@@ -115,19 +105,18 @@ REFUSED_BLOCKS = {
 }
 
 
-@pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize(('settings', 'error', 'words'), REFUSED.values(), ids=REFUSED)
-def test_settings_are_refused(kind, settings, error, words):
-    with pytest.raises(error, match=words):
-        made(kind, **settings)
-
-
-@pytest.mark.parametrize(
-    ('settings', 'error', 'words'), REFUSED_BLOCKS.values(), ids=REFUSED_BLOCKS
-)
-def test_settings_of_blocks_are_refused(settings, error, words):
+def test_settings_are_refused(settings, error, words):
     with pytest.raises(error, match=words):
         made('blocks', **settings)
+
+
+@needs_csr
+def test_settings_are_refused_for_single_weights():
+    for name in ('sparsity above 1', 'no sparsity', 'a bias', 'an algorithm'):
+        settings, error, words = REFUSED[name]
+        with pytest.raises(error, match=words):
+            made('weights', **settings)
 
 
 @needs_csr
@@ -151,10 +140,9 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('name', OPTIMIZERS)
-def test_optimizers_that_look_at_more_than_single_weights_are_refused(kind, name):
-    model = made(kind)
+def test_optimizers_that_look_at_more_than_single_weights_are_refused(name):
+    model = made('blocks')
     weights, _ = model.pack(PARAMS)
     with pytest.raises(ValueError, match=r'this one .*adamw'):
         model.wrap_optax(OPTIMIZERS[name]).init(weights)
@@ -191,10 +179,9 @@ def test_what_cannot_move_is_refused():
         growing.update(weights, topology, tx.init(weights), tx=tx, step=90)
 
 
-@pytest.mark.parametrize('kind', KINDS)
-def test_a_key_is_a_seed(kind):
+def test_a_key_is_a_seed():
     def positions(seed):
-        return made(kind, rng_seed=seed).pack(PARAMS)[1]['up/kernel']['positions']
+        return made('blocks', rng_seed=seed).pack(PARAMS)[1]['up/kernel']['positions']
 
     first, again, other = map(positions, (jax.random.key(3), jax.random.PRNGKey(3), 4))
     np.testing.assert_array_equal(first, again)
@@ -217,9 +204,3 @@ def test_parameters_of_another_shape_are_refused():
         ValueError, match=r'up/kernel has shape \(3, 7\), and in the model \(10, 22'
     ):
         made('blocks').pack(params)
-
-
-def test_shapes_do_for_parameters():
-    shapes = jax.eval_shape(lambda: PARAMS)
-    model = sparse.block_sparse(apply_fn, shapes, X, sparsity=0.5, block=BLOCK)
-    assert model.apply(*model.pack(PARAMS), X).shape == (9, 3)
