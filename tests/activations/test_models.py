@@ -1,10 +1,5 @@
 """`sparsify_activations` and `summarize_activations` do the same in every framework."""
 
-import copy
-import pickle
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,8 +76,6 @@ def test_one_layer_is_pruned_and_the_model_stays_as_it_was(framework, model):
 WHERE = {
     'class': lambda framework: framework.layer_class,
     'predicate': lambda framework: lambda name, layer: name in framework.layers,
-    'list': lambda framework: [framework.layers[0], lambda name, _: name == framework.layers[1]],
-    'everything': lambda framework: '*',
     'glob': lambda framework: framework.layers[0][:3] + '*',
 }
 
@@ -149,26 +142,6 @@ def test_under_jit_vmap_and_grad(framework, model, straight):
     np.testing.assert_array_equal(np.count_nonzero(narrow.astype(np.float32), axis=1), HIDDEN // 2)
 
 
-ARGUMENTS = {
-    'linen': lambda params: (params, X),
-    'function': lambda params: (params, X),
-    'haiku': lambda params: (params, X),
-    'haiku_with_state': lambda params: (params, {}, X),
-    'nnx': lambda params: (X,),
-    'equinox': lambda params: (X[0],),
-}
-
-
-@pytest.mark.parametrize('name', FRAMEWORKS)
-def test_how_a_model_is_run_by_default(name):
-    framework = FRAMEWORKS[name]
-    first = framework.layers[0]
-    sparse = sparsify_activations(framework.make(), first, density=0.25)
-    arguments = ARGUMENTS[name](framework.params(sparse))
-    report = summarize_activations(sparse, *arguments, where=first)
-    assert report[first] == report['_total_sparsity'] == 0.75
-
-
 def test_messages_name_the_layer(framework, model):
     first, second = framework.layers
     params = framework.params(model)
@@ -185,24 +158,15 @@ def test_messages_name_the_layer(framework, model):
         words = f"where: '{second}9' matches no layer; did you mean '{second}'"
         with pytest.raises(ValueError, match=words):
             run(where, density=0.5)
-    for predicate, gave in ((jnp.tanh, 'TypeError'), (lambda name, layer: None, 'None')):
-        with pytest.raises(TypeError, match=f'no function in a field .* gave {gave}'):
-            run(predicate, density=0.5)
 
 
 REFUSED = {
     'neither': ({}, ValueError, 'one of density .* and pattern .* got neither'),
     'both': ({'density': 0.5, 'pattern': '2:4'}, ValueError, "got density=0.5 and pattern='2:4'"),
     'density': ({'density': 1.5}, ValueError, r'density must lie in \(0, 1\]'),
-    'density type': ({'density': '0.5'}, TypeError, 'density must be a number'),
-    'pattern': ({'pattern': (4, 2)}, ValueError, 'n must not exceed m'),
-    'pattern type': ({'pattern': 0.5}, TypeError, 'an N:M pattern is written'),
     'prune': ({'density': 0.5, 'prune': 'weights'}, ValueError, "or 'inputs', got 'weights'"),
-    'batch axes': ({'density': 0.5, 'batch_axes': 0.5}, TypeError, 'must be a whole number'),
     'batch axes of a pattern': ({'pattern': '2:4', 'batch_axes': None}, ValueError, 'is for a den'),
-    'axis': ({'pattern': '2:4', 'axis': 0.5}, TypeError, 'axis must be a whole number'),
     'axis of a density': ({'density': 0.5, 'axis': -1}, ValueError, 'axis for a pattern'),
-    'no layers': ({'density': 0.5, 'where': []}, ValueError, "where names no layer; '\\*' means"),
     'where type': ({'density': 0.5, 'where': ['a', 3]}, TypeError, 'where must be a name .* got 3'),
 }  # fmt: skip
 
@@ -213,15 +177,9 @@ def test_settings_are_checked_at_once(kwargs, error, words):
         sparsify_activations(FRAMEWORKS['linen'].make(), **{'where': '*', **kwargs})
 
 
-@pytest.mark.parametrize('model', [3, FRAMEWORKS['linen'].layer_class, None])
-def test_what_is_no_model_is_refused(model):
-    with pytest.raises(TypeError, match='expected a flax or Equinox module'):
-        sparsify_activations(model, '*', density=0.5)
-    with pytest.raises(TypeError, match='expected a flax or Equinox module'):
-        summarize_activations(model)
-
-
 def test_what_cannot_be_run_is_refused():
+    with pytest.raises(TypeError, match='expected a flax or Equinox module'):
+        sparsify_activations(3, '*', density=0.5)
     apply = FRAMEWORKS['function'].make()
     for use in (lambda f: sparsify_activations(f, '*', density=0.5), summarize_activations):
         with pytest.raises(TypeError, match=r'is already jitted.*put jax\.jit around the result'):
@@ -244,39 +202,6 @@ def test_a_traced_density():
 
     for density in (0.25, 0.5):
         np.testing.assert_array_equal(np.count_nonzero(run(density), axis=1), HIDDEN * density)
-    for name in ('nnx', 'equinox'):
-        other = FRAMEWORKS[name].make()
-        with pytest.raises(TypeError, match='must be known before it is traced'):
-            jax.eval_shape(lambda d, m=other: sparsify_activations(m, '*', density=d), 0.5)
-
-
-@pytest.mark.parametrize('name', ['linen', 'nnx', 'equinox'])
-def test_copies(name):
-    framework = FRAMEWORKS[name]
-    sparse = sparsify_activations(framework.make(), framework.layers[0], density=0.5)
-    params = framework.params(sparse)
-    for one in (copy.copy(sparse), copy.deepcopy(sparse)):
-        np.testing.assert_array_equal(
-            framework.run(one, params, X)[0], framework.run(sparse, params, X)[0]
-        )
-    if name != 'linen':
-        with pytest.raises((pickle.PicklingError, AttributeError, TypeError), match='Tapped'):
-            pickle.dumps(sparse)
-
-
-WITHOUT = """
-import sys
-for name in ('flax', 'haiku', 'equinox'):
-    sys.modules[name] = None
-from jaxpruner import activations
-try:
-    activations.sparsify_activations(lambda x: x, '*', density=0.5)(1)
-except ValueError as error:
-    assert 'there is none' in str(error)
-else:
-    raise AssertionError
-"""
-
-
-def test_no_framework_is_needed():
-    subprocess.run([sys.executable, '-c', WITHOUT], check=True)
+    other = FRAMEWORKS['nnx'].make()
+    with pytest.raises(TypeError, match='must be known before it is traced'):
+        jax.eval_shape(lambda d: sparsify_activations(other, '*', density=d), 0.5)

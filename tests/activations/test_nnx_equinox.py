@@ -67,19 +67,6 @@ def test_nnx_functions(where, pruned):
         sparsify_activations(model, 'pair/*', density=0.5)
 
 
-def test_nnx_sequential():
-    model = nnx.Sequential(linear(), nnx.relu, linear(1))
-    expected = model.layers[2](half(nnx.relu(model.layers[0](X))))
-    for where in (nnx.relu, 'layers/1'):
-        sparse = sparsify_activations(model, where, density=0.5)
-        for run in (sparse, lambda x, sparse=sparse: nnx.jit(lambda m, x: m(x))(sparse, x)):
-            np.testing.assert_allclose(run(X), expected, rtol=1e-6)
-        twice = sparsify_activations(sparse, where, density=1 / 6, prune='inputs')
-        for count in ('inputs', 'outputs'):
-            report = summarize_activations(twice, X, where=['layers/*', where], count=count)
-            assert report['layers/1'] >= 5 / 6
-
-
 def test_nnx_shared_layers_and_training():
     class Tied(nnx.Module):
         def __init__(self):
@@ -129,30 +116,6 @@ def test_equinox_models_made_alike_compile_once():
     grads = eqx.filter_grad(lambda model: jax.vmap(model)(X)[0].sum())(sparse)
     np.testing.assert_allclose(grads.first.bias, np.count_nonzero(hidden, axis=0))
     assert type(eqx.apply_updates(sparse, grads).first) is type(sparse.first)
-
-
-class StaticFunction(eqx.Module):
-    function: Any = eqx.field(static=True)
-    layers: list
-
-    def __call__(self, x):
-        return self.function(self.layers[0](x))
-
-
-def test_equinox_functions():
-    x = X[0]
-    model = StaticFunction(jax.nn.relu, [eqx.nn.Lambda(jnp.tanh)])
-    for where, expected in {
-        'function': half(jax.nn.relu(jnp.tanh(x))),
-        jax.nn.relu: half(jax.nn.relu(jnp.tanh(x))),
-        'layers/0/fn': jax.nn.relu(half(jnp.tanh(x))),
-        jnp.tanh: jax.nn.relu(half(jnp.tanh(x))),
-        eqx.nn.Lambda: jax.nn.relu(half(jnp.tanh(x))),
-    }.items():
-        sparse = sparsify_activations(model, where, density=0.5)
-        for run in (sparse, eqx.filter_jit(sparse)):
-            np.testing.assert_allclose(run(x), expected, rtol=1e-6)
-    np.testing.assert_array_equal(model(x), jax.nn.relu(jnp.tanh(x)))
 
 
 def test_equinox_mlp():

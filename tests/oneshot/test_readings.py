@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 import jaxpruner
-from jaxpruner.oneshot import MatrixLayout, Wanda, calibrate, ria_scores, wanda_scores
-from jaxpruner.oneshot.matrix_masks import keep_in_matrices
+from jaxpruner.oneshot import MatrixLayout, calibrate, ria_scores, wanda_scores
+from jaxpruner.oneshot.matrices import keep_in_matrices
 from jaxpruner.sparsity_types import NByM, Unstructured
 from oneshot import references
 from oneshot.model import normal
-
-ALGORITHMS = ['wanda', 'ria', 'sparsegpt']
 
 
 def linear(params, x):
@@ -27,9 +25,7 @@ def equal(found, expected, atol=1e-5):
 
 LAYOUTS = [
     # layout, and what `einsum` calls its axes
-    (MatrixLayout((4, 3), (0,), (1,)), 'io->io'),
     (MatrixLayout((3, 4), (1,), (0,)), 'oi->io'),
-    (MatrixLayout((2, 3, 5, 4), (0, 1, 2), (3,)), 'hwio->hwio'),
     (MatrixLayout((4, 5, 2, 3), (2, 3, 1), (0,)), 'oihw->hwio'),
     (MatrixLayout((6, 4, 2, 5), (1,), (2, 3), (0,)), 'edhk->edhk'),
     (MatrixLayout((4, 2, 6, 5), (0, 3), (1,), (2,)), 'doek->edko'),
@@ -42,19 +38,6 @@ def test_matrices_of_a_layout_and_back(layout, moved):
     found = layout.to_matrices(leaf)
     np.testing.assert_array_equal(found, np.einsum(moved, leaf).reshape(layout.matrices_shape))
     np.testing.assert_array_equal(layout.from_matrices(found), leaf)
-
-
-BAD_LAYOUTS = [
-    ({'free': ()}, r'each axis of shape \(2, 3\) must be in one of contract=\(0,\)'),
-    ({'free': (0, 1)}, 'must be in one of'),
-    ({'free': (1,), 'groups': 2}, '2 groups do not divide the 3 outputs'),
-]
-
-
-@pytest.mark.parametrize(('settings', 'message'), BAD_LAYOUTS)
-def test_bad_layouts(settings, message):
-    with pytest.raises(ValueError, match=message):
-        MatrixLayout((2, 3), (0,), **settings)
 
 
 WEIGHTS = np.asarray(normal(3, 24, 10))
@@ -98,21 +81,6 @@ def test_ties_nan_and_sparsity_zero():
     assert keep(jnp.ones((0, 2)), 0.5).shape == (0, 2)
 
 
-BESIDE = {
-    'concatenated': lambda q, k: jnp.concatenate([q, k], 1),
-    'stacked': lambda q, k: jnp.stack([q, k], 1).reshape(8, -1),
-}
-
-
-@pytest.mark.parametrize('how', BESIDE)
-def test_narrow_leaves_that_are_put_beside_each_other(how):
-    params = {name: normal(8, 4).astype(jnp.bfloat16) for name in 'qk'}
-    apply = lambda params, x: x @ BESIDE[how](params['q'], params['k'])  # noqa: E731
-    batches = [normal(16, 8).astype(jnp.bfloat16)]
-    _, masks = jaxpruner.prune(params, 0.5, 'wanda', apply_fn=apply, batches=batches)
-    assert {name: int(mask.sum()) for name, mask in masks.items()} == {'q': 16, 'k': 16}
-
-
 def scan_of_leaves(params, x):
     stack = jnp.concatenate([jnp.stack([params['first'], params['second']]), params['others']])
     return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, stack)[0]
@@ -135,12 +103,6 @@ def test_leaves_that_one_scan_goes_through_are_pruned_as_without_it(algorithm):
         jaxpruner.prune(leaves, apply_fn=scan_of_leaves, sequential=True, **given)
 
 
-def test_complex_weights_are_refused():
-    weights, x = (normal(*shape) + 1j * normal(*shape) for shape in ((8, 4), (16, 8)))
-    with pytest.raises(ValueError, match=r'w: what it is multiplied with at .* is complex, which'):
-        calibrate(linear, {'w': weights}, [x], only='w')
-
-
 @pytest.mark.parametrize('algorithm', ['magnitude', 'wanda', 'synflow'])
 def test_numbers_of_python_stay_as_they_are(algorithm):
     apply = lambda params, x: x @ params['w'] * params['scale']  # noqa: E731
@@ -149,21 +111,6 @@ def test_numbers_of_python_stay_as_they_are(algorithm):
     pruned, masks = jaxpruner.prune(params, 0.5, algorithm, **given)
     assert (pruned['scale'], pruned['power']) == (2.0, 3)
     assert (masks['scale'], masks['power'], masks['w'].sum()) == (None, None, 16)
-
-
-class AsTheyAre(Wanda):
-    """Returns the weights that it was given."""
-
-    def prune_matrices(self, weights, prepared, sparsity, sparsity_type, where):
-        _, mask = super().prune_matrices(weights, prepared, sparsity, sparsity_type, where)
-        return weights, mask
-
-
-def test_weights_that_are_returned_as_they_were_may_be_donated():
-    weights, given = normal(8, 4), {'apply_fn': linear, 'batches': [normal(16, 8)]}
-    copied = {'w': jnp.copy(weights)}
-    pruned, masks = AsTheyAre(sparsity=0.5).instant_sparsify(copied, donate=True, **given)
-    np.testing.assert_array_equal(pruned['w'], weights * masks['w'])
 
 
 MASK = np.tri(8, dtype=np.float32)
@@ -182,8 +129,7 @@ def from_behind(params, x):
     return jax.lax.fori_loop(0, 3, lambda n, x: jnp.tanh(x @ params['w'][:, 2 - n]), x)
 
 
-@pytest.mark.parametrize('in_blocks', [False, True])
-@pytest.mark.parametrize('algorithm', ALGORITHMS)
+@pytest.mark.parametrize(('algorithm', 'in_blocks'), [('wanda', False), ('sparsegpt', True)])
 def test_layers_that_a_counter_takes_are_pruned_as_those_of_a_scan(algorithm, in_blocks):
     weights, given = normal(3, 8, 8), {'batches': [normal(32, 8)], 'sequential': in_blocks}
     expected = jaxpruner.prune({'w': weights}, 0.5, algorithm, apply_fn=scan_of_layers, **given)
@@ -203,24 +149,13 @@ def cycling(params, x):
     return jax.lax.scan(body, x, np.array([0, 1, 2, 0]))[0]
 
 
-def in_two_orders(params, x):
-    """The text of these permutations is the same: NumPy shortens long arrays."""
-    order = np.arange(2000)
-    other = order.copy()
-    other[[900, 1100]] = other[[1100, 900]]
-    long = jnp.tile(x, (1, 250))
-    return long @ params['long'][order] + long @ params['long'][other]
-
-
-@pytest.mark.parametrize('apply', [tiled, cycling, in_two_orders])
+@pytest.mark.parametrize('apply', [tiled, cycling])
 def test_weights_that_stand_in_two_places_are_refused(apply):
-    params = {'w': normal(3, 8, 8), 'long': normal(2000, 1)}
-    only = 'long' if apply is in_two_orders else 'w'
-    with pytest.raises(ValueError, match=f'{only}: a weight of this leaf stands in more than one'):
-        calibrate(apply, params, [normal(16, 8)], only=only)
+    with pytest.raises(ValueError, match='w: a weight of this leaf stands in more than one'):
+        calibrate(apply, {'w': normal(3, 8, 8)}, [normal(16, 8)])
 
 
-@pytest.mark.parametrize('algorithm', ALGORITHMS)
+@pytest.mark.parametrize('algorithm', ['ria', 'sparsegpt'])
 def test_permuted_weights_are_pruned_by_the_inputs_that_they_meet(algorithm):
     weights, given = normal(8, 4), {'batches': [normal(32, 8) * np.arange(1, 9)]}
     permuted = lambda params, x: x @ params['w'][ORDER]  # noqa: E731
@@ -245,14 +180,14 @@ def test_weights_behind_a_constant_mask_are_pruned_first(algorithm, masked):
 SIZES = np.array([9, 0, 16, 5])
 
 
-@pytest.mark.parametrize('algorithm', ALGORITHMS)
+@pytest.mark.parametrize('algorithm', ['wanda', 'sparsegpt'])
 def test_experts_that_meet_groups_of_rows_are_pruned_by_their_own_rows(algorithm):
     def experts(params, x):
         return jax.lax.ragged_dot(x, params['w'].swapaxes(1, 2), jnp.asarray(SIZES))
 
     weights, x = normal(4, 6, 8), normal(32, 8)  # two rows belong to no expert
     given = {'sparsity': 0.5, 'algorithm': algorithm}
-    with pytest.warns(UserWarning, match='ranked by magnitude|samples are fewer') as seen:
+    with pytest.warns(UserWarning, match='inputs were alike|samples are fewer') as seen:
         found = jaxpruner.prune({'w': weights}, apply_fn=experts, batches=[x], **given)
     few, unseen = (str(warning.message) for warning in seen)
     assert 'w (5 samples, 8 inputs)' in few

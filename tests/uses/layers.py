@@ -42,29 +42,12 @@ def state_from_branch(p, x):
     )
 
 
-def cell(h, x, p):
-    update, reset = jnp.split(jax.nn.sigmoid(x @ p['i'] + h @ p['h']), 2, -1)
-    return update * h + (1 - update) * jnp.tanh(x @ p['c'] + reset * h)
-
-
 @jax.custom_vjp
 def matmul(x, w):
     return x @ w
 
 
 matmul.defvjp(lambda x, w: (x @ w, (x, w)), lambda saved, g: (g @ saved[1].T, saved[0].T @ g))
-
-
-@jax.custom_jvp
-def clipped(w):
-    return jnp.clip(w, -1, 1)
-
-
-clipped.defjvp(lambda primals, tangents: (clipped(*primals), tangents[0]))
-
-
-def layers(p, x):
-    return scan(jax.checkpoint(lambda x, w: jnp.tanh(jnp.einsum('bi,oi->bo', x, w))), x, p['w'])
 
 
 def attention(p, x):
@@ -91,12 +74,6 @@ def window(p, x):
     )
 
 
-def standardised(p, x):
-    w = p['w']
-    w = (w - w.mean((0, 1, 2), keepdims=True)) / (w.std((0, 1, 2), keepdims=True) + 1)
-    return conv(x, w * p['gain'])
-
-
 def routed(p, x):
     """Tokens to experts, as many as each takes: dispatch and combine."""
     gate = jax.nn.softmax(x @ p['gate'])
@@ -115,16 +92,5 @@ def ring(p, x):
     return lax.fori_loop(0, 5, body, (x, p['a'], p['b'], p['c']))[0]
 
 
-def shared_state(p, x):
-    """A while loop that carries the weights through."""
-    return lax.while_loop(
-        lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(c[1] @ c[2]), c[2]), (0, x, p['w'])
-    )[1]
-
-
 def lora(p, x):
     return x @ (p['w'] + 0.5 * jnp.einsum('ir,ro->io', p['a'], p['b'])) + x @ p['a'] @ p['b']
-
-
-def deq(p, x):
-    return lax.fori_loop(0, 4, lambda i, z: jnp.tanh(z @ p['w'].T + x), jnp.zeros_like(x))

@@ -1,8 +1,7 @@
-"""Tiny scanned transformers, written as Gemma and MaxText write theirs: name -> a `Transformer`."""
+"""Tiny scanned transformers, written as Gemma and MaxText write theirs: function, shapes of parameters, groups.
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any
+Of each group of channels there are the number of channels, that of parameters, and whether it is exact.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -10,35 +9,6 @@ import numpy as np
 
 WORDS, WIDTH, HEADS, SHARED, HEAD, HIDDEN, LAYERS = 12, 8, 4, 2, 4, 16, 2
 IDS = np.random.default_rng(0).integers(0, WORDS, (3, 6))
-
-
-@dataclasses.dataclass(frozen=True)
-class Transformer:
-    """A model, and what is expected of it.
-
-    Attributes:
-      apply_fn: `(params, token ids) -> logits`.
-      shapes: of the parameters.
-      groups: (channels, parameters, whether it is exact) of each group of channels.
-      query: name of the first product's kernel.
-      query_inputs: `(params, token ids) -> inputs of that product in the first layer`, (..., features).
-      query_matrix: the kernel -> its matrix in the first layer, (features, outputs).
-    """
-
-    apply_fn: Callable[..., Any]
-    shapes: dict[str, tuple[int, ...]]
-    groups: list[tuple[int, int, bool]]
-    query: str
-    query_inputs: Callable[..., Any]
-    query_matrix: Callable[..., Any]
-
-    def params(self, seed=1):
-        """Random parameters."""
-        rng = np.random.default_rng(seed)
-        return {
-            name: jnp.asarray(rng.normal(size=shape) / 3, jnp.float32)
-            for name, shape in self.shapes.items()
-        }
 
 
 def attend(query, key, value):
@@ -117,7 +87,7 @@ def _stacked(shapes, axis=0):
 
 
 MODELS = {
-    'gemma': Transformer(
+    'gemma': (
         gemma,
         {
             'embedder': (WORDS, WIDTH),
@@ -143,13 +113,8 @@ MODELS = {
             (8, 1672, True),
             (16, 768, True),
         ],
-        'layers/attn/q_einsum/w',
-        lambda p, ids: rms_norm(
-            p['embedder'][ids] * WIDTH**0.5, 1 + p['layers/pre_attention_norm/scale'][0]
-        ),
-        lambda kernel: kernel[0].transpose(1, 0, 2).reshape(WIDTH, -1),
     ),
-    'maxtext': Transformer(
+    'maxtext': (
         maxtext,
         {
             'token_embedder/embedding': (WORDS, WIDTH),
@@ -180,10 +145,5 @@ MODELS = {
             (8, 1768, True),
             (16, 768, True),
         ],
-        'layers/self_attention/query/kernel',
-        lambda p, ids: rms_norm(
-            p['token_embedder/embedding'][ids], p['layers/pre_self_attention_norm/scale'][:, 0]
-        ),
-        lambda kernel: kernel[:, 0].reshape(WIDTH, -1),
     ),
 }

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxpruner.trace.program import Scan, inside
+from jaxpruner.trace.program import inside
 from uses.manual_meshes import abstract_mesh, partly_manual
 
 
@@ -49,22 +49,3 @@ def test_a_primitive_that_is_written_in_an_unknown_way_is_named_with_the_version
     message = rf'JAX {jax.__version__} writes {equation.primitive.name} \(.*test_bodies\.py'
     with pytest.raises(NotImplementedError, match=message):
         inside(unknown)
-
-
-# (constants, carried, sliced) of a scan
-@pytest.mark.parametrize('counts', [(0, 1, 0), (2, 0, 1), (1, 2, 3)])
-def test_operands_and_results_of_a_scan_are_told_apart(counts):
-    constants, carried, sliced = [[jnp.ones(5) for _ in range(count)] for count in counts]
-
-    def scan(constants, carried, sliced):
-        def body(carried, elements):
-            shift = sum(c.sum() for c in constants)
-            return [c + shift for c in carried], [jnp.sin(x) for x in [*elements, shift]]
-
-        return jax.lax.scan(body, carried, sliced, 5)
-
-    equations = jax.make_jaxpr(scan)(constants, carried, sliced).eqns
-    (loop,) = [inside(e) for e in equations if e.primitive.name == 'scan']
-    assert isinstance(loop, Scan)
-    assert tuple(map(len, loop.split(loop.equation.invars))) == counts
-    assert list(map(len, loop.split_results(loop.equation.outvars))) == [counts[1], counts[2] + 1]

@@ -1,27 +1,15 @@
 """What a graph says of leaves that are used, opaque or unused, and how it says it."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.ad_checkpoint import checkpoint_name
 
 from jaxpruner.uses import UnsupportedPrimitive, param_uses
 from uses.manual_meshes import abstract_mesh, partly_manual
 from uses.table import floats, short_uses, tokens
 
 DEAD = {'w': floats(4, 4), 'b': floats(4)}
-
-
-def _dead_code(params, x):
-    _ = x @ params['w'] + params['b']
-    return x
-
-
-def _dead_result_of_jit(params, x):
-    return jax.jit(lambda w, b, x: (x @ w + b, x * 2))(params['w'], params['b'], x)[1]
 
 
 def _dead_carry(params, x):
@@ -32,22 +20,10 @@ def _dead_carry(params, x):
     return jax.lax.scan(body, (x, x), length=3)[0][0]
 
 
-def _dead_in_loop(params, x):
-    def body(carried):
-        number, x, y = carried
-        return number + 1, x * 2, y @ params['w'] + params['b']
-
-    return jax.lax.while_loop(lambda carried: carried[0] < 9, body, (0, x, x))[1]
-
-
 def _dead_in_branch(params, x):
     return jax.lax.cond(
         x.sum() > 0, lambda x: (x, x @ params['w'] + params['b']), lambda x: (x, x), x
     )[0]
-
-
-def _sliced_away(params, x):
-    return x + jnp.concatenate([jnp.ones((4, 4)), params['w'], params['b'][None]])[:2, :3].sum()
 
 
 def _no_trip(params, x):
@@ -57,18 +33,7 @@ def _no_trip(params, x):
     return jax.lax.scan(body, x, params['w'].reshape(-1, 4, 4)[:0])
 
 
-UNUSED = [
-    _dead_code,
-    _dead_result_of_jit,
-    _dead_carry,
-    _dead_in_loop,
-    _dead_in_branch,
-    _sliced_away,
-    _no_trip,
-]
-
-
-@pytest.mark.parametrize('apply_fn', UNUSED, ids=lambda function: function.__name__.strip('_'))
+@pytest.mark.parametrize('apply_fn', [_dead_carry, _dead_in_branch, _no_trip])
 def test_unused_leaves_change_nothing(apply_fn):
     x = jnp.arange(8.0).reshape(2, 4)
     graph = param_uses(apply_fn, DEAD, x)
@@ -114,41 +79,6 @@ def test_what_has_no_rule_is_opaque(reason, function):
         param_uses(apply, params, X, strict=True)
 
 
-def _behind_a_barrier(params, x):
-    params, x = jax.lax.optimization_barrier((params, x))
-    return x @ params['w'] + params['b']
-
-
-def _put_on_a_device(params, x):
-    params, x = jax.device_put((params, x))
-    return x @ params['w'] + params['b']
-
-
-def _named(params, x):
-    return x @ checkpoint_name(params['w'], 'w') + params['b']
-
-
-@pytest.mark.parametrize('apply_fn', [_behind_a_barrier, _put_on_a_device, _named])
-def test_what_changes_nothing_is_followed(apply_fn):
-    graph = param_uses(apply_fn, DEAD, jnp.ones((2, 4)))
-    assert not graph.opaque
-    ((use,), _) = (graph[name] for name in 'wb')
-    assert (use.op, use.contract, use.exact) == ('dot', (0,), True)
-    (turned,) = jax.linear_transpose(use.read, DEAD['w'])(jnp.ones((4, 4)))
-    assert turned.all()
-
-
-def test_paths_of_one_name_are_told_apart():
-    params = {'a': {'b': jnp.ones((8, 4))}, 'a/b': jnp.ones((4, 6))}
-    graph = param_uses(
-        lambda params, x: x @ params['a']['b'] @ params['a/b'], params, jnp.ones((2, 8))
-    )
-    assert [graph[path][0].flops for path in (('a', 'b'), ('a/b',))] == [
-        2 * 2 * 8 * 4,
-        2 * 2 * 4 * 6,
-    ]
-
-
 def test_names():
     params = {'layer': {'kernel': floats(4, 4), 'old': floats(4)}}
     graph = param_uses(lambda p, x: x @ p['layer']['kernel'], params, X)
@@ -168,7 +98,7 @@ def test_what_is_no_model_is_refused():
         param_uses(lambda p, x: x, {'layer': {'activation': jnp.tanh}}, X)
 
 
-def test_table_and_dict():
+def test_table():
     params = {'old': floats(3), 'w': floats(4, 4), 'q': floats(4, 4)}
     graph = param_uses(lambda p, x: x @ p['w'] @ jnp.linalg.qr(p['q'])[0], params, X)
     lines = str(graph).splitlines()
@@ -178,9 +108,6 @@ def test_table_and_dict():
     assert repr(graph).startswith(
         f'UseGraph(1 used, 1 opaque, 1 unused, {graph.flops:,} FLOPs, without '
     )
-    found = json.loads(json.dumps(graph.to_dict()))
-    assert found['uses']['w'][0]['contract'] == [0]
-    assert found['unused'] == ['old']
 
 
 def _looped(params, x):
@@ -189,14 +116,6 @@ def _looped(params, x):
 
     x = jax.lax.fori_loop(0, 3, body, x)
     return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ params['v'], x)
-
-
-def _indexed_by_a_carried_array(params, x):
-    def body(carried, _):
-        number, x = carried
-        return (number + 1, jnp.tanh(x @ params['w'][number + jnp.int32(-1)])), None
-
-    return jax.lax.scan(body, (jnp.ones((), jnp.int32), x), length=3)[0][1]
 
 
 def _learned_state(params, x):
@@ -227,19 +146,13 @@ USES = {
         X,
         {'a': 'elementwise >01', 'b': 'elementwise >01'},
     ),
-    'by an array that counts': (
-        _indexed_by_a_carried_array,
-        {'w': floats(3, 4, 4)},
-        X,
-        {'w': 'dot 1>2@0'},
-    ),
     'ensemble': _use(jax.vmap(lambda w, x: x @ w, (0, None)), 'dot 1>02', 5, 4, 3),
     'irregular reshape': _use(lambda w, x: x @ w.reshape(4, 3), 'dot 01>01', 3, 4),
+    'behind a barrier': _use(
+        lambda w, x: jnp.matmul(*jax.lax.optimization_barrier((x, w))), 'dot 0>1'
+    ),
     'top k': _use(lambda w, x: x[:, :2] @ jax.lax.top_k(w, 2)[0].T, '~dot 1>0'),
-    'both ways': _use(lambda w, x: x @ (w + w.T), '~dot 01>01'),
-    'half precision': _use(lambda w, x: x.astype('bfloat16') @ w.astype('bfloat16'), 'dot 0>1'),
     'masked': _use(lambda w, x: x @ jnp.where(np.tri(4) > 0, w, 0), 'dot 0>1'),
-    'scaled by a constant': _use(lambda w, x: x @ (w * np.float32(2)), '~dot 0>1'),
     'permuted': _use(lambda w, x: x @ w[:, np.array([1, 3, 0, 2])].T, 'dot 1>0'),
     'rows in groups': _use(
         lambda w, x: jax.lax.ragged_dot(x, w, jnp.array([2, 0, 3])),
@@ -271,46 +184,23 @@ def test_flops():
     assert ragged == 2 * 5 * 4 * 6
     in_loop = flops(lambda w, x: jax.lax.fori_loop(0, 7, lambda _, x: x @ w, x), 4, 4)
     assert in_loop == 7 * 64
-
-
-def test_flops_of_activations_and_of_a_shared_operation_count_once():
-    graph = param_uses(
-        lambda p, x: (x @ x.T, x @ (p['a'] + p['b'])), {'a': floats(4, 3), 'b': floats(4, 3)}, X
-    )
+    params = {'a': floats(4, 3), 'b': floats(4, 3)}  # an operation that is shared counts once
+    graph = param_uses(lambda p, x: (x @ x.T, x @ (p['a'] + p['b'])), params, X)
     assert graph.flops == 2 * 2 * 4 * 2 + 2 * 2 * 4 * 3
     assert graph['a'][0].flops == graph['b'][0].flops == 2 * 2 * 4 * 3
+    graph = param_uses(_looped, {'w': floats(3, 4, 4), 'v': floats(4, 4)}, X)
+    assert (graph['w'][0].trips, graph['v'][0].trips) == (3, None)
 
 
 def test_operations_that_are_not_counted_are_named():
     def apply(params, x):
-        x = jnp.fft.fft(x @ params['w']).real
-        return jnp.linalg.cholesky(x.T @ x + jnp.eye(4)) + jax.random.normal(
-            jax.random.key(0), (4,)
-        )
+        return jnp.fft.fft(x @ params['w']).real
 
     graph = param_uses(apply, SQUARE, X)
-    assert sorted(graph.uncounted) == ['cholesky', 'fft']
+    assert list(graph.uncounted) == ['fft']
     assert 'test_graph.py' in graph.uncounted['fft']
     assert 'not counted: fft (' in str(graph)
-    assert 'without fft, cholesky' in repr(graph)
-    assert list(graph.to_dict()['uncounted']) == list(graph.uncounted)
-    assert param_uses(lambda p, x: x @ p['w'], SQUARE, X).uncounted == {}
-
-
-def test_sizes_of_groups_that_are_made_of_parameters_have_no_rule():
-    params = {'sizes': tokens(3), 'w': floats(3, 4, 6)}
-    graph = param_uses(lambda p, x: jax.lax.ragged_dot(x, p['w'], p['sizes']), params, X)
-    assert list(graph.opaque) == [('sizes',), ('w',)]
-
-
-def test_trips_and_calls_of_one_program():
-    graph = param_uses(_looped, {'w': floats(3, 4, 4), 'v': floats(4, 4)}, X)
-    assert (graph['w'][0].trips, graph['v'][0].trips) == (3, None)
-    layer = jax.jit(lambda w, x: x @ w)
-    params = {'a': floats(4, 4), 'b': floats(4, 4)}
-    graph = param_uses(lambda p, x: layer(p['a'], layer(p['b'], layer(p['a'], x))), params, X)
-    assert [len(graph[name]) for name in 'ab'] == [2, 1]
-    assert len({use.site.path for uses in graph.values() for use in uses}) == 3
+    assert 'without fft' in repr(graph)
 
 
 @pytest.mark.parametrize('axes', [{'model'}, {'model', 'data'}])
@@ -323,24 +213,3 @@ def test_shard_map(axes):
     graph = param_uses(lambda p, x: sharded(p['w'], x), {'w': floats(8, 6)}, floats(4, 8))
     assert short_uses(graph) == {'w': '~dot 0>1'}
     assert graph.flops == 2 * 4 * 8 * 6
-
-
-def test_parameters_that_a_shard_map_puts_beside_each_other_are_opaque():
-    spec = jax.sharding.PartitionSpec
-    mesh = abstract_mesh(model=2)
-    specs = {'in_specs': (spec('model'), spec('model')), 'out_specs': spec('model')}
-    joined = partly_manual(lambda a, b: jnp.concatenate([a, b]), mesh, {'model'}, **specs)
-    params = {'a': floats(4, 6), 'b': floats(4, 6)}
-    graph = param_uses(lambda p, x: x @ joined(p['a'], p['b']), params, floats(2, 8))
-    assert list(graph.opaque) == [('a',), ('b',)]
-    for reason in graph.opaque.values():
-        assert 'shard_map of a concatenation' in reason
-
-
-def test_a_leaf_that_chooses_between_constants_leaves_the_others_followed():
-    def binary(params, x):
-        return x @ jnp.where(params['signs'] > 0, 1.0, -1.0) @ params['w']
-
-    graph = param_uses(binary, {'signs': floats(4, 4), 'w': floats(4, 4)}, floats(2, 4))
-    assert [use.exact for use in graph['w']] == [True]
-    assert not any(use.exact for use in graph['signs'])

@@ -3,12 +3,11 @@
 A trained model goes through these files, in this order:
 
 1. `prune`: makes the pruner of that name, or asks it for its plan.
-2. `calibrated_pruning`: `instant_sparsify`, which calls all that follows. It chooses the leaves (`leaves`: what the
-   model does with each, and which ones settings name; `matrices`: how weight matrices are read from a leaf).
+2. `calibrated_pruning`: `instant_sparsify`. It chooses the leaves (`leaves`: what the model does with each, and which
+   ones settings name), takes statistics, and prunes leaf by leaf.
 3. `calibrate`: statistics of the inputs of all matrices at once, or, by `sequential`, of one block after another.
-   `owl`: sparsities by outliers.
-4. `pruning_run`: prunes leaf by leaf, by the pruner's methods `prepare` and `prune_matrices`, and collects warnings.
-5. `wanda`, `ria`, `sparsegpt`: these methods. `matrix_masks`: scores of matrices, and masks of scores.
+   `owl`: sparsities by outliers. `matrices`: how weight matrices are read from a leaf, their scores and masks.
+4. `wanda`, `ria`, `sparsegpt`: what is done with a matrix.
 
 An untrained model needs no statistics: `prune`, then `at_initialization`. All look at `batches` first.
 
@@ -27,13 +26,13 @@ from jaxpruner.oneshot.calibrate import InputStatistics as InputStatistics
 from jaxpruner.oneshot.calibrate import calibrate as calibrate
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning as CalibratedPruning
 from jaxpruner.oneshot.matrices import MatrixLayout as MatrixLayout
-from jaxpruner.oneshot.matrix_masks import ria_scores as ria_scores
-from jaxpruner.oneshot.matrix_masks import wanda_scores as wanda_scores
+from jaxpruner.oneshot.matrices import wanda_scores as wanda_scores
 from jaxpruner.oneshot.owl import outlier_shares as outlier_shares
 from jaxpruner.oneshot.owl import owl_sparsities as owl_sparsities
 from jaxpruner.oneshot.prune import plan as plan
 from jaxpruner.oneshot.prune import prune as prune
 from jaxpruner.oneshot.ria import RIA as RIA
+from jaxpruner.oneshot.ria import ria_scores as ria_scores
 from jaxpruner.oneshot.sparsegpt import SparseGPT as SparseGPT
 from jaxpruner.oneshot.sparsegpt import prune_by_sparsegpt as prune_by_sparsegpt
 from jaxpruner.oneshot.wanda import Wanda as Wanda

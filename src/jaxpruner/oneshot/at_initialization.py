@@ -5,7 +5,6 @@ In each round derivatives are summed over the batches, weights are scored by the
 
 import dataclasses
 import logging
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NoReturn
 
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpruner import base_updater, checks
+from jaxpruner import base_updater, caller_warnings, checks
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import global_pruners, pruners
 from jaxpruner.oneshot.batches import (
@@ -181,20 +180,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
                 for add in adders:
                     sums.append(_sum_over(batches, add, params, masks, sums))
                 scores = score(sums.pop(), params, masks)
-                leaves = jax.tree.leaves(scores)
-                for path, leaf in zip(paths, leaves, strict=True):
-                    if not jnp.isfinite(leaf).all():
-                        raise ValueError(
-                            f'{tree_lib.path_string(path)}: its scores are not finite in round {number}; look for NaN '
-                            'or inf in parameters and batches, and where numbers are merely too large, give the '
-                            "parameters in float64, after jax.config.update('jax_enable_x64', True): the masks fit "
-                            'narrower ones, too'
-                        )
-                if number == 1 and not any(jnp.any(leaf != 0) for leaf in leaves):
-                    raise ValueError(
-                        f'all scores of {name} are zero: what {self.function} returns does not depend on the leaves '
-                        'that are to be pruned, or its derivatives are too small for their dtype'
-                    )
+                self._check_scores(scores, number)
                 scores = jax.tree.map(
                     lambda leaf, mask: jnp.where(mask != 0, leaf, -jnp.inf), scores, masks
                 )
@@ -210,14 +196,28 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
             if mask.size and not checks.keeps_any(mask)
         ]
         if empty and total < 1:
-            warnings.warn(
+            caller_warnings.warn(
                 f'{", ".join(empty)}: {name} left no weight there, so that what comes before may have no effect; take '
-                'more rounds=…, a lower sparsity, or synflow',
-                UserWarning,
-                stacklevel=2,
+                'more rounds=…, a lower sparsity, or synflow'
             )
         checks.check_masks(self, params, masks)
         return self.apply_masks(params, masks), masks
+
+    def _check_scores(self, scores: tree_lib.PyTree, number: int) -> None:
+        """Refuses scores of a round that rank nothing."""
+        paths, leaves, _ = tree_lib.flatten_with_paths(scores)
+        for path, leaf in zip(paths, leaves, strict=True):
+            if not jnp.isfinite(leaf).all():
+                raise ValueError(
+                    f'{tree_lib.path_string(path)}: its scores are not finite in round {number}; look for NaN or inf '
+                    'in parameters and batches, and where numbers are merely too large, give the parameters in '
+                    "float64, after jax.config.update('jax_enable_x64', True): the masks fit narrower ones, too"
+                )
+        if number == 1 and not any(jnp.any(leaf != 0) for leaf in leaves):
+            raise ValueError(
+                f'all scores of {type(self).__name__} are zero: what {self.function} returns does not depend on the '
+                'leaves that are to be pruned, or its derivatives are too small for their dtype'
+            )
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
         """Returns targets as the base does; leaves that hold no floats have no derivatives, and stay dense."""

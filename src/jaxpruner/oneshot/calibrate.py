@@ -17,15 +17,16 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.explicit_meshes import on_explicit_mesh, without_explicit_axes
 from jaxpruner.oneshot import batches as batches_lib
 from jaxpruner.oneshot import leaves as leaves_lib
-from jaxpruner.oneshot import sample_weights
 from jaxpruner.oneshot.matrices import MatrixLayout, WeightMatrices, contracted_axes
 from jaxpruner.progress import progress_bar
-from jaxpruner.trace import Use
+from jaxpruner.trace import Use, contractions
 from jaxpruner.trace.compiled_once import CompiledOnce
 from jaxpruner.trace.taps import Taps
 
 logger = logging.getLogger(__name__)
 
+# A batch -> how much each of its samples counts.
+SampleWeights = Callable[[Any], Any]
 # Windows of a convolution that are held at once, in bytes.
 _WINDOWS = 2**26
 
@@ -93,7 +94,7 @@ def calibrate(
     kind: str = 'second_moment',
     only: Sequence[str | tree_lib.Path] | str | None = None,
     progress: bool = True,
-    weights: sample_weights.SampleWeights | None = None,
+    weights: SampleWeights | None = None,
 ) -> Calibration:
     """Takes statistics of the inputs of each leaf that is contracted with data, whatever the model's framework.
 
@@ -136,12 +137,12 @@ def calibrate(
         for number, batch in enumerate(batches):
             show('calibrating', number, totals)
             inputs = batches_lib.as_inputs(batch)
-            own_weights = sample_weights.weights_of(batch, weights)
+            own_weights = weights_of(batch, weights)
             if program is None or batches_lib.shapes_of((inputs, own_weights)) != shapes:
                 shapes = batches_lib.shapes_of((inputs, own_weights))
                 graph = leaves_lib.trace_model(apply_fn, params, batch, number)
                 followed = leaves_lib.follow_named_leaves(graph, only)
-                sample_weights.check_samples_are_told(followed.all_matrices, own_weights)
+                check_samples_are_told(followed.all_matrices, own_weights)
                 by_inputs = uses_by_inputs(followed.all_matrices)
                 taps = input_taps(by_inputs.values(), kind == 'gram')
                 if program is None:
@@ -196,10 +197,7 @@ def _value_key(use: Use) -> Hashable:
         _, _, *data_axes = contracted_axes(equation, site.operand)
         how = tuple(map(id, equation.invars[2:])), tuple(data_axes)  # sizes of groups of rows
     else:
-        window_and_channels = equation.params['dimension_numbers'].rhs_spec[1:]
-        kernel = equation.invars[1].aval.shape
-        settings = {name: value for name, value in equation.params.items() if name != 'precision'}
-        how = str(settings), tuple(kernel[axis] for axis in window_and_channels)
+        how = id(equation)
     return site.path[:-1], id(data), how, loops
 
 
@@ -263,8 +261,8 @@ def _statistics_of(
     """Sums over samples, of a convolution over its windows; `sizes` are those of groups with a matrix each."""
     equation, operand = use.site.equation, use.site.operand
     if weights is not None:
-        (axes,) = sample_weights.sample_axes(use, weights.shape)
-        data = sample_weights.weigh(data, weights, axes)
+        (axes,) = sample_axes(use, weights.shape)
+        data = weigh(data, weights, axes)
     gram = second_moment = None
     if use.op == 'conv':
         result = equation.outvars[0].aval.shape
@@ -372,3 +370,91 @@ def _gram_of_windows(equation: Any, data: jax.Array) -> jax.Array:
     total = jnp.zeros((groups, pixels * channels, pixels * channels), data.dtype)
     total, _ = lax.scan(add, total, images.reshape(-1, size, *images.shape[1:]))
     return total if groups > 1 else total[0]
+
+
+# How much each sample of a batch counts: padding, for one, counts nothing.
+#
+# Weights have the shape of the leading axes of a model's inputs, such as `(batch, length)`. The inputs of a product
+# must have these axes side by side and in this order, among those that are neither summed over nor shared with the
+# weight matrices; or one axis that all of them are flattened into. A convolution takes one weight for each image. Axes
+# are told apart by their lengths alone. A product that leaves no place for the weights, or several, is refused: pooled
+# inputs have no positions any more, and rows that are sorted by experts have others.
+
+
+def weights_of(batch: Any, weights: SampleWeights | None) -> jax.Array | None:
+    """Calls the function that a user gave; returns float32.
+
+    Raises:
+      TypeError: it is no function.
+      ValueError: a weight is negative or not finite.
+    """
+    if weights is None:
+        return None
+    if not callable(weights):
+        raise TypeError(
+            "weights is a function of a batch, such as weights=lambda batch: batch['mask']; got "
+            f'{type(weights).__name__}'
+        )
+    array = jnp.asarray(weights(batch), jnp.float32)
+    if not bool(jnp.all(jnp.isfinite(array) & (array >= 0))):
+        raise ValueError('weights must be finite and not negative; 0 leaves a sample out')
+    return array
+
+
+def check_samples_are_told(matrices: Iterable[WeightMatrices], weights: jax.Array | None) -> None:
+    """Refuses all leaves of whose inputs it is not clear which sample has which weight.
+
+    Raises:
+      ValueError: there is such a leaf.
+    """
+    if weights is None:
+        return
+    refused = {}
+    for part in matrices:
+        for use in part.uses:
+            if len(sample_axes(use, weights.shape)) != 1:
+                shape = use.site.equation.invars[1 - use.site.operand].aval.shape
+                refused[tree_lib.path_string(part.path)] = f'inputs {shape} at {use.where}'
+    if refused:
+        dense = ', '.join(f'{name!r}: None' for name in refused)
+        reasons = '; '.join(f'{name}: {reason}' for name, reason in refused.items())
+        raise ValueError(
+            f'weights of shape {weights.shape} do not tell how much each sample of these leaves counts: {reasons}. '
+            'Inputs need these axes side by side, or flattened into one, and a convolution has one weight for each '
+            'image; rows that are sorted by experts have none. Where lengths coincide give batches of another size. Or '
+            f"leave the leaves dense: sparsity_type={{{dense}, '*': …}}"
+        )
+
+
+def weigh(data: jax.Array, weights: jax.Array, axes: Sequence[int]) -> jax.Array:
+    """Scales the inputs of a product by the roots of the weights, so that their squares are weighed.
+
+    `axes` are those of the samples. A sample of weight 0 becomes zero, even if it is NaN.
+
+    >>> weigh(jnp.array([[1.0, 2.0], [jnp.nan, 4.0]]), jnp.array([4.0, 0.0]), [0]).tolist()
+    [[2.0, 4.0], [0.0, 0.0]]
+    """
+    weights = weights.reshape(
+        [data.shape[axis] if axis in axes else 1 for axis in range(data.ndim)]
+    )
+    return jnp.where(weights == 0, 0, data * jnp.sqrt(weights).astype(data.dtype))
+
+
+def sample_axes(use: Use, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Lists the places where the inputs of a product may have the axes of weights of this shape."""
+    equation, operand = use.site.equation, 1 - use.site.operand
+    lengths = equation.invars[operand].aval.shape
+    if use.op == 'conv':
+        images = equation.params['dimension_numbers'].lhs_spec[0]
+        return [(images,)] if shape == (lengths[images],) else []
+    if equation.primitive.name in contractions.RAGGED:
+        return []
+    roles = contractions.roles(equation, operand)
+    flattened = [(math.prod(shape),)] if len(shape) > 1 and not roles.batch else []
+    for own_shape in (shape, *flattened):
+        starts = range(len(roles.free) - len(own_shape) + 1)
+        places = [roles.free[start : start + len(own_shape)] for start in starts]
+        places = [axes for axes in places if tuple(lengths[axis] for axis in axes) == own_shape]
+        if places:
+            return places
+    return []

@@ -1,37 +1,57 @@
 """The base of pruners that calibrate a model on some batches, then prune it once."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxpruner import base_updater, caller_warnings, checks, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import FixedMask
+from jaxpruner.explicit_meshes import on_explicit_mesh
 from jaxpruner.oneshot import batches as batches_lib
 from jaxpruner.oneshot import leaves as leaves_lib
-from jaxpruner.oneshot.calibrate import CalibratedMatrices, Calibration, InputStatistics, calibrate
-from jaxpruner.oneshot.matrix_masks import check_matrix_type
+from jaxpruner.oneshot.calibrate import (
+    CalibratedMatrices,
+    Calibration,
+    InputStatistics,
+    SampleWeights,
+    calibrate,
+)
+from jaxpruner.oneshot.matrices import WeightMatrices, check_matrix_type
 from jaxpruner.oneshot.owl import Names, matrix_sparsities
-from jaxpruner.oneshot.pruning_run import LeafTarget, LeafTargets, PruningRun
-from jaxpruner.oneshot.sample_weights import SampleWeights
 from jaxpruner.oneshot.sequential import SequentialCalibration
-from jaxpruner.plan import LeafPlan, PruningPlan
+from jaxpruner.plan import PruningPlan
 from jaxpruner.progress import progress_bar
+from jaxpruner.sparse_state import MASK_DTYPE
 from jaxpruner.sparsity_types import INPUT_AXIS, NByM, check_groups, normalize_setting
-from jaxpruner.trace import with_input_axes
 
 _NOTE = (
     'The model decides which of them: leaves that no contraction reads stay dense, and N:M lies along the inputs. '
     'plan(params, apply_fn=…, batches=…) shows both.'
 )
+
+
+_MOST_NAMED = 5  # leaves in a warning
+
+
+class LeafTarget(NamedTuple):
+    """What a leaf is to reach: a share to remove as a sparsity type says, or a mask in the leaf's shape."""
+
+    sparsity: Any
+    sparsity_type: sparsity_types.SparsityType
+    mask: jax.Array | None = None
+
+
+LeafTargets = dict[tree_lib.Path, LeafTarget]
 
 
 @dataclasses.dataclass
@@ -140,25 +160,18 @@ class CalibratedPruning(base_updater.BaseUpdater):
         del params, targets
         return self
 
-    def doubt(self, prepared: Any, where: str) -> str | None:
-        """Tells what there is to warn of in what `prepare` made for a leaf, `None` for nothing."""
-        del prepared, where
-
-    def warn_of_doubts(self, doubts: Sequence[str]) -> None:
-        """Warns once, at the end, of all that `doubt` returned."""
-        del doubts
+    def doubt(self, prepared: Any) -> str | None:
+        """Tells what there is to warn of in what `prepare` made, with `{names}` for the leaves; `None` for nothing."""
+        del prepared
 
     def check_type(self, sparsity_type: sparsity_types.SparsityType, where: str = '') -> None:
         """Refuses all but unstructured and N:M, and OWL with N:M, which leaves no choice of a sparsity."""
-        if isinstance(sparsity_type, NByM):
-            if self.owl:
-                raise ValueError(
-                    f'{where}owl=True chooses sparsities, which {sparsity_type!r} sets; leave one out'
-                )
-        elif not sparsity_types.is_unstructured(sparsity_type):
-            raise TypeError(
-                f'{where}calibrated pruning is unstructured or N:M, got {sparsity_type!r}'
+        if isinstance(sparsity_type, NByM) and self.owl:
+            raise ValueError(
+                f'{where}owl=True chooses sparsities, which {sparsity_type!r} sets; leave one out'
             )
+        if not isinstance(sparsity_type, NByM):
+            check_matrix_type(sparsity_type, (), where.removesuffix(': '))
 
     def instant_sparsify(
         self,
@@ -198,43 +211,37 @@ class CalibratedPruning(base_updater.BaseUpdater):
           UnsupportedPrimitive: a selected leaf goes through an operation that is not understood.
         """
         del grads, extra_args
-        name = type(self).__name__
-        model: Any = apply_fn
-        data: Any = batches
-        targets, contradictions = self._targets(params, masks)
-        if calibration is not None:
-            if weights is not None:
-                raise ValueError('a calibration is weighed already: give the weights to calibrate')
-            if self.sequential:
-                raise ValueError(
-                    'sequential=True takes statistics as it goes; give apply_fn and batches alone'
-                )
-            followed = getattr(calibration, 'followed', None)
-            if followed is None:  # a mapping of a user's own
-                parts = {path: tuple(part for part, _ in calibration[path]) for path in calibration}
-                followed = leaves_lib.FollowedLeaves(parts, {}, frozenset())
-            followed = followed.among(targets)
-            unknown = targets.keys() - followed.matrices.keys() - followed.reasons.keys()
-            if missing := [tree_lib.path_string(path) for path in targets if path in unknown]:
-                caller_warnings.warn(
-                    f'{", ".join(missing)}: the calibration has no statistics of these leaves, which stay dense; '
-                    'calibrate without only=…, or leave them out of sparsity_distribution_fn'
-                )
-        else:
-            instead = ', or a calibration=…'
+        selected = self._selected(params, masks)
+        if calibration is None:
+            name, instead = type(self).__name__, ', or a calibration=…'
             batches_lib.check_model_is_given(name, 'instant_sparsify', apply_fn, batches, instead)
-            first, data = batches_lib.first_batch(batches)
-            graph = leaves_lib.trace_model(model, params, first)
-            followed = leaves_lib.follow_leaves(graph, targets)
+            first, batches = batches_lib.first_batch(batches)
+            graph = leaves_lib.trace_model(apply_fn, params, first)
+            followed = leaves_lib.follow_leaves(graph, selected)
             del graph  # holds the traced program
-        targets = self._choose(params, followed, targets, contradictions)
+        elif weights is not None:
+            raise ValueError('a calibration is weighed already: give the weights to calibrate')
+        elif self.sequential:
+            raise ValueError(
+                'sequential=True takes statistics as it goes; give apply_fn and batches alone'
+            )
+        else:
+            followed = calibration.followed.among(selected)
+            unknown = set(selected) - followed.matrices.keys() - followed.reasons.keys()
+            if unknown:
+                caller_warnings.warn(
+                    f'{", ".join(map(tree_lib.path_string, sorted(unknown)))}: the calibration has no statistics of '
+                    'these leaves, which stay dense; calibrate without only=…, or leave them out of '
+                    'sparsity_distribution_fn'
+                )
+        targets = self._targets(params, followed, masks)
         run = PruningRun(self.begin(params, targets), params, targets, donate)
-        taken = self.kind, list(targets), progress, weights
+        taken: Any = self.kind, list(targets), progress, weights
         if self.sequential:
-            self._prune_in_blocks(run, model, list(data), *taken)
+            self._prune_in_blocks(run, apply_fn, list(batches or ()), *taken)
         else:
             if calibration is None:
-                calibration = calibrate(model, params, data, *taken)
+                calibration = calibrate(apply_fn, params, batches, *taken)
             entries = [entry for path in targets for entry in calibration[path]]
             del calibration  # the statistics are freed one after another
             self._choose_sparsities(run, entries)
@@ -276,43 +283,58 @@ class CalibratedPruning(base_updater.BaseUpdater):
         del opt_state
         if apply_fn is None and batches is None:
             plan = super().plan(params)
-            leaves = [_along_inputs(leaf) if leaf.is_pruned else leaf for leaf in plan]
-            note = _NOTE if plan.pruned else ''
-            return dataclasses.replace(plan, leaves=tuple(leaves), note=note)
+            return dataclasses.replace(
+                plan,
+                leaves=tuple(
+                    dataclasses.replace(leaf, sparsity_type=_along_inputs(leaf.sparsity_type))
+                    for leaf in plan
+                ),
+                note=_NOTE if plan.pruned else '',
+            )
         batches_lib.check_model_is_given(type(self).__name__, 'plan', apply_fn, batches)
-        with caller_warnings.silence():  # which leaves are pruned is not known yet
-            plan = super().plan(params)
-        targets, contradictions = self._targets(params)
         first, _ = batches_lib.first_batch(batches)
         graph = leaves_lib.trace_model(apply_fn, params, first)
-        followed = leaves_lib.follow_leaves(graph, targets)
-        targets = self._choose(params, followed, targets, contradictions)
+        followed = leaves_lib.follow_leaves(graph, self._selected(params))
+        targets = self._targets(params, followed)
+        types, why_dense = {}, {}
+        for leaf in self.describe_leaves(*tree_lib.flatten_with_paths(params)[:2]):
+            types[leaf.path] = leaf.sparsity_type
+            if leaf.path in targets:
+                with contextlib.suppress(ValueError):  # parts of it are summed along several axes
+                    leaf = dataclasses.replace(
+                        leaf, sparsity_type=_along_inputs(leaf.sparsity_type)
+                    )
+                    types[leaf.path] = leaves_lib.type_along_inputs(leaf, graph)
+            elif reason := followed.why_dense(leaf.path, lambda path: False):
+                why_dense[leaf.path] = reason
+        with caller_warnings.silence():
+            planned = base_updater.BaseUpdater.plan(leaves_lib.with_types(self, types), params)
         leaves = []
-        for leaf, array in zip(plan, tree_lib.flatten_with_paths(params)[1], strict=True):
-            if leaf.is_pruned and leaf.path not in targets:
-                reason = followed.why_dense(leaf.path, lambda path: False)
-                leaf = dataclasses.replace(leaf, target=None, kept=leaf.size, why_dense=reason)
-            elif leaf.is_pruned and isinstance(leaf.sparsity_type, NByM):
-                n_by_m = dataclasses.replace(leaf.sparsity_type, axis=INPUT_AXIS)
-                removed = 0
-                for part in followed.matrices[leaf.path]:
-                    *_, inputs, _ = part.shape
-                    lines = math.prod(part.shape) // max(inputs, 1)
-                    removed += lines * (inputs - n_by_m.kept_in_line(inputs))
-                # Inputs of several readings may lie along several axes.
-                with contextlib.suppress(ValueError):
-                    axis_of = with_input_axes(lambda path, leaf, n_by_m=n_by_m: n_by_m, graph)
-                    n_by_m = axis_of(leaf.path, array) or n_by_m
-                leaf = dataclasses.replace(leaf, sparsity_type=n_by_m, kept=leaf.size - removed)
+        for leaf in leaves_lib.with_reasons(planned, why_dense):
+            if leaf.is_pruned and isinstance(leaf.sparsity_type, NByM):
+                length = leaf.sparsity_type.line_length(leaf.shape)
+                kept = leaf.size // max(length, 1) * leaf.sparsity_type.kept_in_line(length)
+                leaf = dataclasses.replace(leaf, kept=kept)
             leaves.append(leaf)
         counts = [leaf.kept for leaf in leaves]
         kept = None if None in counts else sum(counts)
-        return dataclasses.replace(plan, leaves=tuple(leaves), kept=kept)
+        return dataclasses.replace(planned, leaves=tuple(leaves), kept=kept)
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
         """Returns the target of each leaf; its sparsity type is checked when it is known how the leaf is used."""
-        _, leaves, treedef = tree_lib.flatten_with_paths(params)
-        targets, contradictions = self._targets_and_contradictions(params)
+        params = tree_lib.as_arrays(params)
+        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+        described = self.describe_leaves(paths, leaves)
+
+        def check(pruned: Sequence[sparsity_types.Leaf]) -> None:
+            for leaf in pruned:
+                assert leaf.sparsity_type is not None
+                self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
+
+        with leaves_lib.ignore_vectors():
+            targets, contradictions = checks.targets_of_leaves(
+                self.sparsity_distribution_fn, params, described, self.stacked, check
+            )
         checks.warn_of_contradictions(contradictions)
         return tree_lib.unflatten(treedef, targets, leaves)
 
@@ -323,87 +345,73 @@ class CalibratedPruning(base_updater.BaseUpdater):
             'batches=…), then FixedMask(masks).wrap_optax(tx) to fine-tune'
         )
 
-    def _targets_and_contradictions(self, params: tree_lib.PyTree) -> tuple[list[Any], list[Any]]:
-        params = tree_lib.as_arrays(params)
-        paths, leaves, _ = tree_lib.flatten_with_paths(params)
-        described = self.describe_leaves(paths, leaves)
-
-        def check(pruned: Sequence[sparsity_types.Leaf]) -> None:
-            for leaf in pruned:
-                assert leaf.sparsity_type is not None
-                self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
-
-        with leaves_lib.ignore_vectors():
-            return checks.targets_of_leaves(
-                self.sparsity_distribution_fn, params, described, self.stacked, check
+    def _selected(
+        self, params: tree_lib.PyTree, masks: tree_lib.PyTree | None = None
+    ) -> list[tree_lib.Path]:
+        """Lists the leaves that the distribution selects, or that have masks from elsewhere."""
+        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+        if masks is None:
+            with caller_warnings.silence():
+                targets = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
+            return [path for path, target in zip(paths, targets, strict=True) if target is not None]
+        if type(self).reconstruct_matrices is CalibratedPruning.reconstruct_matrices:
+            raise ValueError(
+                f'{type(self).__name__} changes no weight that stays, so that masks=… would merely be applied: '
+                'choose sparsegpt, or jaxpruner.FixedMask(masks)'
             )
+        if self.owl:
+            raise ValueError(
+                'owl=True chooses sparsities, which masks=… have already; leave one out'
+            )
+        given = tree_lib.leaves_like(treedef, masks)
+        for path, leaf, mask in zip(paths, leaves, given, strict=True):
+            if mask is not None and jnp.shape(mask) != jnp.shape(leaf):
+                raise ValueError(
+                    f'{tree_lib.path_string(path)}: its mask has shape {jnp.shape(mask)}, and the parameter '
+                    f'{jnp.shape(leaf)}; give masks unpacked, in the shapes of the parameters'
+                )
+        return [path for path, mask in zip(paths, given, strict=True) if mask is not None]
 
     def _targets(
-        self, params: tree_lib.PyTree, masks: tree_lib.PyTree | None = None
-    ) -> tuple[LeafTargets, list[checks.Contradiction]]:
-        """Finds the targets of the leaves that are selected, and shares that N:M contradicts."""
-        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-        if masks is not None:
-            if type(self).reconstruct_matrices is CalibratedPruning.reconstruct_matrices:
-                raise ValueError(
-                    f'{type(self).__name__} changes no weight that stays, so that masks=… would merely be applied: '
-                    'choose sparsegpt, or jaxpruner.FixedMask(masks)'
-                )
-            if self.owl:
-                raise ValueError(
-                    'owl=True chooses sparsities, which masks=… have already; leave one out'
-                )
-            targets = {}
-            given = tree_lib.leaves_like(treedef, masks)
-            for path, leaf, mask in zip(paths, leaves, given, strict=True):
-                if mask is not None and jnp.shape(mask) != jnp.shape(leaf):
-                    raise ValueError(
-                        f'{tree_lib.path_string(path)}: its mask has shape {jnp.shape(mask)}, and the parameter '
-                        f'{jnp.shape(leaf)}; give masks unpacked, in the shapes of the parameters'
-                    )
-                if mask is not None:
-                    mask = jnp.asarray(mask, jnp.float32)
-                    targets[path] = LeafTarget(0.0, sparsity_types.Unstructured(), mask)
-            return targets, []
-        for names in self.blocks or ():
-            tree_lib.check_names(tree_lib.as_names(names), paths, 'blocks')
-        sparsities, contradictions = self._targets_and_contradictions(params)
-        targets = {}
-        for sparsity, leaf in zip(sparsities, self.describe_leaves(paths, leaves), strict=True):
-            if sparsity is not None and leaf.sparsity_type is not None:
-                targets[leaf.path] = LeafTarget(sparsity, leaf.sparsity_type)
-        return targets, contradictions
-
-    def _choose(
         self,
         params: tree_lib.PyTree,
         followed: leaves_lib.FollowedLeaves,
-        targets: LeafTargets,
-        contradictions: list[checks.Contradiction],
+        masks: tree_lib.PyTree | None = None,
     ) -> LeafTargets:
-        """Chooses the leaves that can be pruned, says of the others why they stay dense, and checks the shapes."""
+        """Finds what each leaf is to reach that can be pruned; says of the others why they stay dense."""
         name = type(self).__name__
-        if any(target.mask is not None for target in targets.values()):
+        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+        if masks is not None:
             leaves_lib.check_used(followed, name)
             consequence = 'are masked, and nothing makes up for what they lose'
             leaves_lib.warn_of_unclear(followed.unclear, consequence)
-            return {path: targets[path] for path in followed.matrices}
+            targets = {}
+            for path, mask in zip(paths, tree_lib.leaves_like(treedef, masks), strict=True):
+                if path in followed.matrices:
+                    mask = jnp.asarray(mask, jnp.float32)
+                    targets[path] = LeafTarget(0.0, sparsity_types.Unstructured(), mask)
+            return targets
+        for names in self.blocks or ():
+            tree_lib.check_names(tree_lib.as_names(names), paths, 'blocks')
         chosen = leaves_lib.choose_leaves(followed, leaves_lib.names_of(self), name)
-        checks.warn_of_contradictions([each for each in contradictions if each.leaf.path in chosen])
+        described = self.describe_leaves(paths, leaves)
+        types = {leaf.path: leaf.sparsity_type for leaf in described if leaf.path in chosen}
+        pruner = leaves_lib.with_types(self, types)
+        sparsities = tree_lib.leaves_like(treedef, pruner.get_target_sparsities(params))
+        targets = dict(zip(paths, sparsities, strict=True))
 
         def check(path: tree_lib.Path) -> None:
             for part in followed.matrices[path]:
                 shape = part.layout.matrices_shape
-                check_matrix_type(targets[path].sparsity_type, shape, tree_lib.path_string(path))
+                check_matrix_type(types[path], shape, tree_lib.path_string(path))
 
         of_leaves = {path: functools.partial(check, path) for path in chosen}
-        paths, _, _ = tree_lib.flatten_with_paths(params)
         check_groups(of_leaves, normalize_setting(self.sparsity_type), paths)
-        return {path: targets[path] for path in chosen}
+        return {path: LeafTarget(targets[path], types[path]) for path in chosen}
 
     def _prune_in_blocks(
         self,
-        run: PruningRun,
+        run: 'PruningRun',
         apply_fn: Any,
         batches: list[Any],
         kind: str,
@@ -430,15 +438,167 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 on_batch = lambda totals, name=name: show(name, next(done), totals)  # noqa: E731
                 run.prune(calibration.take(number, run.params, on_batch))
 
-    def _choose_sparsities(self, run: PruningRun, entries: list[CalibratedMatrices]) -> None:
+    def _choose_sparsities(self, run: 'PruningRun', entries: list[CalibratedMatrices]) -> None:
         if self.owl and entries:
             sparsities = matrix_sparsities(entries, run.targets, run.read, self)
             for (matrices, _), sparsity in zip(entries, sparsities, strict=True):
                 run.sparsities[matrices.path, matrices.reading] = sparsity
 
 
-def _along_inputs(leaf: LeafPlan) -> LeafPlan:
-    if not isinstance(leaf.sparsity_type, NByM):
-        return leaf
-    along_inputs = dataclasses.replace(leaf.sparsity_type, axis=INPUT_AXIS)
-    return dataclasses.replace(leaf, sparsity_type=along_inputs)
+def _along_inputs(sparsity_type: Any) -> Any:
+    if not isinstance(sparsity_type, NByM):
+        return sparsity_type
+    return dataclasses.replace(sparsity_type, axis=INPUT_AXIS)
+
+
+class PruningRun:
+    """The leaves of one model while they are pruned. Those that are given stay as they are, unless they are donated.
+
+    Attributes:
+      pruner: a `CalibratedPruning`, which prunes matrices.
+      targets: what each leaf is to reach, by path.
+      sparsities: those that OWL chose, one for each matrix, by path and reading of the matrices; of all others the
+        leaf's target holds.
+    """
+
+    def __init__(self, pruner: Any, params: tree_lib.PyTree, targets: LeafTargets, donate: bool):
+        paths, leaves, self._treedef = tree_lib.flatten_with_paths(params)
+        self.pruner = pruner
+        self.targets = targets
+        self.sparsities: dict[Any, jax.Array] = {}
+        self._leaves: dict[tree_lib.Path, Any] = dict(zip(paths, leaves, strict=True))
+        self._masks: dict[tree_lib.Path, jax.Array] = {}
+        times = collections.Counter(map(id, leaves))  # an array may be two leaves
+        self._donated = {path for path in paths if donate and times[id(self._leaves[path])] == 1}
+        # Warning -> the leaves that it names.
+        self._doubts: dict[str, list[str]] = collections.defaultdict(list)
+
+    @property
+    def params(self) -> tree_lib.PyTree:
+        """The parameters as they are now."""
+        return jax.tree.unflatten(self._treedef, self._leaves.values())
+
+    @property
+    def masks(self) -> tree_lib.PyTree:
+        """uint8 masks in the parameters' shapes, `None` for leaves of which nothing was pruned."""
+        masks = list(map(self._masks.get, self._leaves))
+        return tree_lib.unflatten(self._treedef, masks, self._leaves.values())
+
+    def read(self, matrices: WeightMatrices, other: jax.Array | None = None) -> jax.Array:
+        """Reads weight matrices as they are now, or those of another array of the leaf's shape, such as its mask."""
+        leaf = self._leaves[matrices.path] if other is None else other
+        return matrices.read(on_explicit_mesh(leaf, leaf))
+
+    def prune(self, entries: list[CalibratedMatrices]) -> None:
+        """Prunes matrices, and takes them from the list; those that share their statistics come together.
+
+        Raises:
+          ValueError: statistics do not fit, or are not finite, or new weights are not.
+        """
+        shared: dict[int, list[CalibratedMatrices]] = {}
+        for entry in entries:
+            self._check(entry)
+            shared.setdefault(id(entry.statistics), []).append(entry)
+        entries.clear()
+        for key in list(shared):
+            (first, statistics), *others = shared.pop(key)
+            matrices = [first, *(part for part, _ in others)]
+            is_unseen = np.asarray(jnp.all(statistics.second_moment == 0, -1))
+            if is_unseen.any():
+                statistics = _with_equal_inputs(statistics, is_unseen)
+                for index, part in itertools.product(np.argwhere(is_unseen).tolist(), matrices):
+                    number = f', matrix {", ".join(map(str, index))}' if index else ''
+                    self._doubts[_UNSEEN].append(part.where + number)
+            prepared = self.pruner.prepare(statistics)
+            del statistics, others  # frees the statistics, unless they are what is prepared
+            doubt = self.pruner.doubt(prepared)
+            for part in matrices:
+                self._prune(part, prepared)
+                if doubt is not None:
+                    self._doubts[doubt].append(part.where)
+            del prepared  # before the next statistics are prepared
+
+    def warn(self) -> None:
+        """Warns once of each kind of doubt about what was pruned."""
+        for doubt, names in self._doubts.items():
+            more = f' and {len(names) - _MOST_NAMED} more' if len(names) > _MOST_NAMED else ''
+            caller_warnings.warn(doubt.format(names=', '.join(names[:_MOST_NAMED]) + more))
+
+    def _check(self, entry: CalibratedMatrices) -> None:
+        """Refuses statistics that lack something or are not finite; notes leaves with too few samples."""
+        matrices, statistics = entry
+        where = tree_lib.path_string(matrices.path)
+        if statistics.gram is None and self.pruner.kind == 'gram':
+            raise ValueError(
+                f"{where}: its statistics hold no Gram matrix; calibrate with kind='gram'"
+            )
+        if not jnp.isfinite(statistics.second_moment).all():
+            raise ValueError(
+                f'{where}: its inputs are not finite; look for NaN or inf in the batches and in the model'
+            )
+        counts = np.asarray(statistics.count, np.float64)
+        samples = float(np.min(counts[counts > 0], initial=np.inf))  # zero has a warning of its own
+        inputs = matrices.shape[-2]
+        if samples < inputs:
+            self._doubts[_FEW_SAMPLES].append(f'{where} ({samples:g} samples, {inputs} inputs)')
+
+    def _prune(self, matrices: WeightMatrices, prepared: Any) -> None:
+        path, where = matrices.path, matrices.where
+        target = self.targets[path]
+        weights = self.read(matrices)
+        if bool(jnp.isnan(weights).any()):
+            self._doubts[_NAN].append(where)
+        if target.mask is not None:
+            mask = self.read(matrices, target.mask)
+            new, kept = self.pruner.reconstruct_matrices(weights, prepared, mask)
+        else:
+            sparsity = self.sparsities.get((path, matrices.reading), target.sparsity)
+            sparsity = jnp.asarray(sparsity, jnp.float32)
+            if matrices.layer is not None and sparsity.ndim:
+                sparsity = sparsity[matrices.layer]
+            new, kept = self.pruner.prune_matrices(
+                weights, prepared, sparsity, target.sparsity_type, where
+            )
+        if new is not None and not bool(jnp.isfinite(new).all()):
+            raise ValueError(
+                f'{tree_lib.path_string(path)}: its new weights are not finite; look for NaN or inf in it and in its '
+                'inputs'
+            )
+        del weights
+        given = leaf = self._leaves[path]
+        is_first = path not in self._masks
+        mask = jnp.ones(jnp.shape(leaf), MASK_DTYPE) if is_first else self._masks[path]
+        if is_first and matrices.layer is not None and path not in self._donated:
+            leaf = jnp.array(leaf, copy=True)  # whose layers are then replaced in place
+        leaf, mask = on_explicit_mesh((leaf, mask), leaf)
+        leaf, mask = matrices.replace(leaf, mask, new, kept)
+        if isinstance(given, jax.Array):
+            leaf, mask = jax.device_put((leaf, mask), given.sharding)
+            if is_first and path in self._donated and not given.is_deleted():
+                jax.block_until_ready(leaf)
+                given.delete()
+        self._leaves[path] = leaf
+        self._masks[path] = mask
+
+
+_FEW_SAMPLES = (
+    'samples are fewer than inputs, so that what they say of these is uncertain: {names}; calibrate with at least as '
+    'many samples as inputs'
+)
+_UNSEEN = (
+    'the inputs of these matrices are zero in all batches, so that their weights are ranked as if all inputs were '
+    'alike: {names}; give batches that reach them, or leave the leaves dense'
+)
+_NAN = (
+    'these leaves hold NaN, which ranks lowest and is removed first: {names}; look for what went wrong when they were '
+    'trained, or leave them dense'
+)
+
+
+def _with_equal_inputs(statistics: InputStatistics, is_unseen: np.ndarray) -> InputStatistics:
+    """Lets the inputs of these matrices, which never occur, be independent and of one size."""
+    second_moment = jnp.where(is_unseen[..., None], 1, statistics.second_moment)
+    gram = statistics.gram
+    if gram is not None:
+        gram = jnp.where(is_unseen[..., None, None], jnp.eye(gram.shape[-1]), gram)
+    return statistics._replace(second_moment=second_moment, gram=gram)

@@ -1,6 +1,8 @@
 """Which leaves of a model are pruned: those that it contracts with data, and those that settings name."""
 
 import contextlib
+import copy
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -8,16 +10,19 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpruner import caller_warnings, sparsity_distributions
+from jaxpruner import caller_warnings, mask_calculator, sparsity_distributions, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater
-from jaxpruner.oneshot.batches import as_inputs, check_inputs, check_samples
+from jaxpruner.oneshot.batches import as_inputs, check_inputs, check_samples, first_batch
 from jaxpruner.oneshot.matrices import UnknownWeightsError, WeightMatrices, find_matrices
-from jaxpruner.trace import UseGraph, param_uses
+from jaxpruner.plan import PruningPlan
+from jaxpruner.sparsity_types import INPUT_AXIS, NByM
+from jaxpruner.trace import UnsupportedPrimitive, UseGraph, param_uses, with_input_axes
 
 IsNamed = Callable[[tree_lib.Path], bool]
 
 _ALL = '*'  # names nothing in particular
+_DEFAULT_AXIS = -1  # of `NByM`; whether a user has written it does not show
 _UNUSED = 'it has no part in what apply_fn returns'
 _NOT_CONTRACTED = 'no contraction reads it'
 _LOOKED_UP = 'data look up its rows (an embedding); a setting that names it prunes it'
@@ -262,3 +267,92 @@ def names_of(pruner: BaseUpdater) -> IsNamed:
         return False
 
     return is_named
+
+
+def with_types(pruner: BaseUpdater, types: Mapping[tree_lib.Path, Any]) -> Any:
+    """Copies a pruner, with these sparsity types of leaves; all others stay dense."""
+    pruner = copy.copy(pruner)
+    pruner.sparsity_type = lambda path, leaf: types.get(path)
+    return pruner
+
+
+def with_reasons(plan: PruningPlan, why_dense: Mapping[tree_lib.Path, str]) -> PruningPlan:
+    """Completes a plan with the reasons for which a model leaves leaves dense."""
+    leaves = []
+    for leaf in plan:
+        if leaf.path in why_dense:
+            reason = why_dense[leaf.path]
+            leaf = dataclasses.replace(leaf, target=None, kept=leaf.size, why_dense=reason)
+        leaves.append(leaf)
+    return dataclasses.replace(plan, leaves=tuple(leaves))
+
+
+def along_inputs(
+    pruner: BaseUpdater, apply_fn: Any, params: tree_lib.PyTree, batches: Any
+) -> tuple[BaseUpdater, dict[tree_lib.Path, str]]:
+    """Makes a pruner that looks at weights alone prune the weight matrices of a model; tells why other leaves stay.
+
+    N:M groups lie along the axis that the model sums over. An axis that was named stays: `NByM(2, 4, axis=1)`. But
+    `NByM(2, 4, axis=-1)` equals `NByM(2, 4)`, so that the last axis can only be named by its positive number. Of the
+    leaves that the pruner selects, those that no contraction reads stay dense, and lookups (embeddings), tied ones,
+    too, unless a setting names them.
+
+    Raises:
+      ValueError: the model uses none of the leaves, or sparsities or shapes do not fit.
+    """
+    first, _ = first_batch(batches)
+    graph = trace_model(apply_fn, params, first)
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    described = pruner.describe_leaves(paths, leaves)
+    # Which leaves the pruner selects, whatever the axes of their types.
+    unstructured = sparsity_types.Unstructured()
+    any_type = {leaf.path: unstructured for leaf in described if leaf.sparsity_type is not None}
+    with caller_warnings.silence(), ignore_vectors():
+        targets = with_types(pruner, any_type).get_target_sparsities(params)
+    targets = tree_lib.leaves_like(treedef, targets)
+    selected = {path for path, target in zip(paths, targets, strict=True) if target is not None}
+    followed = follow_leaves(graph, [path for path in paths if path in selected])
+    check_used(followed, type(pruner).__name__)
+    is_named = names_of(pruner)
+    why_dense, unclear, types = {}, {}, {}
+    for path, leaf in zip(paths, described, strict=True):
+        # Without N:M it is no matter which weight meets which input.
+        is_clear = path in selected and path not in followed.unclear
+        if is_clear and (reason := followed.why_dense(path, is_named)):
+            why_dense[path] = reason
+            continue
+        types[path] = leaf.sparsity_type
+        if path in selected:
+            try:
+                types[path] = type_along_inputs(leaf, graph)
+            except (UnsupportedPrimitive, ValueError) as error:
+                unclear[path] = str(error).removeprefix(f'{tree_lib.path_string(path)}: ')
+                del types[path]
+    warn_of_unclear(unclear)
+    if mask_calculator.own_topk_fn(pruner.topk_fn) is None:
+        # Below the pruner has another setting than the one that its user wrote, which an error should name.
+        described = with_types(pruner, types).describe_leaves(paths, leaves)
+        shape_checks = {leaf.path: leaf.check_shape for leaf in described if leaf.path in selected}
+        setting = sparsity_types.normalize_setting(pruner.sparsity_type)
+        sparsity_types.check_groups(shape_checks, setting, paths)
+    return with_types(pruner, types), why_dense | unclear
+
+
+def type_along_inputs(leaf: sparsity_types.Leaf, graph: UseGraph) -> Any:
+    """Returns the type of a leaf; N:M without an axis of its own gets the one that the model sums over.
+
+    Raises:
+      UnsupportedPrimitive, ValueError: that axis is unknown.
+    """
+    own, path = leaf.sparsity_type, leaf.path
+    if not isinstance(own, NByM) or own.axis not in (_DEFAULT_AXIS, INPUT_AXIS):
+        return own
+    asked = dataclasses.replace(own, axis=INPUT_AXIS)
+    array = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    along_inputs = with_input_axes(lambda path, leaf: asked, graph)(path, array)
+    if along_inputs is not None:
+        return along_inputs
+    if any(use.contract for use in graph[path]):
+        raise ValueError('a depthwise convolution sums over no channels')
+    # A leaf that is named and in no contraction has no inputs.
+    return dataclasses.replace(own, axis=_DEFAULT_AXIS)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,9 +11,7 @@ import numpy as np
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.calibrate import CalibratedMatrices, InputStatistics
-from jaxpruner.oneshot.matrices import WeightMatrices
-from jaxpruner.oneshot.matrix_masks import wanda_scores
-from jaxpruner.oneshot.pruning_run import LeafTargets
+from jaxpruner.oneshot.matrices import WeightMatrices, wanda_scores
 from jaxpruner.sparsity_distributions import check_sparsity
 
 # A glob or a path, or several.
@@ -86,7 +84,7 @@ def owl_sparsities(
 
 def matrix_sparsities(
     entries: Sequence[CalibratedMatrices],
-    targets: LeafTargets,
+    targets: Mapping[tree_lib.Path, Any],
     read: Callable[[WeightMatrices], jax.Array],
     settings: Any,
 ) -> list[jax.Array]:

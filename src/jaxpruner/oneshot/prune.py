@@ -1,30 +1,24 @@
 """Pruning in one call, by name; the names of the one-shot algorithms."""
 
-import copy
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jaxpruner import api, caller_warnings, checks, mask_calculator, sparsity_types
+from jaxpruner import api, caller_warnings, sparsity_types
 from jaxpruner import tree as tree_lib
-from jaxpruner.base_updater import BaseUpdater
 from jaxpruner.oneshot import batches as batches_lib
 from jaxpruner.oneshot import leaves as leaves_lib
 from jaxpruner.oneshot.at_initialization import SNIP, GraSP, PruningAtInitialization, SynFlow
+from jaxpruner.oneshot.calibrate import SampleWeights
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
 from jaxpruner.oneshot.ria import RIA
-from jaxpruner.oneshot.sample_weights import SampleWeights
 from jaxpruner.oneshot.sparsegpt import SparseGPT
 from jaxpruner.oneshot.wanda import Wanda
 from jaxpruner.plan import PruningPlan
-from jaxpruner.sparsity_types import INPUT_AXIS, NByM
-from jaxpruner.trace import UnsupportedPrimitive, UseGraph, with_input_axes
+from jaxpruner.sparsity_types import NByM
 
 for _algorithm in (Wanda, RIA, SparseGPT, SNIP, GraSP, SynFlow):
     api.register_one_shot_algorithm(_algorithm.__name__.lower(), _algorithm)
-
-_DEFAULT_AXIS = -1  # of `NByM`; whether a user has written it does not show
 
 
 def prune(
@@ -121,7 +115,7 @@ def prune(
             f'{name} reads from a model which axes are its inputs, and takes both apply_fn=… and batches=… for '
             'that, or neither'
         )
-    pruner, _ = _along_inputs(pruner, apply_fn, params, batches)
+    pruner, _ = leaves_lib.along_inputs(pruner, apply_fn, params, batches)
     with leaves_lib.ignore_vectors():
         return pruner.instant_sparsify(params)
 
@@ -172,90 +166,9 @@ def plan(
     if isinstance(pruner, PruningAtInitialization) or (apply_fn is None and batches is None):
         return pruner.plan(params)
     batches_lib.check_model_is_given(repr(algorithm), 'plan', apply_fn, batches, ', or neither')
-    pruner, why_dense = _along_inputs(pruner, apply_fn, params, batches)
+    pruner, why_dense = leaves_lib.along_inputs(pruner, apply_fn, params, batches)
     with leaves_lib.ignore_vectors():
-        planned = pruner.plan(params)
-    leaves = [
-        dataclasses.replace(leaf, why_dense=why_dense.get(leaf.path, leaf.why_dense))
-        for leaf in planned
-    ]
-    return dataclasses.replace(planned, leaves=tuple(leaves))
-
-
-def _along_inputs(
-    pruner: BaseUpdater, apply_fn: Any, params: tree_lib.PyTree, batches: Any
-) -> tuple[BaseUpdater, dict[tree_lib.Path, str]]:
-    """Makes a pruner that looks at weights alone prune the weight matrices of a model; tells why other leaves stay.
-
-    N:M groups lie along the axis that the model sums over. An axis that was named stays: `NByM(2, 4, axis=1)`. But
-    `NByM(2, 4, axis=-1)` equals `NByM(2, 4)`, so that the last axis can only be named by its positive number. Of the
-    leaves that the pruner selects, those that no contraction reads stay dense, and lookups (embeddings), tied ones,
-    too, unless a setting names them.
-
-    Raises:
-      ValueError: the model uses none of the leaves, or sparsities or shapes do not fit.
-    """
-    first, _ = batches_lib.first_batch(batches)
-    graph = leaves_lib.trace_model(apply_fn, params, first)
-    paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    types = sparsity_types.resolve_types(pruner.sparsity_type, paths, leaves)
-    # Which leaves the pruner selects, whatever the axes of their types.
-    any_types = [None if each is None else sparsity_types.Unstructured() for each in types]
-    described = sparsity_types.resolve_leaves(paths, leaves, any_types, pruner.stacked)
-    with leaves_lib.ignore_vectors():
-        targets, _ = checks.targets_of_leaves(
-            pruner.sparsity_distribution_fn, params, described, pruner.stacked
-        )
-    selected = [path for path, target in zip(paths, targets, strict=True) if target is not None]
-    followed = leaves_lib.follow_leaves(graph, selected)
-    leaves_lib.check_used(followed, type(pruner).__name__)
-    is_named = leaves_lib.names_of(pruner)
-    why_dense, unclear, type_of = {}, {}, {}
-    for path, leaf, sparsity_type in zip(paths, leaves, types, strict=True):
-        type_of[path] = sparsity_type
-        if path not in selected:
-            continue
-        # Without N:M it is no matter which weight meets which input.
-        reason = None if path in followed.unclear else followed.why_dense(path, is_named)
-        if reason:
-            why_dense[path] = reason
-            continue
-        try:
-            type_of[path] = _type_along_inputs(sparsity_type, path, leaf, graph)
-        except (UnsupportedPrimitive, ValueError) as error:
-            unclear[path] = str(error).removeprefix(f'{tree_lib.path_string(path)}: ')
-    leaves_lib.warn_of_unclear(unclear)
-    why_dense |= unclear
-    type_of |= dict.fromkeys(why_dense)
-    if mask_calculator.own_topk_fn(pruner.topk_fn) is None:
-        # Below the pruner has another setting than the one that its user wrote, which an error should name.
-        of_leaves = sparsity_types.resolve_leaves(
-            paths, leaves, list(type_of.values()), pruner.stacked
-        )
-        shape_checks = {leaf.path: leaf.check_shape for leaf in of_leaves if leaf.path in selected}
-        setting = sparsity_types.normalize_setting(pruner.sparsity_type)
-        sparsity_types.check_groups(shape_checks, setting, paths)
-    pruner = copy.copy(pruner)
-    pruner.sparsity_type = lambda path, leaf: type_of[path]
-    return pruner, why_dense
-
-
-def _type_along_inputs(sparsity_type: Any, path: tree_lib.Path, leaf: Any, graph: UseGraph) -> Any:
-    """Returns the type of a leaf; N:M without an axis of its own gets the one that the model sums over.
-
-    Raises:
-      UnsupportedPrimitive, ValueError: that axis is unknown.
-    """
-    if not isinstance(sparsity_type, NByM) or sparsity_type.axis not in (_DEFAULT_AXIS, INPUT_AXIS):
-        return sparsity_type
-    asked = dataclasses.replace(sparsity_type, axis=INPUT_AXIS)
-    along_inputs = with_input_axes(lambda path, leaf: asked, graph)(path, leaf)
-    if along_inputs is not None:
-        return along_inputs
-    if any(use.contract for use in graph[path]):
-        raise ValueError('a depthwise convolution sums over no channels')
-    # A leaf that is named and in no contraction has no inputs.
-    return dataclasses.replace(sparsity_type, axis=_DEFAULT_AXIS)
+        return leaves_lib.with_reasons(pruner.plan(params), why_dense)
 
 
 def _types_in(setting: Any) -> list[Any]:

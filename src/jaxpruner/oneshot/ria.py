@@ -1,9 +1,43 @@
 """RIA: a weight counts by its share of its input's and of its output's weights, and by what its input brings."""
 
 import dataclasses
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
-from jaxpruner.oneshot.matrix_masks import keep_in_matrices, ria_scores
+from jaxpruner.oneshot.matrices import keep_in_matrices
+
+
+def ria_scores(weights: jax.Array, second_moment: jax.Array, power: Any = 0.5) -> jax.Array:
+    r"""Scores by relative importance and activations.
+
+    $$\left(\frac{|w_{ij}|}{\sum_k |w_{kj}|} + \frac{|w_{ij}|}{\sum_k |w_{ik}|}\right) \lVert x_i \rVert_2^a$$
+
+    From Zhang et al., "Plug-and-Play: An Efficient Post-training Pruning Method for Large Language Models", 2024, which
+    compares the weights of a layer.
+
+    Args:
+      weights: float `[..., inputs, outputs]`.
+      second_moment: sum of squares of each input, `[..., inputs]`.
+      power: $a$.
+
+    Returns:
+      Scores in the weights' shape, float32 (float64 where the weights are).
+
+    >>> ria_scores(jnp.array([[3.0, 1.0], [0.0, 1.0]]), jnp.ones(2)).tolist()
+    [[1.75, 0.75], [0.0, 1.5]]
+    """
+    sizes = jnp.abs(weights.astype(tree_lib.at_least_float32(weights.dtype)))
+
+    def shares(axis: int) -> jax.Array:
+        sums = sizes.sum(axis, keepdims=True)
+        return sizes / jnp.where(sums == 0, 1, sums)
+
+    activations = second_moment.astype(sizes.dtype) ** (power / 2)
+    return (shares(-2) + shares(-1)) * activations[..., None]
 
 
 @dataclasses.dataclass

@@ -14,13 +14,15 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.explicit_meshes import on_explicit_mesh
 from jaxpruner.oneshot import batches as batches_lib
 from jaxpruner.oneshot import leaves as leaves_lib
-from jaxpruner.oneshot import sample_weights
 from jaxpruner.oneshot.calibrate import (
     CalibratedMatrices,
+    SampleWeights,
     check_alike,
+    check_samples_are_told,
     input_taps,
     inputs_key,
     uses_by_inputs,
+    weights_of,
 )
 from jaxpruner.oneshot.matrices import WeightMatrices
 from jaxpruner.oneshot.owl import Names, block_of
@@ -113,19 +115,19 @@ class SequentialCalibration:
         *,
         only: Sequence[str | tree_lib.Path] | str | None = None,
         blocks: Sequence[Names] | None = None,
-        weights: sample_weights.SampleWeights | None = None,
+        weights: SampleWeights | None = None,
     ):
         self._with_gram = kind == 'gram'
         programs: dict[Any, _Program] = {}
         for number, batch in enumerate(batches_lib.as_batches(batches)):
             inputs = batches_lib.as_inputs(batch)
-            own_weights = sample_weights.weights_of(batch, weights)
+            own_weights = weights_of(batch, weights)
             leaves, treedef = jax.tree.flatten((inputs, own_weights))
             key = treedef, tuple(map(batches_lib.shapes_of, leaves))
             if key not in programs:
                 graph = leaves_lib.trace_model(apply_fn, params, batch, number)
                 matrices = leaves_lib.follow_named_leaves(graph, only).all_matrices
-                sample_weights.check_samples_are_told(matrices, own_weights)
+                check_samples_are_told(matrices, own_weights)
                 programs[key] = _Program(matrices, graph, blocks or ())
             program = programs[key]
             program.batches.append((program.segments.begin(*inputs), own_weights))

@@ -5,10 +5,8 @@ weight $j$ of input $i$ costs $w_{ij}^2 / U_{ii}^2$, and changes those of each l
 U_{ii}$. Weights are chosen for a block of inputs at a time, in N:M for each group. From Frantar and Alistarh,
 "SparseGPT: Massive Language Models Can Be Accurately Pruned in One-Shot", 2023.
 
-The inverse of $H$ is never made. Decomposed from its end, $H = R R^\top$ with $R$ upper triangular, so that $U =
-R^{-1}$, and each diagonal block of $U$ is the inverse of that of $R$. An input divides its errors $E$ among all later
-ones: the changes of all weights so far are $D = U^\top E$, hence $E = R^\top D$. So a block reads from $R$ what the
-blocks before it left to it.
+Decomposed from its end, $H = R R^\top$ with $R$ upper triangular, so that $U = R^{-1}$. An input's errors are what its
+weights lose, over $U_{ii}$. A block of inputs takes its shares of the errors of all inputs before it at once.
 """
 
 import copy
@@ -26,8 +24,7 @@ from jaxpruner import caller_warnings, n_by_m, selection, sparsity_types, utils
 from jaxpruner import tree as tree_lib
 from jaxpruner.explicit_meshes import without_explicit_axes
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
-from jaxpruner.oneshot.matrix_masks import check_comparison, check_matrix_type
-from jaxpruner.oneshot.pruning_run import first_names
+from jaxpruner.oneshot.matrices import check_comparison, check_matrix_type
 
 _BLOCK = 128  # inputs whose weights are chosen together, as in the paper
 _PART = 16  # inputs that are pruned before the rest of a block is updated
@@ -35,9 +32,9 @@ _MAX_DAMPING = 1e6  # enough to make any finite Gram matrix diagonally dominant
 
 
 class Factors(NamedTuple):
-    """A decomposed Gram matrix, or several."""
+    """What pruning needs of a Gram matrix, or of several."""
 
-    upper: jax.Array  # [..., inputs, inputs], R
+    upper: jax.Array  # [..., inputs, inputs], U
     occurs: jax.Array  # bool [..., inputs], which inputs were not always 0
     damping: jax.Array  # [...], that was used
 
@@ -64,14 +61,14 @@ def _for_each(function: Callable[..., Any], leading: tuple[int, ...], *trees: An
 
 @jax.jit
 def decompose(gram: jax.Array, damping: Any) -> Factors:
-    r"""Decomposes $G + d \cdot \operatorname{mean}(\operatorname{diag} G) I = R R^\top$, $R$ upper triangular.
+    r"""Computes $U$ of $H = G + d \cdot \operatorname{mean}(\operatorname{diag} G) I$, with $H^{-1} = U^\top U$.
 
     Inputs that never occur are independent of all others, and do not count in the mean. `gram` is a float array `[...,
     inputs, inputs]`, decomposed in at least float32. Where the result is not finite, ten times the damping $d$ is
     tried, again and again; if nothing helps, `gram` is not finite or no Gram matrix.
 
     >>> factors = decompose(jnp.array([[4.0, 2.0], [2.0, 4.0]]), 0.25)
-    >>> (factors.upper @ factors.upper.T).round(4).tolist(), float(factors.damping)
+    >>> jnp.linalg.inv(factors.upper.T @ factors.upper).round(4).tolist(), float(factors.damping)
     ([[5.0, 2.0], [2.0, 5.0]], 0.25)
     """
     gram = gram.astype(tree_lib.at_least_float32(gram.dtype))
@@ -96,7 +93,9 @@ def decompose(gram: jax.Array, damping: Any) -> Factors:
             lambda tried: attempt(jnp.maximum(10 * tried[1], 1e-6)),
             attempt(start),
         )
-        return Factors(jnp.flip(lower), occurs, damping)
+        identity = jnp.eye(len(gram), dtype=gram.dtype)
+        inverse = lax.linalg.triangular_solve(lower, identity, left_side=True, lower=True)
+        return Factors(jnp.flip(inverse), occurs, damping)
 
     if not gram.size:
         occurs = jnp.zeros(gram.shape[:-1], bool)
@@ -156,13 +155,11 @@ def prune_by_sparsegpt(
     if not weights.size:
         return PrunedMatrices(weights, jnp.ones(weights.shape, jnp.uint8), factors.damping)
     *leading, inputs, outputs = weights.shape
-    group = None
-    if mask is None and isinstance(sparsity_type, sparsity_types.NByM):
-        group = sparsity_type
+    is_grouped = mask is None and isinstance(sparsity_type, sparsity_types.NByM)
     if (
-        group is not None
+        is_grouped
     ):  # a part is a group, which is chosen by itself, so that blocks may have any length
-        part = group.m
+        part = sparsity_type.m
         block = part * max(min(block_size, inputs) // part, 1)
     else:
         block = block_size if block_size <= inputs else -(-inputs // _PART) * _PART
@@ -194,64 +191,53 @@ def prune_by_sparsegpt(
         kept = jnp.stack([selection.number_to_keep(end, sparsity) for end in ends])
         counts = jnp.diff(kept, prepend=jnp.zeros(1, kept.dtype))
 
-        def prune_block(changes: jax.Array, number_and_count: Any) -> Any:
+        def prune_block(errors: jax.Array, number_and_count: Any) -> Any:
             number, count = number_and_count
             start = number * block
-
-            def add_errors(earlier: jax.Array, total: jax.Array) -> jax.Array:
-                between = lax.dynamic_slice(upper, (earlier * block, start), (block, block))
-                return total + _product(between, rows(changes, earlier * block))
-
-            errors = lax.fori_loop(0, number, add_errors, jnp.zeros_like(changes[:block]))
-            corner = lax.dynamic_slice(upper, (start, start), (block, block))
-            # The block of U on the diagonal; transposed, the corner is as LAPACK wants it.
-            inverse = lax.linalg.triangular_solve(
-                corner.T,
-                jnp.eye(block, dtype=upper.dtype),
-                left_side=True,
-                lower=True,
-                transpose_a=True,
-            )
-            diagonal = jnp.diagonal(inverse)[:, None]
-            old, limit = rows(old_weights, start), rows(limits, start)
-            new = old + _product(inverse, errors)
+            own = lax.dynamic_slice(upper, (start, start), (block, block))
+            diagonal = jnp.diagonal(own)[:, None]
+            shares = lax.dynamic_slice_in_dim(upper, start, block, 1)
+            new = rows(old_weights, start) - _product(shares, errors)
+            limit = rows(limits, start)
             if given is not None:
                 mask = rows(given, start)
-            elif group is not None:
+            elif is_grouped:  # the parts choose
                 mask = jnp.ones(new.shape, bool)
             else:
                 costs = jnp.minimum(jnp.abs(new) / diagonal, limit)
                 mask = _keep(costs, count, per) & (limit >= 0)
 
-            def prune_part(part_number: jax.Array, carry: Any) -> Any:
-                new, mask = carry
-                first = part_number * part
+            def prune_part(number: jax.Array, carry: Any) -> Any:
+                new, mask, block_errors = carry
+                first = number * part
                 own_mask, own_rows = rows(mask, first, part), rows(new, first, part)
-                factor = rows(inverse, first, part)
-                if group is not None:
-                    limit_of_part = rows(limit, first, part)
+                if is_grouped:
+                    own_limit = rows(limit, first, part)
                     costs = jnp.abs(own_rows) / rows(diagonal, first, part)
-                    costs = jnp.minimum(costs, limit_of_part)
-                    own_mask = n_by_m.keep_n_of_m(costs, group.n, group.m, 0) != 0
-                    own_mask = (own_mask | (sparsity == 0)) & (limit_of_part >= 0)
+                    costs = jnp.minimum(costs, own_limit)
+                    n, m = sparsity_type.n, sparsity_type.m
+                    own_mask = (n_by_m.keep_n_of_m(costs, n, m, 0) != 0) | (sparsity == 0)
+                    own_mask &= own_limit >= 0
+                own_shares = rows(own, first, part)
 
                 def prune_input(i: jax.Array, carry: Any) -> Any:
                     weights, errors = carry
                     row = rows(weights, i, 1)
                     pruned = jnp.where(rows(own_mask, i, 1), row, 0)
                     error = (row - pruned) / rows(diagonal, first + i, 1)
-                    shares = lax.dynamic_slice(factor, (i, first), (1, part)).T
-                    later = jnp.where(jnp.arange(part)[:, None] > i, shares, 0)
+                    later = lax.dynamic_slice(own_shares, (i, first), (1, part)).T
+                    later = jnp.where(jnp.arange(part)[:, None] > i, later, 0)
                     return put(weights - later * error, pruned, i), put(errors, error, i)
 
                 carry = own_rows, jnp.zeros_like(own_rows)
                 pruned, errors = lax.fori_loop(0, part, prune_input, carry)
-                later = jnp.where(jnp.arange(block) >= first + part, factor, 0)
+                later = jnp.where(jnp.arange(block) >= first + part, own_shares, 0)
                 new = put(new - _product(later, errors), pruned, first)
-                return new, put(mask, own_mask, first)
+                return new, put(mask, own_mask, first), put(block_errors, errors, first)
 
-            new, mask = lax.fori_loop(0, block // part, prune_part, (new, mask))
-            return put(changes, old - new, start), (new, mask)
+            carry = new, mask, jnp.zeros_like(new)
+            new, mask, block_errors = lax.fori_loop(0, block // part, prune_part, carry)
+            return put(errors, block_errors, start), (new, mask)
 
         blocks = jnp.arange(number_of_blocks), counts
         _, (new, mask) = lax.scan(prune_block, jnp.zeros_like(old_weights), blocks)
@@ -351,15 +337,11 @@ class SparseGPT(CalibratedPruning):
         pruned = prune_by_sparsegpt(weights, prepared, 0, block_size=self.block_size, mask=mask)
         return pruned.weights, pruned.mask
 
-    def doubt(self, prepared, where):
-        """Names the leaf, where its Gram matrix needed more damping."""
-        most = float(jnp.max(prepared.damping, initial=0))
-        return f'{where} ({most:.2g} was used)' if most > self.damping * 1.001 else None
-
-    def warn_of_doubts(self, doubts):
-        """Warns once of all Gram matrices."""
-        if doubts:
-            caller_warnings.warn(
-                f'Gram matrices could not be decomposed with damping {self.damping}: {first_names(doubts)}; calibrate '
-                'with more samples, or set damping'
-            )
+    def doubt(self, prepared):
+        """Tells where a Gram matrix needed more damping."""
+        if float(jnp.max(prepared.damping, initial=0)) <= self.damping * 1.001:
+            return None
+        return (
+            f'Gram matrices could not be decomposed with damping {self.damping}: {{names}}; calibrate with more '
+            'samples, or set damping'
+        )

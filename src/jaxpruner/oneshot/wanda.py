@@ -3,7 +3,7 @@
 import dataclasses
 
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
-from jaxpruner.oneshot.matrix_masks import keep_in_matrices, wanda_scores
+from jaxpruner.oneshot.matrices import keep_in_matrices, wanda_scores
 
 
 @dataclasses.dataclass

@@ -35,19 +35,18 @@ class CompiledOnce:
         leaves, treedef = jax.tree.flatten(arguments)
         key = treedef, tuple(map(_signature, leaves))
         if key not in self._compiled:
-            traced, structure = self._trace(arguments)
-            self._compiled[key] = executable_of(traced, leaves), structure
+            self._compiled[key] = self._compile(arguments)
         executable, structure = self._compiled[key]
         return jax.tree.unflatten(structure, executable(*leaves))
 
-    def lower(self, *arguments: Any) -> Any:
-        """The lowered program of arguments, or of their shapes."""
-        traced, _ = self._trace(arguments)
-        return traced.lower()
-
-    def _trace(self, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
-        """The traced function of flat lists, and the structure of its results."""
+    def _compile(self, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Compiles the function of flat lists, and finds the structure of its results."""
         leaves, treedef = jax.tree.flatten(arguments)
+        is_donated = [
+            number in self._donated
+            for number, argument in enumerate(arguments)
+            for _ in jax.tree.leaves(argument)
+        ]
         structures = []
 
         def flat(*leaves: Any) -> list[Any]:
@@ -56,17 +55,10 @@ class CompiledOnce:
             structures.append(structure)
             return flat_results
 
-        donated: list[int] = []
-        start = 0
-        for number, argument in enumerate(arguments):
-            end = start + len(jax.tree.leaves(argument))
-            if number in self._donated:
-                donated += range(start, end)
-            start = end
+        donated = tuple(number for number, is_own in enumerate(is_donated) if is_own)
         # All arguments are kept: without an unused one, the next would take its place in an equal program.
-        compiled = jax.jit(flat, donate_argnums=tuple(donated), keep_unused=True)
-        traced = compiled.trace(*leaves)
-        return traced, structures[-1]
+        traced = jax.jit(flat, donate_argnums=donated, keep_unused=True).trace(*leaves)
+        return executable_of(traced, leaves), structures[-1]
 
 
 def _signature(leaf: Any) -> Hashable:
@@ -82,11 +74,9 @@ def executable_of(traced: Any, leaves: list[Any]) -> Any:
         return lowered.compile()
     program = lowered.as_text()
     # The text of a program does not say which Python function it calls back.
-    calls_python = 'callback' in program
-    if calls_python or len(program) > _LONGEST_KEPT:
+    if 'callback' in program or len(program) > _LONGEST_KEPT:
         return lowered.compile()
-    digest = hashlib.sha256(program.encode()).digest()
-    key = digest, tuple(map(_signature, leaves))
+    key = hashlib.sha256(program.encode()).digest(), tuple(map(_signature, leaves))
     if key not in _executables:
         _executables[key] = lowered.compile()
         if len(_executables) > _MOST_KEPT:

@@ -134,10 +134,6 @@ class Use:
         axes = (longer or contracted)[-1].axes
         return axes[0] if len(axes) == 1 else None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything except the site, for JSON."""
-        return {key: value for key, value in vars(self).items() if key != 'site'}
-
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
@@ -211,17 +207,6 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
                 if use.op in ('dot', 'conv') and use.flops:
                     by_leaf[path] = by_leaf.get(path, 0) + use.flops
         return by_leaf
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything except the program, with strings as keys, for JSON."""
-        name = tree_lib.path_string
-        return {
-            'uses': {name(path): [use.to_dict() for use in uses] for path, uses in self.items()},
-            'opaque': {name(path): reason for path, reason in self.opaque.items()},
-            'unused': list(map(name, self.unused)),
-            'flops': self.flops,
-            'uncounted': dict(self.uncounted),
-        }
 
     def __repr__(self) -> str:
         text = f'{len(self)} used, {len(self.opaque)} opaque, {len(self.unused)} unused'

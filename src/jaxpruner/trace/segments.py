@@ -151,6 +151,8 @@ class Segments(Interpreter[int | None]):
 
     def advance(self, params: PyTree, start: int, stop: int) -> Callable[[Values], Values]:
         """Makes the function that runs a batch from one step to another, with these parameters."""
+        if start == stop:
+            return lambda values: values
         writes = {value for step in self._steps[stop:] for value in step.writes}
         reads = {value for step in self._steps[stop:] for value in step.reads}
         live = sorted((reads - writes) & self._data)

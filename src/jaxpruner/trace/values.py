@@ -1,6 +1,5 @@
 """What the walk knows of a value: whether it is data, how it is made of parameters, and constants, such as masks."""
 
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,20 +8,6 @@ import numpy as np
 
 from jaxpruner.trace.program import ProgramPath
 from jaxpruner.trace.views import Views
-
-# Of whole numbers, such as indices. NumPy need not compile them; JAX computes all else.
-_OF_INTEGERS: dict[str, Any] = {
-    **{name: getattr(operator, name) for name in 'abs add eq ge gt le lt mul ne neg sub'.split()},
-    'and': np.bitwise_and,
-    'clamp': lambda low, value, high: np.clip(value, low, high),
-    'convert_element_type': lambda value: value,
-    'div': lambda a, b: (a - np.fmod(a, b)) // b,  # rounded towards zero
-    'max': np.maximum,
-    'min': np.minimum,
-    'rem': np.fmod,
-    'select_n': lambda which, *cases: np.choose(which.astype(int), cases),
-    'sign': np.sign,
-}
 
 
 class Constant:
@@ -79,15 +64,6 @@ class Constant:
         equation = self._equation
         if equation is None:
             (self._value,) = operands
-            return self._value
-
-        compute = _OF_INTEGERS.get(equation.primitive.name)
-        result = equation.outvars[0].aval
-        if compute and not result.shape and np.dtype(result.dtype).kind in 'bui':
-            pairs = zip(operands, equation.invars, strict=True)
-            arrays = [np.asarray(operand, variable.aval.dtype) for operand, variable in pairs]
-            with np.errstate(all='raise', over='ignore'):
-                self._value = compute(*arrays).astype(result.dtype)
             return self._value
 
         def function(*operands: Any) -> Any:
