@@ -6,7 +6,7 @@ U_{ii}$. Weights are chosen for a block of inputs at a time, in N:M for each gro
 "SparseGPT: Massive Language Models Can Be Accurately Pruned in One-Shot", 2023.
 
 Decomposed from its end, $H = R R^\top$ with $R$ upper triangular, so that $U = R^{-1}$. An input's errors are what its
-weights lose, over $U_{ii}$. A block of inputs takes its shares of the errors of all inputs before it at once.
+weights lose, over $U_{ii}$. A block of inputs takes its shares of the errors of the blocks before it at once.
 """
 
 import copy
@@ -196,8 +196,12 @@ def prune_by_sparsegpt(
             start = number * block
             own = lax.dynamic_slice(upper, (start, start), (block, block))
             diagonal = jnp.diagonal(own)[:, None]
-            shares = lax.dynamic_slice_in_dim(upper, start, block, 1)
-            new = rows(old_weights, start) - _product(shares, errors)
+
+            def take_share(earlier: jax.Array, left: jax.Array) -> jax.Array:
+                shares = lax.dynamic_slice(upper, (earlier * block, start), (block, block))
+                return left - _product(shares, rows(errors, earlier * block))
+
+            new = lax.fori_loop(0, number, take_share, rows(old_weights, start))
             limit = rows(limits, start)
             if given is not None:
                 mask = rows(given, start)
