@@ -6,11 +6,12 @@ trap 'exit 130' INT # pip catches Ctrl-C and ends as if it had merely failed
 
 usage() {
   cat <<'EOF'
-bash run.sh [test ARGS]   all tests, in parallel; ARGS go to pytest
+bash run.sh [test ARGS]   the tests but the slow ones, in parallel; ARGS go to pytest
+bash run.sh all [ARGS]    all tests: those of notebooks, examples, several processes and whole workloads, too
 bash run.sh demo [ARGS]   two minutes of training, explained: jaxpruner demo; ARGS go to it, try --help
 bash run.sh docs [ARGS]   the site, from nothing, into site/; ARGS go to sphinx-build
 bash run.sh lint          ruff, pyright and the import contracts
-bash run.sh lowest        all but the slow tests and those of benchmarks and examples, with the oldest versions that are allowed; needs Python 3.11
+bash run.sh lowest        the tests but the slow ones and those of benchmarks and examples, with the oldest versions that are allowed; needs Python 3.11
 bash run.sh package       dist/: source and wheel, checked, and the wheel tried in a fresh environment; installs 1 GB
 bash run.sh integrations  the scripts for Dopamine and Kauldron; installs 6 GB, TensorFlow twice
 
@@ -97,6 +98,12 @@ command=${1:-test}
 [ $# -eq 0 ] || shift
 case $command in
   test)
+    any_python
+    tests_environment test games,test
+    echo "run.sh: slow tests (notebooks, examples, several processes, whole workloads) are left out: bash run.sh all" >&2
+    exec .venv/bin/python -m pytest "${parallel[@]}" -m 'not slow' "$@"
+    ;;
+  all)
     any_python
     tests_environment test games,test
     exec .venv/bin/python -m pytest "${parallel[@]}" "$@"

@@ -43,7 +43,8 @@ def meanings() -> dict[str, str]:
 
 
 # Field -> keys of which a configuration makes it.
-_MADE_OF = api._EITHER | {'scheduler': (*api._STEP_KEYS, 'power', 'initial_sparsity')}
+_MADE_OF = {field: keys for field, (keys, _) in checks.SAID_BY.items()}
+_MADE_OF['scheduler'] = (*_MADE_OF['scheduler'], 'power')
 
 
 def pruning() -> list[str]:

@@ -152,7 +152,8 @@ def commands(document):
 def test_every_command_is_run_by_the_checks():
     jobs = re.search(r'for job in (.*); do', (ROOT / '.ci' / 'run').read_text())
     assert jobs is not None
-    run = {'bash run.sh' if job == 'test' else f'bash run.sh {job}' for job in jobs[1].split()}
+    run = {f'bash run.sh {job}' for job in jobs[1].split()}
+    run.add('bash run.sh')  # a part of `all`
     run.add(
         'bash run.sh integrations'
     )  # installs gigabytes: docs/integrations.md records its last result instead
