@@ -1,9 +1,8 @@
-"""Training the cells of an algorithm together, in one program, or over devices, against one after another."""
+"""Training the cells of an algorithm together, or in one program, against one after another."""
 
 import importlib.util
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,12 +11,7 @@ import numpy as np
 from benchmarks.report import Row
 from benchmarks.timing import interleaved, ratio
 from jaxpruner.baselines import WORKLOADS
-from jaxpruner.baselines.programs import (
-    CELL_MAPPINGS,
-    CellMapping,
-    CompiledTraining,
-    SharedPrograms,
-)
+from jaxpruner.baselines.programs import Programs
 from jaxpruner.baselines.task import Carry
 from jaxpruner.sparse_state import sparse_states
 
@@ -36,15 +30,6 @@ COLUMNS = (
     'difference of the metric',
     'in test examples',
 )
-
-
-def environment() -> Mapping[str, str]:
-    """What a process needs for a CPU's cores to be devices, if this one has it not."""
-    cores = os.cpu_count() or 1
-    if jax.default_backend() != 'cpu' or jax.device_count() > 1 or cores == 1:
-        return {}
-    flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={cores}'
-    return {'XLA_FLAGS': flags.strip(), 'JAX_PLATFORMS': 'cpu'}
 
 
 def run(size: str, rounds: int) -> list[Row]:
@@ -70,11 +55,7 @@ def _rows(name: str, steps: int, cells: int, rounds: int) -> list[Row]:
     recipe = workload.default('default').updated({'steps': steps, 'pruning': {'frequency': 0.25}})
     data = workload.data(recipe, None)
     metric = workload.task(recipe, data).metric.name
-    sides = {
-        over: _Side(SharedPrograms(workload, recipe, data, over), over, cells)
-        for over in CELL_MAPPINGS
-        if over != 'devices' or jax.local_device_count() > 1
-    }
+    sides = {over: _Side(workload, recipe, data, over, cells) for over in ('each', 'map', 'vmap')}
     cold = {over: _seconds(side.train) for over, side in sides.items()}
     times = interleaved({over: side.train for over, side in sides.items()}, rounds)
     first = sides['each'].first_update()
@@ -102,18 +83,19 @@ def _rows(name: str, steps: int, cells: int, rounds: int) -> list[Row]:
 class _Side:
     """One way of training."""
 
-    def __init__(self, programs: SharedPrograms, over: CellMapping, cells: int):
-        self.training, self.steps = CompiledTraining(programs, ALGORITHM), programs.recipe.steps
+    def __init__(self, workload: Any, recipe: Any, data: Any, over: str, cells: int):
+        self.programs = Programs(workload, recipe, data, 'vmap' if over == 'vmap' else 'map')
+        self.steps = recipe.steps
         together = 1 if over == 'each' else cells
         self.groups = [range(at, at + together) for at in range(0, cells, together)]
-        self.targets = self.training.targets([SPARSITY] * together)
+        self.targets = self.programs.targets(ALGORITHM, [SPARSITY] * together)
 
     def train(self, stop: int | None = None) -> list[Carry]:
         stop = self.steps if stop is None else stop
         trained = []
         for seeds in self.groups:
-            carries = self.training.start(self.targets, seeds)
-            carries = self.training.advance(self.targets, carries, 0, stop)
+            carries = self.programs.start(ALGORITHM, self.targets, seeds)
+            carries = self.programs.advance(ALGORITHM, self.targets, carries, 0, stop)
             # Waited for, as a sweep does: a CPU would begin with the next ones meanwhile.
             trained.append(jax.block_until_ready(carries))
         return trained
@@ -127,7 +109,8 @@ class _Side:
 
     def trained(self, first: int, metric: str) -> Trained:
         values = [
-            self.training.report(self.targets, carries)[0][metric] for carries in self.train()
+            self.programs.report(ALGORITHM, self.targets, carries, seeds)[metric]
+            for carries, seeds in zip(self.train(), self.groups, strict=True)
         ]
         return Trained(np.concatenate(values), _masks(self.train(first)))
 

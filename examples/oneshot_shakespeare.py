@@ -87,7 +87,7 @@ def run(settings: Settings) -> None:
     training = Training(recipe, text)
     with claimed(settings.out, recipe):
         keep_recipe(settings.out, recipe)
-        checkpoints = Checkpoints(settings.out / 'checkpoints', recipe.digest())
+        checkpoints = Checkpoints(settings.out / 'checkpoints')
         for seed in settings.seeds:
             with progress_bar(recipe.steps, settings.progress) as show:
                 show_training = functools.partial(show, f'seed {seed}: training')

@@ -151,10 +151,7 @@ class Training:
         progress = Progress([CellKey('no_prune', 0.0, seed)], step=0)
         for begun in checkpoints.begun():
             if list(begun.cells) == progress.cells:
-                progress, carry = checkpoints.restore(begun, begun.cells, carry) or (
-                    progress,
-                    carry,
-                )
+                progress, carry = checkpoints.restore(begun, carry) or (progress, carry)
         began = time.perf_counter() - progress.seconds
         for step in range(progress.step, self.recipe.steps):
             carry = self._step(*carry, jax.random.key(seed), step)

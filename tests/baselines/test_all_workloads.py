@@ -1,7 +1,6 @@
 """Every workload trains under every kind of algorithm, seeds vmapped: traced, not run."""
 
 import importlib.util
-import tomllib
 
 import jax
 import jax.numpy as jnp
@@ -43,10 +42,32 @@ def test_workload_and_algorithm_fit(name, algorithm):
     assert values[metric.name].shape == (3,)
 
 
-@pytest.mark.parametrize('name', NAMES)
-def test_recipes_go_to_toml_and_back(name):
+REFUSED = [
+    ('resnet', 'data', {}, 'needs --data-dir: a folder with MNIST'),
+    ('vit', 'full', {}, 'needs --data-dir: a folder with ImageNet'),
+    ('federated', 'full', {}, 'needs --data-dir: a folder with EMNIST'),
+    ('t5', 'data', {}, 'needs --data-dir: a folder with tinyshakespeare.txt'),
+    ('t5', 'full', {}, 'needs --data-dir: a folder with C4'),
+    ('vit', 'default', {'data': 'c4'}, "data 'c4' cannot be read by vit: 'digits', 'mnist' and"),
+    ('federated', 'default', {'data': 'c4'}, "data 'c4' cannot be read by federated: 'digits'"),
+    ('t5', 'default', {'data': 'mnist'}, "t5 reads .*, not 'mnist'"),
+    pytest.param('dqn', 'default', {'data': 'Pong'}, "not 'Pong'", marks=NEEDS_GYMNAX),
+]
+
+
+@pytest.mark.parametrize(('name', 'preset', 'changes', 'words'), REFUSED)
+def test_data_that_cannot_be_read_are_refused(name, preset, changes, words):
     workload = WORKLOADS[name]
-    for preset in workload.presets:
-        recipe = workload.default(preset)
-        assert (recipe.workload, recipe.preset) == (name, preset)
-        assert workload.default(preset).updated(tomllib.loads(recipe.to_toml())) == recipe
+    with pytest.raises(ValueError, match=words):
+        workload.data(workload.default(preset).updated(changes), None)
+
+
+@pytest.mark.parametrize('name', ['resnet', 'federated', 't5', 'dqn'])
+def test_what_does_not_belong_to_a_workload_is_refused(name, tmp_path):
+    workload = WORKLOADS[name]
+    recipe = workload.default('default')
+    words = f'{recipe.data} is read from no folder: leave --data-dir {tmp_path} out'
+    with pytest.raises(ValueError, match=words):
+        workload.data(recipe, tmp_path)
+    with pytest.raises(ValueError, match=f"{name} has no preset 'ful'; did you mean 'full'"):
+        workload.default('ful')

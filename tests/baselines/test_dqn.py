@@ -158,13 +158,3 @@ def test_sizes_of_the_papers(shape, convolutions, hidden, actions, expected):
         sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(network, nnx.Param)))
         == expected
     )
-
-
-def test_what_does_not_fit_is_refused():
-    recipe = WORKLOAD.default('default')
-    with pytest.raises(ValueError, match='multiples of'):
-        WORKLOAD.task(recipe.updated({'task': {'replay': 1001}}))
-    with pytest.raises(ValueError, match="not 'Pong'"):
-        WORKLOAD.data(recipe.updated({'data': 'Pong'}), None)
-    with pytest.raises(ValueError, match="no preset 'data'"):
-        WORKLOAD.default('data')

@@ -31,7 +31,9 @@ def clients(count=4, examples=6):
     labels = random.integers(0, 3, (count, examples)).astype(np.int32)
     images = random.normal(size=(count, examples, 8, 8, 1)).astype(np.float32) * 0.1
     images[..., :2, :, 0] += labels[..., None, None]
-    return Clients(images, labels, images[0], labels[0])
+    members = np.arange(count * examples).reshape(count, examples)
+    everything = images.reshape(-1, 8, 8, 1), labels.reshape(-1)
+    return Clients(*everything, members, np.full(count, examples), images[0], labels[0])
 
 
 def start(task, updater, tx):
@@ -60,9 +62,9 @@ def test_one_client_and_one_step_are_sgd():
     tx = updater.wrap_optax(optax.sgd(1.0))
     carry = start(task, updater, tx)
     after = jax.jit(lambda carry: task.step(updater, tx, carry, 0).params)(carry)
-    grads = jax.jit(
-        jax.grad(lambda p: task.loss(p, None, (data.images[0], data.labels[0]), None)[0])
-    )(carry.params)
+    grads = jax.jit(jax.grad(lambda p: task.loss(p, None, (data.images, data.labels), None)[0]))(
+        carry.params
+    )
     expected = jax.tree.map(lambda p, g: p - 0.5 * g, carry.params, grads)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), after, expected
@@ -107,8 +109,10 @@ def test_full_preset_has_the_sizes_of_emnist():
     recipe = WORKLOAD.default('full')
     assert (recipe.steps, recipe.task['clients_per_round']) == (1500, 10)
     shapes = Clients(
-        jax.ShapeDtypeStruct((3400, 100, 28, 28, 1), jnp.float32),
+        jax.ShapeDtypeStruct((5000, 28, 28, 1), jnp.float32),
+        jax.ShapeDtypeStruct((5000,), jnp.int32),
         jax.ShapeDtypeStruct((3400, 100), jnp.int32),
+        jax.ShapeDtypeStruct((3400,), jnp.int32),
         jax.ShapeDtypeStruct((500, 28, 28, 1), jnp.float32),
         jax.ShapeDtypeStruct((500,), jnp.int32),
     )
@@ -125,12 +129,6 @@ def test_full_preset_has_the_sizes_of_emnist():
     )  # FedJAX's network
 
 
-def test_digits_are_read():
-    data = WORKLOAD.data(WORKLOAD.default('default'), None)
-    assert data.images.shape == (20, 66, 8, 8, 1)
-    assert data.labels.shape == (20, 66)
-
-
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
@@ -143,14 +141,20 @@ def test_numbers_that_do_not_fit_are_refused(changes, message):
         WORKLOAD.task(WORKLOAD.default('default').updated(changes), clients())
 
 
-def test_data_that_are_not_there_are_refused():
-    with pytest.raises(ValueError, match='--data-dir'):
-        WORKLOAD.data(WORKLOAD.default('data'), None)
-    with pytest.raises(ValueError, match='--data-dir: a folder with EMNIST'):
-        WORKLOAD.data(WORKLOAD.default('full'), None)
-    with pytest.raises(
-        ValueError, match="data 'c4' cannot be read by federated: 'digits', 'mnist' and 'emnist'"
-    ):
-        WORKLOAD.data(WORKLOAD.default('full').updated({'data': 'c4'}), None)
-    with pytest.raises(ValueError, match="no preset 'huge'"):
-        WORKLOAD.default('huge')
+def test_a_client_uses_its_own_examples_alone():
+    """Those behind its number are never drawn, and those it has come again where there are few."""
+    recipe = WORKLOAD.default('default').updated({**TINY, 'task': {'clients_per_round': 1}})
+    data = clients(count=1, examples=8)
+    few = data._replace(counts=np.array([3]))
+    spoiled = few._replace(images=data.images.copy())
+    spoiled.images[3:] = np.nan
+    updater = jaxpruner.NoPruning()
+    tx = updater.wrap_optax(optax.sgd(1.0))
+
+    @jax.jit
+    def one_round(data):
+        task = WORKLOAD.task(recipe, data)
+        return task.step(updater, tx, start(task, updater, tx), 0).params
+
+    jax.tree.map(np.testing.assert_array_equal, one_round(few), one_round(spoiled))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(one_round(spoiled)))

@@ -29,19 +29,6 @@ def test_full_sizes_have_the_published_number_of_parameters(name, preset, parame
     )
 
 
-@pytest.mark.parametrize('name', ['resnet', 'vit'])
-def test_full_sizes_classify_images(name):
-    recipe = WORKLOADS[name].default('full')
-    model = WORKLOADS[name].model(recipe)
-    pixels = jax.ShapeDtypeStruct((2, 224, 224, 3), 'float32')
-    logits = jax.eval_shape(
-        lambda key, pixels: model.apply(*model.init(key), pixels, train=True)[0],
-        jax.random.key(0),
-        pixels,
-    )
-    assert (logits.shape, logits.dtype) == ((2, 1000), np.float32)
-
-
 @pytest.mark.parametrize('name', ['resnet', 'vit', 'lenet'])
 def test_a_loss_falls_on_one_batch(name):
     workload = WORKLOADS[name]
@@ -93,14 +80,8 @@ def test_images_move_within_their_frame():
 @pytest.mark.parametrize(
     ('size', 'strides', 'padding'),
     [
-        (1, (1, 1), 'SAME'),
-        (3, (1, 1), 'SAME'),
-        (7, (1, 1), 'SAME'),
         (1, (2, 2), 'SAME'),
-        (3, (2, 2), 'SAME'),
-        (7, (2, 2), 'SAME'),
-        (3, (3, 3), 'SAME'),
-        (3, (1, 1), 'VALID'),
+        (7, (1, 1), 'SAME'),
         (3, (2, 3), 'VALID'),
         (3, (2, 2), ((1, 1), (0, 2))),
     ],
@@ -119,40 +100,6 @@ def test_convolution_as_matmul_is_a_convolution(size, strides, padding):
     np.testing.assert_allclose(
         convolution_as_matmul(pixels, kernel, strides, padding), expected, atol=1e-4
     )
-
-
-@pytest.mark.parametrize(
-    ('name', 'preset', 'message'),
-    [
-        ('resnet', 'data', 'needs --data-dir: a folder with MNIST'),
-        ('vit', 'full', 'needs --data-dir: a folder with ImageNet'),
-    ],
-)
-def test_data_without_a_folder_are_refused(name, preset, message):
-    with pytest.raises(ValueError, match=message):
-        WORKLOADS[name].data(WORKLOADS[name].default(preset), None)
-
-
-@pytest.mark.parametrize('name', ['resnet', 'federated', 't5', 'dqn'])
-def test_a_folder_that_would_not_be_read_is_refused(name, tmp_path):
-    recipe = WORKLOADS[name].default('default')
-    with pytest.raises(
-        ValueError, match=f'{recipe.data} is read from no folder: leave --data-dir {tmp_path} out'
-    ):
-        WORKLOADS[name].data(recipe, tmp_path)
-
-
-def test_unknown_data_are_refused():
-    with pytest.raises(
-        ValueError,
-        match="data 'c4' cannot be read by vit: 'digits', 'mnist' and 'imagenet' are read",
-    ):
-        WORKLOADS['vit'].data(WORKLOADS['vit'].default('default').updated({'data': 'c4'}), None)
-
-
-def test_unknown_presets_are_refused():
-    with pytest.raises(ValueError, match="lenet has no preset 'date'; did you mean 'data'"):
-        WORKLOADS['lenet'].default('date')
 
 
 def test_patches_that_do_not_fit_are_refused():

@@ -47,19 +47,6 @@ def test_gradual_pruning_reaches_its_target_at_the_last_update(end):
     assert float(scheduler.get_sparsity_at_step(0.5, last)) == 0.5
 
 
-@pytest.mark.parametrize('distribution', ['uniform', 'erk'])
-def test_targets(distribution):
-    recipe = Recipe('resnet', pruning=Pruning(distribution=distribution))
-    assert target_sparsities(SHAPES, 'set', 0.5, recipe, NOT_DIM_ONE_FILTER) == {
-        'wide': 0.5,
-        'bias': None,
-    }
-    assert target_sparsities(SHAPES, 'no_prune', 0.0, recipe, NOT_DIM_ONE_FILTER) == {
-        'wide': None,
-        'bias': None,
-    }
-
-
 def test_one_program_serves_every_sparsity():
     params = {'wide': np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)}
 

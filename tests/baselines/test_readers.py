@@ -11,81 +11,55 @@ from jaxpruner.baselines import readers
 from jaxpruner.baselines.data import DataError
 
 
+def all_of(reader):
+    return [readers.middle(reader[index], 4) for index in range(len(reader))]
+
+
 @pytest.mark.parametrize('write', [files_of_data.image_folder, files_of_data.image_records])
 def test_pictures_and_their_labels(write, tmp_path):
     write(tmp_path)
     files = readers.read_imagenet(tmp_path)
     assert (len(files.train), len(files.test)) == ((12, 6) if files.classes else (12, 3))
     for part in (files.train, files.test):
-        examples = [readers.middle(part[index], 4) for index in range(len(part))]
-        assert {example['image'].shape for example in examples} == {(4, 4, 3)}
-        assert {example['image'].dtype for example in examples} == {np.dtype('uint8')}
-        assert [int(example['label']) for example in examples] == [
-            example['image'].mean() > 120 for example in examples
-        ]
-
-
-def first_file(folder, pattern):
-    return sorted(folder.glob(pattern))[0]
+        for example in all_of(part):
+            assert (example['image'].shape, example['image'].dtype) == ((4, 4, 3), np.uint8)
+            assert int(example['label']) == (example['image'].mean() > 120)
 
 
 def damage(path, at=None):
     content = path.read_bytes()
-    path.write_bytes(
-        content[: len(content) // 2] if at is None else content[:at] + b'damage' + content[at + 6 :]
-    )
-
-
-def all_of(reader):
-    return [readers.middle(reader[index], 4) for index in range(len(reader))]
+    half = content[: len(content) // 2]
+    path.write_bytes(half if at is None else content[:at] + b'damage' + content[at + 6 :])
 
 
 def test_damaged_images_are_named(tmp_path):
     files_of_data.image_folder(tmp_path)
     train = readers.read_imagenet(tmp_path).train
-    damage(first_file(tmp_path, 'train/bee/*'))
-    with pytest.raises(
-        DataError, match=r'bee_0\.JPEG cannot be read as an image .*download it again'
-    ):
+    damage(tmp_path / 'train' / 'bee' / 'bee_0.JPEG')
+    with pytest.raises(DataError, match=r'bee_0\.JPEG cannot be read as an image .*again'):
         all_of(train)
-    first_file(tmp_path, 'train/bee/*').unlink()
-    with pytest.raises(DataError, match=r'bee_0\.JPEG cannot be read .*put it back'):
-        all_of(train)
-
-
-def test_folders_that_do_not_fit_are_named(tmp_path):
-    files_of_data.image_folder(tmp_path)
     (tmp_path / 'val' / 'wasp').mkdir()
-    with pytest.raises(DataError, match='val has a folder wasp that the training part lacks'):
+    with pytest.raises(DataError, match='train has 2 folders and val has 3'):
         readers.read_imagenet(tmp_path)
-    (tmp_path / 'val' / 'wasp').rmdir()
-    (tmp_path / 'train' / 'wasp').mkdir()
-    with pytest.raises(DataError, match=r'wasp holds no images \(\.jpeg, \.jpg, \.png\)'):
-        readers.read_imagenet(tmp_path)
-    with pytest.raises(DataError, match='val has no folder wasp'):
-        readers.ImageFolder(tmp_path / 'val', ('ant', 'bee', 'wasp'))
     with pytest.raises(DataError, match='does not hold both parts of ImageNet'):
         readers.read_imagenet(tmp_path / 'train')
 
 
 def test_damaged_records_are_named(tmp_path):
     files_of_data.image_records(tmp_path)
-    path = first_file(tmp_path, '*train*')
+    path = min(tmp_path.glob('*train*'))
     damage(path, at=path.read_bytes().index(b'JFIF'))
-    with pytest.raises(
-        DataError, match=r'train\.array_record-00000-of-00002, record \d cannot be read'
-    ):
+    with pytest.raises(DataError, match=r'record \d of .*00000-of-00002 .*cannot be read'):
         all_of(readers.read_imagenet(tmp_path).train)
     damage(path)
-    with pytest.raises(DataError, match='00000-of-00002 cannot be read as an array-record file'):
+    with pytest.raises(DataError, match=r'00000-of-00002 .*cannot be read as array-record files'):
         readers.read_imagenet(tmp_path)
     files_of_data.write_records(path, [files_of_data.example(picture=b'', label=1)])
-    with pytest.raises(
-        DataError, match=r"has the features \['label', 'picture'\]; it needs one 'image'"
-    ):
+    words = r"has the features \['label', 'picture'\]; it needs one 'image'"
+    with pytest.raises(DataError, match=words):
         all_of(readers.read_imagenet(tmp_path).train)
     files_of_data.write_records(path, [b'no example'])
-    with pytest.raises(DataError, match='record 0 cannot be read'):
+    with pytest.raises(DataError, match=r'record 0 .*cannot be read'):
         all_of(readers.read_imagenet(tmp_path).train)
 
 
@@ -100,47 +74,27 @@ def test_random_parts_lie_inside_and_vary():
     assert len(set(boxes)) > 150
 
 
-def test_half_of_the_training_images_are_mirrored():
-    random = np.random.default_rng(0)
-    picture = readers.Picture('half.jpg', files_of_data.picture(random, 0), 0)
-    seen = {
-        readers.random_part(np.random.default_rng(seed), picture, 5)['image'].tobytes()
-        for seed in range(8)
-    }
-    assert len(seen) == 8
-
-
 def feed_of(kind, seed=0):
     if kind == 'mixed':
-        return readers.mixed(
-            range(7), lambda random, item: np.array([item, random.integers(1000)]), 4, seed
-        )
-    if kind == 'numbered':
-        return readers.numbered(
-            lambda number: np.random.default_rng((seed, number)).integers(1000, size=4)
-        )
+        prepare = lambda random, item: np.array([item, random.integers(1000)])  # noqa: E731
+        return readers.mixed(range(7), prepare, 4, seed)
     parts = [np.arange(start, start + 11, dtype=np.uint8) for start in range(0, 220, 11)]
     return readers.windows(parts, 3, 5, seed)
 
 
-@pytest.mark.parametrize('kind', ['mixed', 'numbered', 'windows'])
-def test_feeds_go_on_where_they_were(kind, tmp_path):
+@pytest.mark.parametrize('kind', ['mixed', 'windows'])
+def test_feeds_go_on_where_they_were(kind):
     feed = feed_of(kind)
-    batches = [feed.next(None).tolist() for _ in range(30)]
+    batches = [feed.next(None).tolist() for _ in range(20)]
     feed.close()
-    assert len({str(batch) for batch in batches}) == 30
-    for position in (0, 1, 17):
-        begun, again, folder = feed_of(kind), feed_of(kind), tmp_path / str(position)
-        folder.mkdir()
-        assert [begun.next(None).tolist() for _ in range(position)] == batches[:position]
-        begun.save(folder)
-        again.restore(folder)
-        assert [again.next(None).tolist() for _ in range(position, 30)] == batches[position:]
-        begun.close()
-        again.close()
-    other = feed_of(kind, seed=1)
+    assert len({str(batch) for batch in batches}) == 20
+    begun, again, other = feed_of(kind), feed_of(kind), feed_of(kind, seed=1)
+    assert [begun.next(None).tolist() for _ in range(9)] == batches[:9]
+    again.set_state(begun.state())
+    assert [again.next(None).tolist() for _ in range(11)] == batches[9:]
     assert [other.next(None).tolist() for _ in range(3)] != batches[:3]
-    other.close()
+    for each in (begun, again, other):
+        each.close()
 
 
 def test_every_example_comes_once_before_any_comes_again():
@@ -165,21 +119,21 @@ def test_texts_are_packed(tmp_path):
     assert len({row.tobytes() for row in batch}) == 8
 
 
-def test_texts_that_are_refused(tmp_path):
+def test_texts_that_are_refused(tmp_path, monkeypatch):
     files_of_data.parquet_files(tmp_path, column='content')
-    with pytest.raises(
-        DataError,
-        match=r"0000\.parquet has the columns \['content', 'url'\]: it needs one named 'text'",
-    ):
+    words = r"0000\.parquet has the columns \['content', 'url'\]: it needs one named 'text'"
+    with pytest.raises(DataError, match=words):
         readers.read_corpus(tmp_path, 100)
-    path = tmp_path / 'train' / '0000.parquet'
-    damage(path)
+    damage(tmp_path / 'validation' / '0000.parquet')
     with pytest.raises(DataError, match=r'0000\.parquet cannot be read as a parquet file'):
         readers.read_corpus(tmp_path, 100)
     feed = readers.windows([np.zeros(3, np.uint8)], 4, 2, seed=0)
     with pytest.raises(ValueError, match='parts of the text are all shorter than 4 bytes'):
         feed.next(None)
     feed.close()
+    monkeypatch.setitem(sys.modules, 'pyarrow.parquet', None)
+    with pytest.raises(ImportError, match=r'parquet files need pyarrow, .*jaxpruner\[readers\]'):
+        readers.read_corpus(tmp_path, 100)
 
 
 def test_a_damaged_row_group_is_named(tmp_path):
@@ -188,38 +142,25 @@ def test_a_damaged_row_group_is_named(tmp_path):
     parts = readers.ParquetParts([path])
     content = path.read_bytes()
     path.write_bytes(content[:10] + b'\xff' * 200 + content[210:])
-    with pytest.raises(DataError, match=r'0000\.parquet, row group 0, cannot be read'):
+    with pytest.raises(DataError, match=r'0000\.parquet cannot be read in row group 0'):
         parts[0]
 
 
-def test_clients_are_read(tmp_path):
-    files_of_data.fedjax_clients(tmp_path)
-    files = readers.read_emnist(tmp_path)
-    for index, (_, pixels, labels) in enumerate(files_of_data.writers(np.random.default_rng(0))):
-        np.testing.assert_array_equal(files.clients[index].images, 1 - pixels[..., None])
-        np.testing.assert_array_equal(files.clients[index].labels, labels)
-    assert files.x_test.shape == (3 + 4 + 5 + 6, 28, 28, 1)
-    assert files.y_test.shape == (18,)
-
-
-def test_damaged_clients_are_named(tmp_path):
+def test_clients_are_read_and_damaged_ones_are_named(tmp_path):
     files_of_data.fedjax_clients(tmp_path)
     path = tmp_path / 'federated_emnist_train.sqlite'
+    writers = files_of_data.writers(np.random.default_rng(0))
+    for (images, labels), (_, pixels, given) in zip(
+        readers.read_emnist(path), writers, strict=True
+    ):
+        np.testing.assert_array_equal(images, 1 - pixels[..., None])
+        np.testing.assert_array_equal(labels, given)
     connection = sqlite3.connect(path)
     connection.execute("UPDATE federated_data SET data = x'00' WHERE num_examples = 4")
     connection.commit()
     connection.close()
-    with pytest.raises(DataError, match=r"train\.sqlite, client b'f0001_00', cannot be read"):
-        readers.read_emnist(tmp_path).clients[1]
+    with pytest.raises(DataError, match=r'train\.sqlite cannot be read behind writer 1 '):
+        readers.read_emnist(path)
     path.write_bytes(b'no database, and long enough to be sure of it' * 9)
-    with pytest.raises(DataError, match=r'train\.sqlite cannot be read \(file is not a database\)'):
-        readers.read_emnist(tmp_path)
-
-
-def test_a_missing_package_is_named(tmp_path, monkeypatch):
-    files_of_data.parquet_files(tmp_path)
-    monkeypatch.setitem(sys.modules, 'pyarrow.parquet', None)
-    with pytest.raises(
-        ImportError, match=r"parquet files need pyarrow, .*pip install 'jaxpruner\[readers\]'"
-    ):
-        readers.read_corpus(tmp_path, 100)
+    with pytest.raises(DataError, match=r'train\.sqlite cannot be read .*not a database'):
+        readers.read_emnist(path)

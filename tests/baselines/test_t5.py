@@ -72,11 +72,6 @@ def test_every_division_into_spans_is_drawn():
     assert counts.min() > 400
 
 
-def test_t5_lengths_of_the_paper():
-    lengths = Lengths.of(568, 0.15, 3.0)
-    assert (lengths.inputs, lengths.targets) == (512, 114)
-
-
 @pytest.mark.parametrize(('text', 'density'), [(2, 0.15), (10, 0.95)])
 def test_lengths_that_do_not_fit_are_refused(text, density):
     with pytest.raises(ValueError, match=f'{text} tokens with noise_density {density}'):
@@ -153,20 +148,6 @@ def test_texts_are_read(tmp_path):
     data = workload.data(workload.default('data'), tmp_path)
     assert (len(data.train), len(data.test), len(data.symbols)) == (270, 30, 3)
     assert len(workload.data(workload.default('default'), None).train) > 300_000
-
-
-def test_what_cannot_be_read_is_refused(tmp_path):
-    workload = T5Workload()
-    with pytest.raises(ValueError, match='--data-dir'):
-        workload.data(workload.default('data'), None)
-    with pytest.raises(ValueError, match=r'tinyshakespeare\.txt does not exist'):
-        workload.data(workload.default('data'), tmp_path)
-    with pytest.raises(ValueError, match='c4 is read from a folder: pass --data-dir'):
-        workload.data(workload.default('full'), None)
-    with pytest.raises(ValueError, match="not 'mnist'"):
-        workload.data(workload.default('default').updated({'data': 'mnist'}), tmp_path)
-    with pytest.raises(ValueError, match="no preset 'huge'"):
-        workload.default('huge')
 
 
 def test_numbers_that_do_not_fit_are_refused():

@@ -150,9 +150,7 @@ TEXT = Text(np.arange(5000) % 7, np.arange(300) % 7, 7)
 def test_an_interrupted_training_ends_as_any_other(tmp_path, monkeypatch):
     monkeypatch.setattr(oneshot_shakespeare_training, 'SAVE_EVERY', 5)
     training = Training(SMALL, TEXT)
-    checkpoints = {
-        name: Checkpoints(tmp_path / name, SMALL.digest()) for name in ('whole', 'parts')
-    }
+    checkpoints = {name: Checkpoints(tmp_path / name) for name in ('whole', 'parts')}
     whole = training.train(0, checkpoints['whole'])
     with monkeypatch.context() as patch:
         patch.setattr(training, '_step', interrupt_at(13, training._step))

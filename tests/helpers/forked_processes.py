@@ -21,5 +21,5 @@ def forking():
         patch.setenv('XLA_FLAGS', f'{os.environ.get("XLA_FLAGS", "")} {_TWO_DEVICES}'.strip())
         patch.setenv('JAX_PLATFORMS', 'cpu')
         context = multiprocessing.get_context('forkserver')
-        context.set_forkserver_preload(['helpers.killed_prunes', 'helpers.killed_sweeps'])
+        context.set_forkserver_preload(['helpers.killed_prunes'])
         yield context

@@ -39,11 +39,12 @@ class TinyFeed:
         )
         return {'inputs': inputs, 'targets': inputs[:, :2] + 0.1 * seen}
 
-    def save(self, folder):
-        (folder / 'state.json').write_text(json.dumps(self.random.bit_generator.state))
+    def state(self):
+        text = json.dumps(self.random.bit_generator.state)
+        return {'random': np.frombuffer(text.encode(), np.uint8)}
 
-    def restore(self, folder):
-        self.random.bit_generator.state = json.loads((folder / 'state.json').read_text())
+    def set_state(self, state):
+        self.random.bit_generator.state = json.loads(state['random'].tobytes())
 
     def close(self):
         self.is_closed = True

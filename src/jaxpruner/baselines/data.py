@@ -5,7 +5,6 @@ cut short or of another kind is refused by name, with the remedy.
 """
 
 import gzip
-import math
 import zipfile
 import zlib
 from pathlib import Path
@@ -15,8 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-IDX_MAGIC_IMAGES = 2051  # bytes 0, 0, 8 (unsigned bytes), 3 (dimensions)
-IDX_MAGIC_LABELS = 2049  # bytes 0, 0, 8 (unsigned bytes), 1 (dimension)
 IDX_NAMES = {
     'x_train': 'train-images-idx3-ubyte',
     'y_train': 'train-labels-idx1-ubyte',
@@ -98,111 +95,57 @@ def read_mnist(folder: Path) -> dict[str, np.ndarray]:
     folder or file that is missing, cut short or of another kind is a `DataError`.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise DataError(
-            f'{folder} is not a folder: pass one that holds {NPZ_NAME} or the four IDX files of '
-            'MNIST'
-        )
-    if (folder / NPZ_NAME).exists():
-        arrays = _read_npz(folder / NPZ_NAME)
-    else:
-        paths = {key: _find_idx(folder, name) for key, name in IDX_NAMES.items()}
-        arrays = {}
-        for key, path in paths.items():
-            magic = IDX_MAGIC_IMAGES if key.startswith('x') else IDX_MAGIC_LABELS
-            arrays[key] = _read_idx(path, magic)
-    for part in ('train', 'test'):
-        _check_part(arrays, part, folder)
-    if arrays['x_train'].shape[1:] != arrays['x_test'].shape[1:]:
-        raise DataError(
-            f'x_train and x_test in {folder} differ in image size: use files that belong together'
-        )
-    return arrays
-
-
-def _read_idx(path: Path, magic: int) -> np.ndarray:
-    """The uint8 array in an IDX file, which holds exactly what its header says."""
-    content = _read_bytes(path)
-    start = int.from_bytes(content[:4], 'big')
-    if len(content) < 4 or start != magic:
-        expected = 'images' if magic == IDX_MAGIC_IMAGES else 'labels'
-        raise DataError(
-            f'{path} starts with {start} instead of {magic}, so it is no IDX file of {expected}: '
-            'put the right file in its place'
-        )
-    header_length = 4 + 4 * (magic % 256)
-    shape = []
-    for offset in range(4, header_length, 4):
-        shape.append(int.from_bytes(content[offset : offset + 4], 'big'))
-    length = header_length + math.prod(shape)
-    if len(content) < header_length or len(content) != length:
-        raise DataError(
-            f'{path} holds {len(content)} bytes where its header promises {length}: '
-            f'{DOWNLOAD_AGAIN}'
-        )
-    return np.frombuffer(content, np.uint8, offset=header_length).reshape(shape)
-
-
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    """The four arrays of an npz file, each read once."""
-    if not zipfile.is_zipfile(path):
-        raise DataError(f'{path} is no npz archive, or only the beginning of one: {DOWNLOAD_AGAIN}')
     arrays = {}
-    try:
-        # Opened here, so that it is closed even where NumPy fails.
-        with path.open('rb') as file, np.load(file) as archive:
-            for key in IDX_NAMES.keys() & set(archive):
-                arrays[key] = archive[key]
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f'{path} cannot be read as an npz archive ({error}): {DOWNLOAD_AGAIN}'
-        ) from error
-    missing = [key for key in IDX_NAMES if key not in arrays]
-    if missing:
-        raise DataError(f'{path} lacks {", ".join(missing)}: it must hold {", ".join(IDX_NAMES)}')
+    for key, name in IDX_NAMES.items():
+        # With `-` or `.` before `idx`, plain or gzipped.
+        stems = name, name.replace('-idx', '.idx')
+        names = [NPZ_NAME, *(stem + suffix for stem in stems for suffix in ('', '.gz'))]
+        path = next((folder / each for each in names if (folder / each).is_file()), None)
+        if path is None:
+            raise DataError(
+                f'{folder} holds neither {NPZ_NAME} nor {name}[.gz]: name a folder with one of them'
+            )
+        try:
+            if path.name == NPZ_NAME:
+                # Opened here, so that it is closed even where NumPy fails.
+                with path.open('rb') as file, np.load(file) as archive:
+                    arrays[key] = archive[key]
+            else:
+                content = path.read_bytes()
+                content = gzip.decompress(content) if path.suffix == '.gz' else content
+                arrays[key] = _parse_idx(content)
+        except (
+            OSError,
+            EOFError,
+            ValueError,
+            LookupError,
+            TypeError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ) as error:
+            raise DataError(f'{path} cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
+    for part in ('train', 'test'):
+        images, labels = arrays[f'x_{part}'], arrays[f'y_{part}']
+        is_labels = np.issubdtype(labels.dtype, np.integer) and labels.shape == images.shape[:1]
+        is_images = images.dtype == np.uint8 and images.shape[1:] == arrays['x_train'].shape[1:]
+        if not (
+            is_images and images.ndim == 3 and is_labels and set(np.unique(labels)) <= {*range(10)}
+        ):
+            raise DataError(
+                f'{folder}: x_{part} is {images.dtype}{list(images.shape)} and y_{part} {labels.dtype}'
+                f'{list(labels.shape)}, not uint8[images, height, width] of one size with a label from 0 to 9 each: '
+                'use the original files'
+            )
     return arrays
 
 
-def _read_bytes(path: Path) -> bytes:
-    """A file's content, unpacked where the name ends in .gz."""
-    try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if path.suffix == '.gz' else content
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f'{path} cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
-
-
-def _find_idx(folder: Path, name: str) -> Path:
-    """The path of one IDX file: with `-` or `.` before `idx`, plain or gzipped."""
-    for stem in (name, name.replace('-idx', '.idx')):
-        for suffix in ('', '.gz'):
-            path = folder / (stem + suffix)
-            if path.is_file():
-                return path
-    raise DataError(
-        f'{folder} holds neither {NPZ_NAME} nor {name}[.gz]: put {NPZ_NAME} or the four IDX files '
-        'there'
-    )
-
-
-def _check_part(arrays: dict[str, np.ndarray], part: str, folder: Path) -> None:
-    """Refuses arrays that are no square uint8 images with one label of 0..9 each."""
-    images, labels = arrays[f'x_{part}'], arrays[f'y_{part}']
-    if images.ndim != 3 or images.dtype != np.uint8 or len(images) == 0:
-        raise DataError(
-            f'x_{part} in {folder} is {images.dtype}{list(images.shape)}, not uint8[images, '
-            'height, width]: use the original files'
-        )
-    if labels.shape != images.shape[:1]:
-        raise DataError(
-            f'{folder} has {len(images)} images and labels of shape {list(labels.shape)} in its '
-            f'{part} part: use files that belong together'
-        )
-    if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() > 9:
-        raise DataError(
-            f'y_{part} in {folder} holds other values than the digits 0 to 9: use the original '
-            'files'
-        )
+def _parse_idx(content: bytes) -> np.ndarray:
+    """The uint8 array of an IDX file: bytes 0, 0, 8 and the number of axes, the sides, and what they promise."""
+    if content[:3] != b'\0\0\x08':
+        raise ValueError(f'it starts with {content[:3]!r}, so it is no IDX file of bytes')
+    start = 4 + 4 * content[3]
+    shape = np.frombuffer(content[4:start], '>i4')
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def _on_device(arrays: dict[str, np.ndarray]) -> Images:

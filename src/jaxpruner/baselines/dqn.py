@@ -124,7 +124,7 @@ def _is_atari(recipe: Recipe) -> bool:
 def _atari_task(recipe: Recipe) -> Task:
     """The training on an Atari game, which is played on the host."""
     atari.check_numbers(recipe)
-    learning = DeepQLearning(recipe, SHAPE, count_actions(recipe.data))
+    learning = DeepQLearning(recipe, SHAPE, count_actions(recipe))
     numbers: Any = recipe.task
 
     def evaluate_host(values, seed):

@@ -1,21 +1,19 @@
 """Readers of data that stay on disk: images, texts and clients, each by the format of its files.
 
-A reader is a sequence whose items are read when they are asked for; `mixed`, `numbered`, `windows` and `in_order` make
+A reader is a sequence whose items are read when they are asked for; `mixed`, `windows` and `in_order` make
 feeds of readers with grain. All need the extra `readers`.
 """
 
-import functools
 import importlib
 import io
 import json
 import math
-import os
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,21 +41,7 @@ def imported(name: str, use: str) -> Any:
 _THREADS = 16
 _BATCHES_AHEAD = 2
 _POOL = 16  # parts of a text whose windows are mixed
-_STATE = 'position.json'
 _EPOCHS = 2**20  # more than anyone waits for; without a number lengths no longer fit into 64 bits
-Item = TypeVar('Item', covariant=True)
-
-
-class Reader(Protocol[Item]):
-    """A sequence whose items are read when they are asked for, by several threads at once."""
-
-    def __len__(self) -> int:
-        """How many items there are."""
-        ...
-
-    def __getitem__(self, index: int, /) -> Item:
-        """Reads one."""
-        ...
 
 
 class GrainFeed:
@@ -70,20 +54,19 @@ class GrainFeed:
         del values
         return next(self._iterator)
 
-    def save(self, folder: Path) -> None:
+    def state(self) -> dict[str, np.ndarray]:
         text = json.dumps(self._iterator.get_state())
-        (folder / _STATE).write_text(text)
+        return {'position': np.frombuffer(text.encode(), np.uint8)}
 
-    def restore(self, folder: Path) -> None:
-        text = (folder / _STATE).read_text()
-        self._iterator.set_state(json.loads(text))
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        self._iterator.set_state(json.loads(state['position'].tobytes()))
 
     def close(self) -> None:
         self._iterator.close()
 
 
 def mixed(
-    reader: Reader[Any],
+    reader: Any,
     prepare: Callable[[np.random.Generator, Any], Any],
     batch_size: int,
     seed: int,
@@ -106,20 +89,7 @@ def mixed(
     return GrainFeed(_read_ahead(examples, batch_size))
 
 
-def numbered(make: Callable[[int], Any]) -> GrainFeed:
-    """Batches that are made from their numbers.
-
-    >>> feed = numbered(lambda number: np.full(2, number))
-    >>> feed.next(None).tolist(), feed.next(None).tolist()
-    ([0, 0], [1, 1])
-    """
-    grain = _grain()
-    options = grain.ReadOptions(num_threads=_BATCHES_AHEAD, prefetch_buffer_size=_BATCHES_AHEAD)
-    batches = grain.MapDataset.range(2**31 - 1).map(make)
-    return GrainFeed(batches.to_iter_dataset(options))
-
-
-def windows(parts: Reader[np.ndarray], length: int, batch_size: int, seed: int) -> GrainFeed:
+def windows(parts: Any, length: int, batch_size: int, seed: int) -> GrainFeed:
     """Pieces of texts, of `length` bytes each: those of a few random parts are mixed at a time.
 
     What is left at a part's end is not used.
@@ -157,7 +127,7 @@ def windows(parts: Reader[np.ndarray], length: int, batch_size: int, seed: int) 
     return GrainFeed(pieces.batch(batch_size))
 
 
-def in_order(reader: Reader[Any], prepare: Callable[[Any], Any], batch_size: int) -> Iterator[Any]:
+def in_order(reader: Any, prepare: Callable[[Any], Any], batch_size: int) -> Iterator[Any]:
     """All examples once; the last batch may be shorter.
 
     >>> [batch.tolist() for batch in in_order([1, 2, 3], np.float32, batch_size=2)]
@@ -274,11 +244,8 @@ def _resized(image: Any, box: Box, size: int) -> np.ndarray:
     return np.asarray(resized)
 
 
-SUFFIXES = '.jpeg', '.jpg', '.png'
-
-
 class ImageFolder:
-    """A reader of the pictures of a folder that has one folder for each class.
+    """A reader of the pictures of a folder that has one folder for each class, sorted as their labels.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -289,155 +256,116 @@ class ImageFolder:
     (1, b'pixels')
     """
 
-    def __init__(self, folder: Path, classes: tuple[str, ...] | None = None):
-        """Lists the files; classes are in the order of their labels, by default sorted.
-
-        Raises a `DataError` for a class without pictures, or without a folder.
-        """
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-        self.classes = tuple(names) if classes is None else classes
-        for name in {*self.classes} ^ {*names}:
-            difference = f'a folder {name} that the training part lacks'
-            if name in self.classes:
-                difference = f'no folder {name}'
-            raise DataError(
-                f'{folder} has {difference}: both parts need the same classes, one folder each'
-            )
-        self._folder = folder
-        self._files: list[tuple[str, int]] = []
-        for label, name in enumerate(self.classes):
-            files = sorted(os.listdir(folder / name))
-            files = [file for file in files if file.lower().endswith(SUFFIXES)]
-            if not files:
-                raise DataError(
-                    f'{folder / name} holds no images ({", ".join(SUFFIXES)}): put those of its '
-                    'class there'
-                )
-            self._files += [(f'{name}/{file}', label) for file in files]
+    def __init__(self, folder: Path):
+        self.classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        self._files = [
+            (path, label)
+            for label, name in enumerate(self.classes)
+            for path in sorted((folder / name).iterdir())
+        ]
 
     def __len__(self) -> int:
         return len(self._files)
 
     def __getitem__(self, index: int) -> Picture:
-        name, label = self._files[index]
-        path = self._folder / name
-        try:
-            return Picture(str(path), path.read_bytes(), label)
-        except OSError as error:
-            raise DataError(f'{path} cannot be read ({error}): put it back') from error
-
-
-_USE = 'array-record files'
+        path, label = self._files[index]
+        return Picture(str(path), path.read_bytes(), label)
 
 
 class ArrayRecords:
-    """A reader of the pictures in array-record files."""
+    """A reader of the pictures in array-record files of `tf.train.Example`, as TensorFlow Datasets writes them."""
 
     def __init__(self, paths: Sequence[Path]):
-        """Counts the records; a `DataError` for a file that is missing or of another kind."""
-        self._paths = list(paths)
-        self._sources = [_opened(path) for path in self._paths]
-        lengths = [len(source) for source in self._sources]
-        self._ends = np.cumsum(lengths)
+        module = imported('array_record.python.array_record_data_source', 'array-record files')
+        self._pattern = str(paths[0])
+        try:
+            self._source = module.ArrayRecordDataSource([str(path) for path in paths])
+        except Exception as error:  # a RuntimeError or ValueError of the C++ library
+            raise DataError(
+                f'{self._pattern} and those beside it cannot be read as array-record files ({error}): {DOWNLOAD_AGAIN}'
+            ) from error
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return len(self._source)
 
     def __getitem__(self, index: int) -> Picture:
-        file = int(np.searchsorted(self._ends, index, side='right'))
-        source = self._sources[file]
-        record = index - int(self._ends[file]) + len(source)
-        name = f'{self._paths[file]}, record {record}'
+        name = f'record {index} of {self._pattern} and those beside it'
         try:
-            features = _parse_example(source[record])
-        except Exception as error:  # array_record and protobuf have their own
+            features = _parse_example(self._source[index])
+        except Exception as error:  # array_record has its own
             raise DataError(f'{name} cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
-        try:
-            (content,) = features['image']
-            (label,) = features['label']
-        except (KeyError, ValueError):
+        if not {'image', 'label'} <= features.keys():
             raise DataError(
-                f"{name} has the features {sorted(features)}; it needs one 'image' (a file's "
-                "bytes) and one 'label'"
-            ) from None
-        return Picture(name, content, label)
+                f"{name} has the features {sorted(features)}; it needs one 'image' (a file's bytes) and one 'label'"
+            )
+        return Picture(name, features['image'], features['label'])
 
 
-def _parse_example(record: bytes) -> dict[str, list[Any]]:
-    """The features of a `tf.train.Example`: bytes and whole numbers."""
+def _parse_example(record: bytes) -> dict[str, Any]:
+    """The first value of each feature of a `tf.train.Example`: bytes and whole numbers."""
     features = {}
-    for entry in _example().FromString(record).features.feature:
-        contents = entry.value.bytes_list.value
-        numbers = entry.value.int64_list.value
-        features[entry.key] = [*contents, *numbers]
+    for _, pairs in _fields(record):
+        for _, pair in _fields(pairs):
+            entry = dict(_fields(pair))
+            for number, values in _fields(entry[2]):
+                _, first = next(_fields(values))
+                if number == 3 and isinstance(first, bytes):  # whole numbers, one after another
+                    first, _ = _varint(first, 0)
+                features[entry[1].decode()] = first
     return features
 
 
-def _opened(path: Path) -> Any:
-    module = imported('array_record.python.array_record_data_source', _USE)
-    try:
-        return module.ArrayRecordDataSource(str(path))
-    except Exception as error:  # a RuntimeError or ValueError of the C++ library
-        raise DataError(
-            f'{path} cannot be read as an array-record file ({error}): {DOWNLOAD_AGAIN}'
-        ) from error
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """The fields of a protocol buffer by their numbers: whole numbers, and all else as bytes."""
+    position = 0
+    while position < len(message):
+        key, position = _varint(message, position)
+        number, wire_type = divmod(key, 8)
+        value, position = _varint(message, position)
+        if wire_type == 2:  # the number was a length
+            start, position = position, position + value
+            value = message[start:position]
+        if wire_type not in (0, 2) or position > len(message):
+            raise ValueError('it is no tf.train.Example')
+        yield number, value
 
 
-@functools.cache
-def _example() -> Any:
-    """The message, described by hand; a map is, in bytes, a list of pairs."""
-    descriptors = imported('google.protobuf.descriptor_pb2', _USE)
-    field = descriptors.FieldDescriptorProto
-    file = descriptors.FileDescriptorProto(name='example.proto', package='example')
-
-    def message(name, *fields):
-        described = file.message_type.add(name=name)
-        for title, number, is_repeated, field_type in fields:
-            added = described.field.add(name=title, number=number)
-            added.label = field.LABEL_REPEATED if is_repeated else field.LABEL_OPTIONAL
-            if isinstance(field_type, str):
-                added.type = field.TYPE_MESSAGE
-                added.type_name = f'.example.{field_type}'
-            else:
-                added.type = field_type
-
-    message('Bytes', ('value', 1, True, field.TYPE_BYTES))
-    message('Integers', ('value', 1, True, field.TYPE_INT64))
-    message('Feature', ('bytes_list', 1, False, 'Bytes'), ('int64_list', 3, False, 'Integers'))
-    message('Pair', ('key', 1, False, field.TYPE_STRING), ('value', 2, False, 'Feature'))
-    message('Features', ('feature', 1, True, 'Pair'))
-    message('Example', ('features', 1, False, 'Features'))
-    pool = imported('google.protobuf.descriptor_pool', _USE).DescriptorPool()
-    pool.Add(file)
-    described = pool.FindMessageTypeByName('example.Example')
-    return imported('google.protobuf.message_factory', _USE).GetMessageClass(described)
-
-
-_FILES = (
-    'train/<class>/*.JPEG and val/<class>/*.JPEG, or *train*.array_record* and '
-    '*validation*.array_record*'
-)
+def _varint(message: bytes, position: int) -> tuple[int, int]:
+    """A whole number, seven bits a byte, the lowest first; and the position behind it."""
+    value = shift = 0
+    while True:
+        byte = message[position]
+        value |= (byte & 127) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 128:
+            return value, position
 
 
 class ImageFiles(NamedTuple):
     """Readers of both parts."""
 
-    train: Reader[Picture]
-    test: Reader[Picture]
+    train: Any
+    test: Any
     classes: int | None  # None where files do not say
 
 
 def read_imagenet(folder: Path) -> ImageFiles:
     """Finds the files; images are read when they are asked for."""
-    if not folder.is_dir():
-        raise DataError(f'{folder} is not a folder: pass one with {_FILES}')
     if (folder / 'train').is_dir() and (folder / 'val').is_dir():
-        train = ImageFolder(folder / 'train')
-        return ImageFiles(train, ImageFolder(folder / 'val', train.classes), len(train.classes))
+        train, test = ImageFolder(folder / 'train'), ImageFolder(folder / 'val')
+        if train.classes != test.classes or not len(train):
+            raise DataError(
+                f'{folder}: both parts need images of the same classes, one folder each; train has '
+                f'{len(train.classes)} folders and val has {len(test.classes)}'
+            )
+        return ImageFiles(train, test, len(train.classes))
     train = sorted(folder.glob('*train*.array_record*'))
     test = sorted(folder.glob('*validation*.array_record*'))
     if not (train and test):
-        raise DataError(f'{folder} does not hold both parts of ImageNet: it needs {_FILES}')
+        raise DataError(
+            f'{folder} does not hold both parts of ImageNet: it needs train/<class>/*.JPEG and val/<class>/*.JPEG, or '
+            '*train*.array_record* and *validation*.array_record*'
+        )
     return ImageFiles(ArrayRecords(train), ArrayRecords(test), None)
 
 
@@ -447,34 +375,40 @@ COLUMN = 'text'
 class Corpus(NamedTuple):
     """A text whose training part stays on disk."""
 
-    train: Reader[np.ndarray]  # parts, uint8[bytes]
+    train: Any  # parts, uint8[bytes]
     test: np.ndarray  # uint8[n]
     symbols: np.ndarray  # uint8[256]: every byte may occur
 
 
 class ParquetParts:
-    """A reader of the column `text` of parquet files; a `DataError` where there is none."""
+    """A reader of the column `text` of parquet files, a group of rows at a time."""
 
-    def __init__(self, paths: list[Path]):
+    def __init__(self, paths: Sequence[Path]):
+        self._parquet = imported('pyarrow.parquet', 'parquet files')
         self._parts: list[tuple[Path, int]] = []
         for path in paths:
-            for group in range(_count_row_groups(path)):
-                self._parts.append((path, group))
+            with self._opened(path, 'as a parquet file') as file:
+                names, groups = file.schema_arrow.names, file.num_row_groups
+            if COLUMN not in names:
+                raise DataError(f'{path} has the columns {names}: it needs one named {COLUMN!r}')
+            self._parts += [(path, group) for group in range(groups)]
 
     def __len__(self) -> int:
         return len(self._parts)
 
     def __getitem__(self, index: int) -> np.ndarray:
         path, group = self._parts[index]
-        try:
-            with _parquet().ParquetFile(path) as file:
-                table = file.read_row_group(group, columns=[COLUMN])
-                rows = table[COLUMN].to_pylist()
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f'{path}, row group {group}, cannot be read ({error}): {DOWNLOAD_AGAIN}'
-            ) from error
+        with self._opened(path, f'in row group {group}') as file:
+            rows = file.read_row_group(group, columns=[COLUMN])[COLUMN].to_pylist()
         return np.frombuffer(b'\n'.join(row.encode() for row in rows if row), np.uint8)
+
+    @contextmanager
+    def _opened(self, path: Path, what: str) -> Iterator[Any]:
+        try:
+            with self._parquet.ParquetFile(path) as file:
+                yield file
+        except (OSError, ValueError) as error:
+            raise DataError(f'{path} cannot be read {what} ({error}): {DOWNLOAD_AGAIN}') from error
 
 
 def read_corpus(folder: Path, test_bytes: int) -> Corpus:
@@ -490,114 +424,43 @@ def read_corpus(folder: Path, test_bytes: int) -> Corpus:
         raise DataError(
             f'{folder} does not hold files *train*.parquet and *validation*.parquet: put both parts there'
         )
-    train_parts, parts, beginning = ParquetParts(train), ParquetParts(test), np.zeros(0, np.uint8)
+    parts, beginning = ParquetParts(test), np.zeros(0, np.uint8)
     for index in range(len(parts)):
         beginning = np.concatenate([beginning, parts[index]])
         if len(beginning) >= test_bytes:
             break
     symbols = np.arange(256, dtype=np.uint8)
-    return Corpus(train_parts, beginning[:test_bytes], symbols)
+    return Corpus(ParquetParts(train), beginning[:test_bytes], symbols)
 
 
-def _count_row_groups(path: Path) -> int:
-    try:
-        with _parquet().ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            count = file.num_row_groups
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f'{path} cannot be read as a parquet file ({error}): {DOWNLOAD_AGAIN}'
-        ) from error
-    if COLUMN not in names:
-        raise DataError(f'{path} has the columns {names}: it needs one named {COLUMN!r}')
-    return count
+def read_emnist(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What each writer wrote, in one of FedJAX's files: images float32[n, 28, 28, 1] and labels int32[n].
 
-
-def _parquet() -> Any:
-    return imported('pyarrow.parquet', 'parquet files')
-
-
-_NDARRAY = 1  # the number that FedJAX gives to arrays among msgpack's extension types
-
-
-class Client(NamedTuple):
-    """What one writer wrote."""
-
-    images: np.ndarray  # float32[n, 28, 28, 1], 0 where there is no ink
-    labels: np.ndarray  # int32[n], 0 to 61: digits, capitals, small letters
-
-
-class ClientFiles(NamedTuple):
-    """The clients, and all that is for testing."""
-
-    clients: Reader[Client]
-    x_test: np.ndarray  # float32[tests, 28, 28, 1]
-    y_test: np.ndarray  # int32[tests]
-
-
-class SqliteClients:
-    """A reader of a file as FedJAX has it; a `DataError` where it is missing or damaged."""
-
-    def __init__(self, path: Path):
-        self._path = path
-        query = 'SELECT client_id FROM federated_data ORDER BY client_id'
-        try:
-            rows = self._rows(query)
-        except sqlite3.Error as error:
-            raise _unreadable(path, error) from error
-        self._names = [row[0] for row in rows]
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __getitem__(self, index: int) -> Client:
-        msgpack = imported('msgpack', "FedJAX's files")
-        name = self._names[index]
-        query = 'SELECT data FROM federated_data WHERE client_id = ?'
-        errors = sqlite3.Error, zlib.error, ValueError, KeyError, TypeError
-        try:
-            ((compressed,),) = self._rows(query, name)
-            packed = zlib.decompress(compressed)
-            fields = msgpack.unpackb(packed, ext_hook=_array, raw=False)
-            return _client(fields['pixels'], fields['label'])
-        except (*errors, msgpack.UnpackException) as error:
-            raise _unreadable(f'{self._path}, client {name!r},', error) from error
-
-    def _rows(self, query: str, *values: Any) -> list[Any]:
-        """Opens the file anew each time: threads cannot share a connection, nor close another's."""
-        uri = f'{self._path.absolute().as_uri()}?mode=ro'
-        with closing(sqlite3.connect(uri, uri=True)) as connection:
-            return connection.execute(query, values).fetchall()
-
-
-def read_emnist(folder: Path) -> ClientFiles:
-    """Finds the training and the test file of FedJAX; reads the test part."""
-    train, test = (folder / f'federated_emnist_{part}.sqlite' for part in ('train', 'test'))
-    if not (train.is_file() and test.is_file()):
-        raise DataError(f'{folder} does not hold {train.name} and {test.name}: put them there')
-    reader = SqliteClients(test)
-    clients = [reader[index] for index in range(len(reader))]
-    images = np.concatenate([client.images for client in clients])
-    labels = np.concatenate([client.labels for client in clients])
-    return ClientFiles(SqliteClients(train), images, labels)
-
-
-def _client(pixels: Any, labels: Any) -> Client:
-    pixels = np.asarray(pixels, np.float32)
-    labels = np.asarray(labels, np.int32).reshape(-1)
-    if pixels.ndim != 3 or len(pixels) != len(labels) or not len(labels):
-        raise ValueError(f'{pixels.shape} pixels and {len(labels)} labels do not belong together')
-    return Client(1 - pixels[..., None], labels)
-
-
-def _array(extension: int, data: bytes) -> np.ndarray:
-    if extension != _NDARRAY:
-        raise ValueError(f'extension type {extension} where an array belongs')
+    Images are 0 where there is no ink; labels are from 0 to 61: digits, capitals, small letters. A file that is missing
+    or damaged is a `DataError`.
+    """
     msgpack = imported('msgpack', "FedJAX's files")
-    shape, dtype_name, content = msgpack.unpackb(data, raw=True)
-    dtype = np.dtype(dtype_name.decode())
-    return np.frombuffer(content, dtype).reshape(shape)
 
+    def array(extension: int, data: bytes) -> np.ndarray:
+        if extension != 1:
+            raise ValueError(f'extension type {extension} where an array belongs')
+        shape, dtype_name, content = msgpack.unpackb(data, raw=True)
+        return np.frombuffer(content, dtype_name.decode()).reshape(shape)
 
-def _unreadable(what: Path | str, error: Exception) -> DataError:
-    return DataError(f'{what} cannot be read ({error}): {DOWNLOAD_AGAIN}')
+    errors = sqlite3.Error, zlib.error, ValueError, KeyError, TypeError, msgpack.UnpackException
+    clients = []
+    try:
+        with closing(sqlite3.connect(f'{path.absolute().as_uri()}?mode=ro', uri=True)) as database:
+            query = 'SELECT data FROM federated_data ORDER BY client_id'
+            for (compressed,) in database.execute(query):
+                content = zlib.decompress(compressed)
+                fields = msgpack.unpackb(content, ext_hook=array, raw=False)
+                pixels, labels = fields['pixels'], fields['label'].reshape(-1)
+                if pixels.ndim != 3 or len(pixels) != len(labels) or not len(labels):
+                    raise ValueError(f'{pixels.shape} pixels, {len(labels)} labels')
+                images = 1 - pixels[..., None].astype(np.float32)
+                clients.append((images, labels.astype(np.int32)))
+    except errors as error:
+        writer = f'behind writer {len(clients)} '
+        raise DataError(f'{path} cannot be read {writer}({error}): {DOWNLOAD_AGAIN}') from error
+    return clients

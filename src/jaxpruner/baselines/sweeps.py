@@ -10,28 +10,15 @@ import functools
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxpruner.baselines.checkpointing import (
-    CellKey,
-    Checkpoints,
-    Masks,
-    Progress,
-    with_snapshot,
-    write_logs,
-)
-from jaxpruner.baselines.programs import (
-    CellMapping,
-    CompiledTraining,
-    FeedTraining,
-    SharedPrograms,
-    check_mapping,
-)
+from jaxpruner.baselines.checkpointing import CellKey, Checkpoints, Progress
+from jaxpruner.baselines.programs import Masks, Programs, masks_by_path
 from jaxpruner.baselines.recipe import Recipe, read_recipe
 from jaxpruner.baselines.task import Workload
 from jaxpruner.baselines.training import DENSE, Training, check_algorithm
@@ -131,7 +118,6 @@ class Sweep:
     recipe: Recipe
     data: Any  # of the workload
     out: Path  # made when it is missing
-    mapping: CellMapping | None = None  # how cells are trained together: `--over`
     tensorboard: bool = False  # also write event files
 
     def finished(self) -> list[CellKey]:
@@ -154,50 +140,29 @@ class Sweep:
 
         Raises:
           Interrupted: `should_stop` said so.
-          ValueError: the folder holds results of another recipe, another process writes there, or
-            the cell mapping does not exist here; the recipe is wrong for one of the algorithms, of
-            which none has been trained then.
+          ValueError: the folder holds results of another recipe, or another process writes there;
+            the recipe is wrong for one of the algorithms, of which none has been trained then.
         """
         with claimed(self.out, self.recipe):
             if not (pending := self._pending(cells)):
                 return
             self._check(pending)
             keep_recipe(self.out, self.recipe)
-            settings = self.workload, self.recipe, self.data
-            if self.workload.task(self.recipe, self.data).feed is not None:
-                if self.mapping not in ('each', None):
-                    raise ValueError(
-                        f'over {self.mapping!r}: batches of {self.recipe.data} come from the host, so that cells are '
-                        "trained one after another; leave it out, or say 'each'"
-                    )
-                mapping, training_of = 'each', functools.partial(FeedTraining, *settings)
-            else:
-                # On a CPU cells that train together are no faster.
-                mapping = self.mapping or ('map' if jax.default_backend() == 'cpu' else 'vmap')
-                check_mapping(mapping)
-                programs = SharedPrograms(*settings, mapping)
-                training_of = functools.partial(CompiledTraining, programs)
-            training, algorithm = None, ''
+            programs = Programs(self.workload, self.recipe, self.data)
             while pending:
                 # The cells to train together next: those of a checkpoint, or else all of an algorithm.
                 group = [cell for cell in pending if cell.algorithm == pending[0].algorithm]
+                if programs.task.feed is not None:
+                    group = group[:1]
                 begun = None
                 for progress in self._checkpoints().begun():
-                    if unfinished := [cell for cell in progress.cells if cell in pending]:
-                        group, begun = unfinished, progress
+                    if set(progress.cells) & set(pending):
+                        group, begun = list(progress.cells), progress
                         break
-                if mapping == 'each':
-                    group = group[:1]
-                if training is None or algorithm != group[0].algorithm:
-                    algorithm = group[0].algorithm
-                    training = training_of(algorithm)
-                try:
-                    self._run_group(training, group, begun, on_chunk, should_stop)
-                finally:
-                    training.close()
+                self._run_group(programs, group, begun, on_chunk, should_stop)
                 pending = self._pending(cells)
                 if should_stop():
-                    raise Interrupted(f'stopped after {algorithm}')
+                    raise Interrupted(f'stopped after {group[0].algorithm}')
 
     def _check(self, pending: Sequence[CellKey]) -> None:
         """Traces how each algorithm begins, which refuses a wrong recipe before hours of training."""
@@ -211,7 +176,7 @@ class Sweep:
                 jax.eval_shape(functools.partial(training.start, targets, 0), *shapes)
 
     def _checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.out / 'checkpoints', self.recipe.digest())
+        return Checkpoints(self.out / 'checkpoints')
 
     def _pending(self, cells: Sequence[CellKey]) -> list[CellKey]:
         """The cells without a result; checkpoints of the others are removed."""
@@ -221,76 +186,120 @@ class Sweep:
 
     def _run_group(
         self,
-        training: CompiledTraining | FeedTraining,
+        programs: Programs,
         group: list[CellKey],
         begun: Progress | None,
         on_chunk: Callable,
         should_stop: Callable,
     ) -> None:
-        """Trains cells of one algorithm to the end, from their checkpoint if there is one."""
-        checkpoints = self._checkpoints()
+        """Trains cells of one algorithm to the end, from their checkpoint if there is one.
+
+        A checkpoint that cannot be read is set aside, and nothing is trained.
+        """
+        checkpoints, algorithm = self._checkpoints(), group[0].algorithm
         seeds = [cell.seed for cell in group]
-        targets = training.targets([cell.sparsity for cell in group])
-        began = time.perf_counter()
-        feed = training.open(seeds)
-        restored = None
-        if begun:
-            like = jax.eval_shape(lambda: training.start(targets, seeds))
-            restored = checkpoints.restore(begun, group, like, feed)
-            if restored is None:  # the feed may be restored in part
-                feed = training.open(seeds)
-        if restored is None:
-            carries = training.start(targets, seeds)
-            snapshots = with_snapshot({}, training.masks(carries))
-            progress = Progress(list(group), 0, snapshots=snapshots)
-        else:
-            progress, carries = restored
-        masks = training.masks(carries)
-        began -= progress.seconds
-        # After each chunk of steps everything is evaluated and saved.
+        targets = programs.targets(algorithm, [cell.sparsity for cell in group])
+        with contextlib.ExitStack() as stack:
+            feed = None
+            if programs.task.feed is not None:
+                feed = stack.enter_context(contextlib.closing(programs.task.feed(*seeds)))
+            if begun is None:
+                carries = programs.start(algorithm, targets, seeds)
+                progress = Progress(group, 0)
+                progress = _with_snapshot(progress, masks_by_path(carries.opt_state))
+            else:
+                like = jax.eval_shape(lambda: programs.start(algorithm, targets, seeds))
+                restored = checkpoints.restore(begun, like, feed)
+                if restored is None:
+                    return
+                progress, carries = restored
+            writers = []
+            if self.tensorboard:
+                from tensorboardX import SummaryWriter
+
+                folders = [str(self.out / 'tensorboard' / cell.name) for cell in group]
+                writers = [stack.enter_context(SummaryWriter(folder)) for folder in folders]
+            began, metrics = time.perf_counter() - progress.seconds, None
+            # After each chunk of steps everything is evaluated and saved.
+            for stop in self._stops():
+                if stop <= progress.step:
+                    continue
+                bounds = progress.step, stop
+                carries = programs.advance(algorithm, targets, carries, *bounds, feed=feed)
+                metrics = programs.report(algorithm, targets, carries, seeds)
+                for position, writer in enumerate(writers):
+                    for name, values in metrics.items():
+                        writer.add_scalar(name, values[position], stop)
+                progress = progress._replace(step=stop, seconds=time.perf_counter() - began)
+                progress = _with_snapshot(progress, masks_by_path(carries.opt_state))
+                checkpoints.save(progress, carries, feed)
+                on_chunk(group, stop)
+                if stop < self.recipe.steps and should_stop():
+                    raise Interrupted(f'stopped after step {stop} of {algorithm}')
+            if metrics is None:  # a run was killed behind its last checkpoint
+                metrics = programs.report(algorithm, targets, carries, seeds)
+        masks, finished = masks_by_path(carries.opt_state), self.finished()
+        for position, cell in enumerate(group):
+            if cell not in finished:
+                self._write(position, progress, metrics, masks, programs.prunable())
+
+    def _stops(self) -> list[int]:
+        """The steps after which everything is evaluated and saved."""
         chunks = max(1, min(self.recipe.steps, round(1 / self.recipe.eval_every)))
-        for stop in np.linspace(0, self.recipe.steps, chunks + 1).round().astype(int).tolist():
-            if stop <= progress.step:
-                continue
-            carries = training.advance(targets, carries, progress.step, stop)
-            metrics, masks = training.report(targets, carries)
-            seconds = time.perf_counter() - began
-            progress = progress.advanced(stop, seconds, metrics, masks)
-            checkpoints.save(progress, carries, feed)
-            on_chunk(group, stop)
-            if stop < self.recipe.steps and should_stop():
-                raise Interrupted(f'stopped after step {stop} of {group[0].algorithm}')
-        self._write(group, progress, masks, training.prunable())
+        return np.linspace(0, self.recipe.steps, chunks + 1).round().astype(int).tolist()
 
     def _write(
-        self, group: list[CellKey], progress: Progress, masks: Masks, sizes: dict[str, int]
+        self,
+        position: int,
+        progress: Progress,
+        metrics: Mapping[str, np.ndarray],
+        masks: Masks,
+        sizes: Mapping[str, int],
     ) -> None:
-        """Writes the results of finished cells; a cell's own file is the last, after its logs."""
+        """Writes the result of one of the cells, its own file last.
+
+        `masks/<name>.npz` has for each leaf that is kept over time uint8[1 + evaluations, …leaf shape], the first
+        before the first step; there is none for a dense model.
+        """
+        key = progress.cells[position]
+        if progress.snapshots:
+            arrays = {path: moments[:, position] for path, moments in progress.snapshots.items()}
+            steps = np.asarray([0, *self._stops()[1:]], np.int64)
+
+            def write(path: Path) -> None:
+                with path.open('wb') as file:  # a name alone would get another ending
+                    np.savez_compressed(file, allow_pickle=False, steps=steps, **arrays)
+
+            atomic_files.replace_file(self.out / 'masks' / f'{key.name}.npz', write)
+        zeros = {
+            path: int((masks[path][position] == 0).sum()) if path in masks else 0 for path in sizes
+        }
+        own_metrics = {name: float(values[position]) for name, values in metrics.items()}
         metric = self.workload.task(self.recipe, self.data).metric
-        for number, key in enumerate(group):
-            own = progress.of_cells([number])
-            write_logs(self.out, key.name, own, self.tensorboard)
-            zeros = {
-                path: int((masks[path][number] == 0).sum()) if path in masks else 0
-                for path in sizes
-            }
-            metrics = {
-                name: float(*value) for name, value in own.history[-1].items() if name != 'step'
-            }
-            cell = Cell(
-                workload=self.workload.name,
-                data=self.recipe.data,
-                algorithm=key.algorithm,
-                sparsity=key.sparsity,
-                seed=key.seed,
-                metric=metric.name,
-                better=metric.better,
-                value=metrics.pop(metric.name),
-                metrics=metrics,
-                reached=sum(zeros.values()) / max(1, sum(sizes.values())),
-                layers={path: zeros[path] / max(1, size) for path, size in sizes.items()},
-                steps=self.recipe.steps,
-                seconds=progress.seconds / len(group),
-                recipe=self.recipe.digest(),
-            )
-            write_cell(self.out, cell)
+        cell = Cell(
+            workload=self.workload.name,
+            data=self.recipe.data,
+            algorithm=key.algorithm,
+            sparsity=key.sparsity,
+            seed=key.seed,
+            metric=metric.name,
+            better=metric.better,
+            value=own_metrics.pop(metric.name),
+            metrics=own_metrics,
+            reached=sum(zeros.values()) / max(1, sum(sizes.values())),
+            layers={path: zeros[path] / max(1, size) for path, size in sizes.items()},
+            steps=self.recipe.steps,
+            seconds=progress.seconds / len(progress.cells),
+            recipe=self.recipe.digest(),
+        )
+        write_cell(self.out, cell)
+
+
+def _with_snapshot(progress: Progress, masks: Masks) -> Progress:
+    """Adds the masks of this moment: of the first kernel, and of the largest other one."""
+    first, others = list(masks)[:1], list(masks)[1:]
+    shown = first + sorted(others, key=lambda path: -masks[path].size)[:1]
+    now = {path: masks[path][None] for path in shown}
+    if earlier := progress.snapshots:
+        now = {path: np.concatenate([earlier[path], now[path]]) for path in shown}
+    return progress._replace(snapshots=now)

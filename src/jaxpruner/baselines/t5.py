@@ -7,6 +7,7 @@ beforehand, so that it runs inside a compiled program.
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,15 @@ from jaxpruner.baselines.data import check_no_folder
 from jaxpruner.baselines.models import Functional
 from jaxpruner.baselines.readers import Corpus, read_corpus
 from jaxpruner.baselines.recipe import Optimizer, Recipe, Schedule
-from jaxpruner.baselines.task import Examples, Feed, Metric, Metrics, PresetRecipes, Task
+from jaxpruner.baselines.task import (
+    Examples,
+    Feed,
+    Metric,
+    Metrics,
+    PresetRecipes,
+    Task,
+    require_folder,
+)
 
 START = 0  # also padding
 END = 1
@@ -137,13 +146,11 @@ class T5(nnx.Module):
 
     def __init__(self, sizes: Sizes, dtype: DTypeLike = jnp.float32, *, rngs: nnx.Rngs):
         init = nnx.initializers.normal(1.0)
-        layers = _Layers(dtype, rngs)
-        self.embedding = nnx.Embed(
-            sizes.vocabulary, sizes.width, dtype=dtype, embedding_init=init, rngs=rngs
-        )
-        self.encoder = Stack(sizes, layers, is_decoder=False)
-        self.decoder = Stack(sizes, layers, is_decoder=True)
-        self.head = layers.linear(sizes.width, sizes.vocabulary)
+        settings: Any = {'dtype': dtype, 'rngs': rngs}
+        self.embedding = nnx.Embed(sizes.vocabulary, sizes.width, embedding_init=init, **settings)
+        self.encoder = Stack(sizes, False, **settings)
+        self.decoder = Stack(sizes, True, **settings)
+        self.head = _linear(sizes.width, sizes.vocabulary, **settings)
 
     def __call__(self, inputs: jax.Array, targets_so_far: jax.Array) -> jax.Array:
         """Logits of each target, float32[batch, target length, vocabulary]; both are int tokens."""
@@ -152,36 +159,24 @@ class T5(nnx.Module):
         return self.head(decoded).astype(jnp.float32)
 
 
-class _Layers(NamedTuple):
-    """Makes the layers of a model: all compute in one dtype and draw from the same numbers."""
-
-    dtype: DTypeLike
-    rngs: nnx.Rngs
-
-    def linear(self, inputs: int, outputs: int, init: nnx.Initializer = FAN_IN) -> nnx.Linear:
-        return nnx.Linear(
-            inputs, outputs, use_bias=False, dtype=self.dtype, kernel_init=init, rngs=self.rngs
-        )
-
-    def norm(self, width: int) -> nnx.RMSNorm:
-        return nnx.RMSNorm(width, dtype=self.dtype, rngs=self.rngs)
+# All layers compute in one dtype and draw from the same numbers, which are their settings.
+_linear = functools.partial(nnx.Linear, use_bias=False, kernel_init=FAN_IN)
 
 
 class Stack(nnx.Module):
     """The encoder, or the decoder: blocks that share one relative position bias."""
 
-    def __init__(self, sizes: Sizes, layers: _Layers, is_decoder: bool):
+    def __init__(self, sizes: Sizes, is_decoder: bool, **settings: Any):
         self.is_decoder = is_decoder
         self.buckets = sizes.buckets
         self.distance = sizes.distance
         self.position_bias = nnx.Embed(
-            sizes.buckets, sizes.heads, embedding_init=FAN_IN, rngs=layers.rngs
+            sizes.buckets, sizes.heads, embedding_init=FAN_IN, rngs=settings['rngs']
         )
         self.layers = sizes.layers
         for number in range(sizes.layers):
-            block = Block(sizes, layers, is_decoder)
-            setattr(self, f'block{number + 1}', block)
-        self.norm = layers.norm(sizes.width)
+            setattr(self, f'block{number + 1}', Block(sizes, is_decoder, **settings))
+        self.norm = nnx.RMSNorm(sizes.width, **settings)
 
     def __call__(self, hidden: jax.Array, encoded: jax.Array | None = None) -> jax.Array:
         """Runs the blocks."""
@@ -200,16 +195,16 @@ class Stack(nnx.Module):
 class Block(nnx.Module):
     """Self-attention, in the decoder attention to what was encoded, and a gated MLP."""
 
-    def __init__(self, sizes: Sizes, layers: _Layers, is_decoder: bool):
-        self.attention = Attention(sizes, layers)
-        self.attention_norm = layers.norm(sizes.width)
+    def __init__(self, sizes: Sizes, is_decoder: bool, **settings: Any):
+        self.attention = Attention(sizes, **settings)
+        self.attention_norm = nnx.RMSNorm(sizes.width, **settings)
         if is_decoder:
-            self.cross_attention = Attention(sizes, layers)
-            self.cross_attention_norm = layers.norm(sizes.width)
-        self.gate = layers.linear(sizes.width, sizes.mlp_width)
-        self.up = layers.linear(sizes.width, sizes.mlp_width)
-        self.down = layers.linear(sizes.mlp_width, sizes.width)
-        self.mlp_norm = layers.norm(sizes.width)
+            self.cross_attention = Attention(sizes, **settings)
+            self.cross_attention_norm = nnx.RMSNorm(sizes.width, **settings)
+        self.gate = _linear(sizes.width, sizes.mlp_width, **settings)
+        self.up = _linear(sizes.width, sizes.mlp_width, **settings)
+        self.down = _linear(sizes.mlp_width, sizes.width, **settings)
+        self.mlp_norm = nnx.RMSNorm(sizes.width, **settings)
 
     def __call__(
         self, hidden: jax.Array, bias: jax.Array, encoded: jax.Array | None = None
@@ -228,16 +223,16 @@ class Block(nnx.Module):
 class Attention(nnx.Module):
     """Attention of several heads."""
 
-    def __init__(self, sizes: Sizes, layers: _Layers):
+    def __init__(self, sizes: Sizes, **settings: Any):
         joined = sizes.heads * sizes.head_width
         self.heads = sizes.heads
-        self.dtype = layers.dtype
+        self.dtype = settings['dtype']
         # What other models divide the scores by is in the initial query instead.
         narrow = nnx.initializers.variance_scaling(1 / sizes.head_width, 'fan_in', 'normal')
-        self.query = layers.linear(sizes.width, joined, narrow)
-        self.key = layers.linear(sizes.width, joined)
-        self.value = layers.linear(sizes.width, joined)
-        self.out = layers.linear(joined, sizes.width)
+        self.query = _linear(sizes.width, joined, **{**settings, 'kernel_init': narrow})
+        self.key = _linear(sizes.width, joined, **settings)
+        self.value = _linear(sizes.width, joined, **settings)
+        self.out = _linear(joined, sizes.width, **settings)
 
     def __call__(
         self, queries: jax.Array, seen: jax.Array, bias: jax.Array | None = None
@@ -374,7 +369,7 @@ class T5Workload(PresetRecipes):
             text = '\n'.join(topics[key] for key in sorted(topics))
             return Text.of(text.encode())
         if recipe.data == 'tinyshakespeare':
-            path = _folder(recipe, data_dir, SHAKESPEARE) / SHAKESPEARE
+            path = require_folder(recipe, data_dir, SHAKESPEARE) / SHAKESPEARE
             if not path.is_file():
                 raise ValueError(
                     f'{path} does not exist: put tiny Shakespeare (one text file) there'
@@ -382,8 +377,7 @@ class T5Workload(PresetRecipes):
             return Text.of(path.read_bytes())
         if recipe.data == 'c4':
             test_bytes = numbers['length'] * numbers['test_examples']
-            folder = _folder(recipe, data_dir, 'its files')
-            return read_corpus(folder, test_bytes)
+            return read_corpus(require_folder(recipe, data_dir, 'C4'), test_bytes)
         raise ValueError(
             f"t5 reads 'pydoc', 'tinyshakespeare' or 'c4', not {recipe.data!r}: set data to one "
             'of them'
@@ -401,10 +395,18 @@ class T5Workload(PresetRecipes):
                 f'the text of {recipe.data} leaves {len(data.test)} bytes for testing, too few for '
                 f'examples of {lengths.text}: set task.length to at most that'
             )
-        sizes = _sizes(recipe, data, lengths)
-        dtype = jnp.dtype(recipe.dtype)
-        model = Functional(lambda rngs: T5(sizes, dtype, rngs=rngs))
-        filling = _Filling(recipe, data, lengths, sizes.vocabulary, model)
+        sizes: Any = dict(recipe.model)
+        needed = SYMBOLS + len(data.symbols) + lengths.spans
+        vocabulary = sizes['vocabulary'] or needed
+        if vocabulary < needed:
+            raise ValueError(
+                f'model.vocabulary is {vocabulary}, but {recipe.data} needs {needed} '
+                f'({len(data.symbols)} different bytes and {lengths.spans} sentinels): set it to 0 '
+                'or at least that'
+            )
+        settings = Sizes(**{**sizes, 'vocabulary': vocabulary}), jnp.dtype(recipe.dtype)
+        model = Functional(lambda rngs: T5(*settings, rngs=rngs))
+        filling = _Filling(recipe, data, lengths, vocabulary, model)
         return Task(
             metric=Metric('loss', 'low'),
             steps=recipe.steps,
@@ -437,38 +439,39 @@ class _Filling:
         return self._corrupted(texts, key_noise)
 
     def loss(self, params: Any, state: Any, batch: Any, key: Any) -> tuple[jax.Array, Any]:
-        if isinstance(self.data, Corpus):  # the feed's texts are not corrupted yet
-            batch = self._corrupted(_as_tokens(batch), key)
-        inputs, targets = batch
-        model = self.model.module(params)
-        losses = _token_losses(model, inputs, targets)
-        return losses.mean(), state
+        if isinstance(self.data, Corpus):  # the feed's texts are bytes, not corrupted yet
+            batch = self._corrupted(jnp.asarray(batch, jnp.int32) + SYMBOLS, key)
+        return self._token_losses(params, batch).mean(), state
 
     def evaluate(self, params: Any, state: Any) -> Metrics:
         del state
         test = jnp.asarray(self.data.test)
         if isinstance(self.data, Corpus):
-            test = _as_tokens(test)
+            test = test.astype(jnp.int32) + SYMBOLS
         count: Any = self.recipe.task['test_examples']
         last = len(test) - self.lengths.text
         starts = jnp.linspace(0, last, count).astype(jnp.int32)
         texts = self._cut(test, starts)
         examples = self._corrupted(texts, jax.random.key(0))
 
-        model = self.model.module(params)
-
         def losses_of(example):
-            inputs, targets = example
-            return _token_losses(model, inputs[None], targets[None])[0]
+            batch = jax.tree.map(lambda tokens: tokens[None], example)
+            return self._token_losses(params, batch)[0]
 
         size = min(self.recipe.batch_size, len(starts))
         losses = jax.lax.map(losses_of, examples, batch_size=size)
         return {'loss': losses.mean()}
 
+    def _token_losses(self, params: Any, batch: Examples) -> jax.Array:
+        """The cross-entropy of each target in nats, float32[batch, target length]."""
+        inputs, targets = batch
+        so_far = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=START)
+        logits = self.model.module(params)(inputs, so_far)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+
     def feed(self, seed: int) -> Feed:
-        length = self.lengths.text
         size = self.recipe.batch_size
-        return readers.windows(self.data.train, length, size, seed)
+        return readers.windows(self.data.train, self.lengths.text, size, seed)
 
     def _cut(self, text: jax.Array, starts: jax.Array) -> jax.Array:
         """Parts of a text, int[starts, length]."""
@@ -487,37 +490,3 @@ class _Filling:
 
         keys = jax.random.split(key, len(texts))
         return jax.vmap(draw)(texts, keys)
-
-
-def _token_losses(model: T5, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-    """The cross-entropy of each target in nats, float32[batch, target length]."""
-    widths = (0, 0), (1, 0)
-    so_far = jnp.pad(targets[:, :-1], widths, constant_values=START)
-    logits = model(inputs, so_far)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-
-
-def _as_tokens(content: Any) -> jax.Array:
-    """Bytes as tokens, each with the number that `Corpus.symbols` gives it."""
-    return jnp.asarray(content, jnp.int32) + SYMBOLS
-
-
-def _sizes(recipe: Recipe, data: Text | Corpus, lengths: Lengths) -> Sizes:
-    sizes: Any = dict(recipe.model)
-    needed = SYMBOLS + len(data.symbols) + lengths.spans
-    sizes['vocabulary'] = sizes['vocabulary'] or needed
-    if sizes['vocabulary'] < needed:
-        raise ValueError(
-            f'model.vocabulary is {sizes["vocabulary"]}, but {recipe.data} needs {needed} '
-            f'({len(data.symbols)} different bytes and {lengths.spans} sentinels): set it to 0 or '
-            'at least that'
-        )
-    return Sizes(**sizes)
-
-
-def _folder(recipe: Recipe, folder: Path | None, content: str) -> Path:
-    if folder is None:
-        raise ValueError(
-            f'{recipe.data} is read from a folder: pass --data-dir with one that holds {content}'
-        )
-    return Path(folder)

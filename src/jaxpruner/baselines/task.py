@@ -64,16 +64,12 @@ class Feed(Protocol):
         """
         ...
 
-    def save(self, folder: Path) -> None:
-        """Writes its position, and what else it keeps, into an empty folder."""
+    def state(self) -> dict[str, np.ndarray]:
+        """Its position, and what else it keeps, for a checkpoint."""
         ...
 
-    def restore(self, folder: Path) -> None:
-        """Takes up the position of `save`, as a new feed of the same seed.
-
-        Raises:
-          ValueError: the folder holds something else.
-        """
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes up a position from `state`, as a new feed of the same seed."""
         ...
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import jax
 import platformdirs
@@ -60,8 +60,6 @@ class Training:
     """Your own modules, imported first, such as mine for mine.py here; they may register algorithms and types."""
     print_recipe: bool = False
     """Print the recipe as TOML and train nothing."""
-    over: Literal['each', 'map', 'vmap', 'devices'] | None = None
-    """Train cells one after another (each; map: in one program, as on a CPU), together (vmap), or on all devices."""
     tensorboard: bool = False
     """Also write TensorBoard's event files."""
     plots: bool = False
@@ -166,7 +164,7 @@ def _sweep(
         _keep_programs()  # before anything is compiled
     data = workload.data(recipe, training.data_dir)
     out = training.out or Path('out') / training.workload
-    sweep = sweeps.Sweep(workload, recipe, data, out, training.over, training.tensorboard)
+    sweep = sweeps.Sweep(workload, recipe, data, out, training.tensorboard)
     steps = dict.fromkeys(set(sweep.finished()) & set(planned), recipe.steps)
     began = time.perf_counter()
     interrupts: list[int] = []
