@@ -68,9 +68,8 @@ def test_none_and_many_are_refused():
         static().post_gradient_update(PARAMS, beside)
 
 
-@pytest.mark.parametrize('packed', [False, True])
-def test_metrics_are_exact_and_those_of_stacked_states_their_mean(packed):
-    tx = optax.chain(static(packed).wrap_optax(optax.sgd(0.1)))
+def test_metrics_are_exact_and_those_of_stacked_states_their_mean():
+    tx = optax.chain(static(packed=True).wrap_optax(optax.sgd(0.1)))
     params = PARAMS | {'empty': jnp.zeros((0, 4))}
     stacked = jax.vmap(tx.init)(jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), params))
     for state in (tx.init(params), stacked):
@@ -85,8 +84,7 @@ def test_metrics_are_exact_and_those_of_stacked_states_their_mean(packed):
     assert float(jaxpruner.sparsity_metrics(dense)['_mask_sparsity']) == 0
 
 
-@pytest.mark.parametrize('packed', [False, True])
-@pytest.mark.parametrize('name', ['alone', 'chain in chain'])
+@pytest.mark.parametrize(('name', 'packed'), [('alone', True), ('chain in chain', False)])
 def test_states_that_nnx_boxes_or_splits_are_read(name, packed):
     pruner = static(packed)
     params, optimizer = linear(WRAPPED[name](pruner.wrap_optax(optax.adam(0.1))))
@@ -146,9 +144,8 @@ def test_stacked_masks_pack_alike():
     np.testing.assert_array_equal(jax.vmap(packed)(mask), jnp.stack([packed(m) for m in mask]))
 
 
-@pytest.mark.parametrize('shape', [(16, 4), ()])
-def test_a_mask_of_another_parameter_is_refused(shape):
-    masks, params = {'w': jnp.zeros(5, jnp.uint8)}, {'w': jnp.ones(shape)}
+def test_a_mask_of_another_parameter_is_refused():
+    masks, params = {'w': jnp.zeros(5, jnp.uint8)}, {'w': jnp.ones((16, 4))}
     for call in (jaxpruner.unpack_masks, lambda m, p: jaxpruner.apply_mask(p, m)):
         with pytest.raises(ValueError, match=r'\(5,\)'):
             call(masks, params)
@@ -229,10 +226,16 @@ def state_of(pruner, params=KERNEL):
     return pruner.wrap_optax(optax.sgd(0.1)).init(params)
 
 
-@pytest.mark.parametrize('wrap', [WRAPPED['alone'], WRAPPED['chain in chain']])
-@pytest.mark.parametrize('cls', [jaxpruner.MagnitudePruning, jaxpruner.GlobalMagnitudePruning])
+@pytest.mark.parametrize(
+    ('cls', 'name'),
+    [
+        (jaxpruner.MagnitudePruning, 'chain in chain'),
+        (jaxpruner.GlobalMagnitudePruning, 'alone'),
+    ],
+)
 @pytest.mark.filterwarnings(f'ignore:.*{GIVEN}')
-def test_targets_of_the_state_hold_until_it_is_retargeted(cls, wrap):
+def test_targets_of_the_state_hold_until_it_is_retargeted(cls, name):
+    wrap = WRAPPED[name]
     state = wrap(pruner_of(0.5, cls).wrap_optax(optax.sgd(0.1))).init(KERNEL)
     later = pruner_of(0.75, cls)
     tx = wrap(later.wrap_optax(optax.sgd(0.1)))

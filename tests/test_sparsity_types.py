@@ -55,7 +55,6 @@ def register(monkeypatch):
 
 def test_a_registered_type_is_read_wherever_a_config_string_is(register):
     register('rows', rows)
-    register('rows', rows)  # as in a cell of a notebook that is run again
     register('rows_of', lambda text: Rows(100))
     assert types.parse_sparsity_type('rows') == Rows(1)
     assert types.parse_sparsity_type('rows_of_2') == Rows(100)  # the longest name
@@ -75,15 +74,13 @@ def test_a_registered_type_is_read_wherever_a_config_string_is(register):
 @pytest.mark.parametrize(
     ('name', 'parse', 'error', 'message'),
     [
-        (3, rows, TypeError, r'must be a string, such as .*, got 3'),
-        ('rows:2', rows, ValueError, r"'rows:2' .*letters, digits and _"),
+        (3, rows, ValueError, r'letters, digits and _ alone.*, got 3'),
+        ('rows:2', rows, ValueError, r"letters, digits and _ alone.*'rows:2'"),
         ('block', rows, ValueError, "'block' is .* of the library"),
         ('rows', Rows(), TypeError, r"'rows': .* a function of the text, .*got Rows\(height=1\)"),
-        ('taken', rows, ValueError, r"'taken' is .*read by .*<lambda>"),
     ],
 )
 def test_what_cannot_be_registered(name, parse, error, message, register):
-    register('taken', lambda text: Rows())
     with pytest.raises(error, match=message):
         register(name, parse)
 
@@ -91,8 +88,8 @@ def test_what_cannot_be_registered(name, parse, error, message, register):
 @pytest.mark.parametrize('made', ['2:4', None, Rows])
 def test_a_function_that_makes_no_type_is_refused(made, register):
     register('rows', lambda text: made)
-    with pytest.raises(TypeError, match=r"'rows_2': .* registered for 'rows' .*no sparsity type"):
-        types.parse_sparsity_type('rows_2')
+    with pytest.raises(TypeError, match=r"sparsity_type='rows_2': .* is no sparsity type"):
+        jaxpruner.MagnitudePruning(sparsity_type='rows_2')
 
 
 # A class, what it is given, and the error.
@@ -101,14 +98,12 @@ BAD = [
     (types.NByM, (0, 4), ValueError, r'n must be at least 1, got 0'),
     (types.NByM, (2.0, 4), TypeError, r'n must be a whole number, got 2.0'),
     (types.NByM, (2, 4, 'output'), TypeError, r"a tuple of some, or 'input', got 'output'"),
-    (types.NByM, (2, 4, ()), TypeError, r"a tuple of some, or 'input', got \(\)"),
     (types.NByM, (2, 4, (0, 0.5)), TypeError, 'axis must be a whole number, got 0.5'),
     (types.Block, ((4,),), ValueError, r'block_shape must be \(height, width\), got \(4,\)'),
     (types.Block, ((4, 0),), ValueError, r'block width must be at least 1, got 0'),
     (types.Channel, ('last',), TypeError, r"axis must be a whole number, got 'last'"),
     (types.parse_n_by_m, (types.NByM(2, 4, 'input'),), ValueError, 'give a number as its axis'),
     (types.parse_sparsity_type, ('2/4',), ValueError, "unknown sparsity type '2/4'; write 'unstr"),
-    (types.parse_sparsity_type, ('5:4',), ValueError, r'n must not exceed m'),
 ]
 
 
@@ -126,7 +121,6 @@ BAD_SHAPES = [
         (4, 6, 8),
         'shape .* has length 24 along axes 0, 1 as one, which m=5',
     ),
-    (types.NByM(2, 4, (0, 3)), (4, 6, 8), r'axis 3 does not exist in shape \(4, 6, 8\)'),
     (types.NByM(2, 4), (8, 10), r'shape \(8, 10\) has length 10 along axis -1, which m=4 does not'),
     (types.Channel(-3), (8, 8), 'axis -3 does not exist'),
 ]

@@ -48,13 +48,7 @@ def test_names_break_behind_separators():
 
 
 GROUPED = {
-    'three that are alike': (['h.0.up', 'h.1.up', 'h.2.up'], 'aaa', {'h.{0-2}.up': [0, 1, 2]}),
     'two': (['h.0.up', 'h.1.up'], 'aa', {'h.0.up': [0], 'h.1.up': [1]}),
-    'two that are alike': (
-        ['h.0.up', 'h.1.up', 'h.2.up'],
-        'aba',
-        {'h.0.up': [0], 'h.1.up': [1], 'h.2.up': [2]},
-    ),
     'in the order of numbers': (
         [f'Dense_{i}' for i in (0, 1, 10, 11, 2, 3, 4)],
         'aaaaaaa',
@@ -64,16 +58,6 @@ GROUPED = {
         ['0/a', '0/b', '1/a', '1/b', '2/a', '2/b', 'head'],
         'ababab?',
         {'{0-2}/a': [0, 2, 4], '{0-2}/b': [1, 3, 5], 'head': [6]},
-    ),
-    'in one number alone': (
-        ['0/w0', '1/w1', '2/w2'],
-        'aaa',
-        {'0/w0': [0], '1/w1': [1], '2/w2': [2]},
-    ),
-    'the larger of two groups': (
-        [f'{i}/w{j}' for i in range(4) for j in range(3)],
-        'a' * 12,
-        {f'{{0-3}}/w{j}': [j, 3 + j, 6 + j, 9 + j] for j in range(3)},
     ),
     'a larger group leaves too few': (
         ['0/w0', '1/w0', '0/w1', '0/w2', '0/w3'],
@@ -104,13 +88,6 @@ def test_every_row_stands_in_the_table_once(rows):
     for name, indices in grouped:
         assert len({rows[i][1] for i in indices}) == 1
         assert (len(indices) >= 3) == ('{' in name)
-
-
-def test_sentences_wrap():
-    lines = text_tables.to_text(
-        [NAME, REASON], [['bias', 'the filter leaves it out']], width=20
-    ).split('\n')
-    assert lines[2:] == ['bias  the filter', '      leaves it out']
 
 
 def test_words_that_are_too_long_fold_behind_a_separator():

@@ -160,7 +160,7 @@ class BaseUpdater(EqualSettings):
         scores = self.scores_to_rank(params, sparse_state, grads, extra_args)
         return sparse_state._replace(masks=self.create_masks(scores, sparsities))
 
-    @selection.says(reads_lazy_scores=True, is_select_masks=True)
+    @selection.says(reads_lazy_scores=True)
     def create_masks(self, scores: PyTree, sparsities: PyTree) -> PyTree:
         """Makes a mask for each leaf from its scores and its sparsity.
 
@@ -171,47 +171,24 @@ class BaseUpdater(EqualSettings):
         Returns:
           A tree of uint8 masks, `None` where dense.
         """
-        return self.select_masks(scores, sparsities)[0]
-
-    def select_masks(
-        self, scores: PyTree, sparsities: PyTree, thresholds: PyTree | None = None
-    ) -> tuple[PyTree, PyTree]:
-        """Makes masks and their thresholds. Thresholds of an earlier call only speed up the search.
-
-        Args:
-          scores: a tree like the parameters.
-          sparsities: a tree like it of scalars, `None` where dense.
-          thresholds: the thresholds of an earlier selection.
-
-        Returns:
-          The masks, and a tree of their thresholds: a float a leaf (one a layer, where layers are stacked), `None`
-          where nothing is ranked over the whole leaf.
-        """
         paths, arrays, treedef = tree_lib.flatten_with_paths(
             scores, is_leaf=selection.is_score_leaf
         )
         targets = tree_lib.leaves_like(treedef, sparsities)
-        starts = [None] * len(paths)
-        if thresholds is not None:
-            starts = tree_lib.leaves_like(treedef, thresholds)
         leaves = self.describe_leaves(paths, arrays)
         scored: list[mask_calculator.ScoredLeaf | None] = [None] * len(paths)
         for i, leaf in enumerate(leaves):
             if leaf.sparsity_type is not None and targets[i] is not None:
                 mask_calculator.check_scores(arrays[i], leaf.name)
                 scored[i] = mask_calculator.ScoredLeaf(
-                    leaf.layers_first(arrays[i]), targets[i], leaf.groups, starts[i]
+                    leaf.layers_first(arrays[i]), targets[i], leaf.groups
                 )
-        selected = mask_calculator.mask_leaves(leaves, scored, self.topk_fn)
+        masks = mask_calculator.mask_leaves(leaves, scored, self.topk_fn)
         masks = [
-            None if leaf_mask.mask is None else leaf.layers_back(leaf_mask.mask)
-            for leaf, leaf_mask in zip(leaves, selected, strict=True)
+            None if mask is None else leaf.layers_back(mask)
+            for leaf, mask in zip(leaves, masks, strict=True)
         ]
-        found = [leaf_mask.threshold for leaf_mask in selected]
-        return (
-            tree_lib.unflatten(treedef, masks, arrays),
-            tree_lib.unflatten(treedef, found, arrays),
-        )
+        return tree_lib.unflatten(treedef, masks, arrays)
 
     def get_initial_masks(self, params: PyTree, target_sparsities: PyTree) -> PyTree:
         """Makes the masks before the first step: everything is kept.
@@ -250,7 +227,7 @@ class BaseUpdater(EqualSettings):
             params,
             self.describe_leaves(paths, arrays),
             self.stacked,
-            lambda pruned: checks.check_pruned(self, pruned, paths),
+            lambda pruned: checks.check_pruned(self, pruned),
             types_decide=mask_calculator.own_topk_fn(self.topk_fn) is None,
         )
         checks.warn_of_contradictions(contradictions)
@@ -841,7 +818,7 @@ def _jitted_new_masks(pruner, state, params, grads, extra_args):
         new = _new_masks(pruner, tracked_state, params, grads, extra_args, tracked)
         if new.algorithm_state is tracked_state.algorithm_state:
             new = new._replace(algorithm_state=state.algorithm_state)
-        return new._replace(thresholds=state.thresholds)
+        return new
 
     return control.run_once(True, make_masks, state)
 

@@ -405,7 +405,11 @@ def targets_of_leaves(
         _warn_of_vectors(
             leaves, [i for i, t in enumerate(targets) if t is not None and i not in custom]
         )
-    targets = mask_calculator.with_targets(leaves, targets, can_be_ranked)
+    for sparsity_type, indices in mask_calculator.tied_leaves(leaves, can_be_ranked):
+        shapes = {path: leaves[i].shape for path, i in indices.items()}
+        tied = sparsity_type.targets_of(shapes, {path: targets[i] for path, i in indices.items()})
+        for path, i in indices.items():
+            targets[i] = tied[path]
     pruned = [leaf for leaf, target in zip(leaves, targets, strict=True) if target is not None]
     for leaf, target in zip(leaves, targets, strict=True):
         if target is not None:
@@ -455,7 +459,7 @@ def _warn_of_vectors(leaves, selected):
         )
 
 
-def check_pruned(pruner: Any, pruned: Sequence[Any], paths: Sequence[tree_lib.Path]) -> None:
+def check_pruned(pruner: Any, pruned: Sequence[Any]) -> None:
     """Refuses leaves that a pruner is to prune and cannot, because of their dtype, sparsity type or shape."""
     for leaf in pruned:
         if pruner.needs_gradients and not holds_weights(leaf):
@@ -466,7 +470,7 @@ def check_pruned(pruner: Any, pruned: Sequence[Any], paths: Sequence[tree_lib.Pa
         pruner.check_type(leaf.sparsity_type, f'{leaf.name}: ')
     if mask_calculator.own_topk_fn(pruner.topk_fn) is None:
         shape_checks = {leaf.path: leaf.check_shape for leaf in pruned}
-        check_groups(shape_checks, normalize_setting(pruner.sparsity_type), paths)
+        check_groups(shape_checks, normalize_setting(pruner.sparsity_type))
 
 
 def warn_of_contradictions(contradictions: Sequence[Contradiction]) -> None:

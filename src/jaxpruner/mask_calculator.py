@@ -7,7 +7,7 @@ selected (`selection`), and the type spreads their verdicts back. N:M ranks insi
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from jaxpruner import n_by_m, selection, sparsity_types
 from jaxpruner import tree as tree_lib
-from jaxpruner.selection import Selected
 from jaxpruner.selection import keep_largest_jointly as keep_largest_jointly
 from jaxpruner.selection import number_to_keep as number_to_keep
 from jaxpruner.selection import number_to_keep_on_host as number_to_keep_on_host
@@ -79,7 +78,7 @@ def topk_group_mask_calculator(
     """
     scores = jnp.asarray(scores)
     check_scores(scores, 'scores')
-    return _mask_each([ScoredLeaf(scores, sparsity, Groups(sparsity_type))])[0].mask
+    return _mask_each([ScoredLeaf(scores, sparsity, Groups(sparsity_type))])[0]
 
 
 def topk_n_by_m_mask_calculator(
@@ -207,34 +206,26 @@ def check_scores(scores: Any, where: str) -> None:
             f'{where}: it is to be pruned, and its scores are None; score it, or leave it dense: '
             f"sparsity_type={{'{where}': None, '*': …}}"
         )
-    dtype = jax.eval_shape(selection.read, scores).dtype
-    if jnp.issubdtype(dtype, jnp.complexfloating):
+    if jnp.issubdtype(scores.dtype, jnp.complexfloating):
         raise TypeError(
-            f'{where}: its scores are {dtype}, which have no order; score by jnp.abs(…), or by jnp.real(…)'
+            f'{where}: its scores are {scores.dtype}, which have no order; score by jnp.abs(…), or by jnp.real(…)'
         )
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ScoredLeaf:
-    """A leaf whose weights are ranked, the axis of layers first, and the share of its groups to remove.
-
-    `start` is the threshold of an earlier selection, near which the search begins; masks do not depend on it.
-    """
+    """A leaf whose weights are ranked, the axis of layers first, and the share of its groups to remove."""
 
     scores: jax.Array | selection.LazyScores
     sparsity: Any
     groups: Groups = dataclasses.field(metadata={'static': True})
-    start: jax.Array | None = None
 
 
 def mask_leaves(
     leaves: Sequence[Leaf], scored: Sequence[ScoredLeaf | None], topk_fn: TopkFn | None = None
-) -> list[Selected]:
-    """Makes the masks of all leaves of a model, and thresholds of those groups that are ranked over the whole leaf.
-
-    Leaves that a type ties are ranked as the groups that they share. A group that has weights in several leaves has one
-    score, pooled over all of them, and the sparsity of one leaf, its leader.
+) -> list[jax.Array | None]:
+    """Makes the masks of all leaves of a model.
 
     Args:
       leaves: of the model.
@@ -244,132 +235,68 @@ def mask_leaves(
     Raises:
       ValueError: a type does not fit its shape, or leaves are not those that their type ties.
     """
-    topk_fn = own_topk_fn(topk_fn)
-    to_rank: list[ScoredLeaf | None] = list(scored)
-    tied = []
-    for _, indices, pruned in _tied(leaves, scored, scored):
-        for groups in pruned:
-            members = {path: indices[path] for path in groups.members if path in indices}
-            scores = {path: selection.read(scored[i].scores) for path, i in members.items()}
-            each_alone = Groups(sparsity_types.Unstructured(), groups.is_stacked)
-            sparsity = scored[indices[groups.leader]].sparsity
-            to_rank.append(ScoredLeaf(groups.pool(scores), sparsity, each_alone))
-            tied.append((groups, members))
-        for index in indices.values():
-            to_rank[index] = None
-    masked = [Selected(None, None)] * len(to_rank)
-    ranked = {i: leaf for i, leaf in enumerate(to_rank) if leaf is not None}
+    rank = functools.partial(_mask_each, topk_fn=own_topk_fn(topk_fn))
+    masks: dict[int, jax.Array] = {}
+    for sparsity_type, indices in tied_leaves(leaves, [leaf is not None for leaf in scored]):
+        tied = sparsity_type.make_masks({path: scored[i] for path, i in indices.items()}, rank)
+        masks |= {i: tied[path] for path, i in indices.items()}
+    alone = {i: leaf for i, leaf in enumerate(scored) if leaf is not None and i not in masks}
+    masks |= dict(zip(alone, rank(list(alone.values())), strict=True))
+    return [masks.get(i) for i in range(len(leaves))]
+
+
+def tied_leaves(
+    leaves: Sequence[Leaf], is_included: Sequence[bool]
+) -> list[tuple[Any, dict[tree_lib.Path, int]]]:
+    """Lists the types that tie leaves together, each with the indices of those of its leaves that are included."""
+    by_type: dict[int, tuple[Any, dict[tree_lib.Path, int]]] = {}
+    for index, leaf in enumerate(leaves):
+        if is_included[index] and sparsity_types.is_joint(leaf.sparsity_type):
+            if leaf.is_stacked:
+                raise ValueError(
+                    f'{leaf.name}: {leaf.sparsity_type!r} knows which layers are stacked; leave the leaf out of '
+                    '`stacked`'
+                )
+            of_type = by_type.setdefault(id(leaf.sparsity_type), (leaf.sparsity_type, {}))
+            of_type[1][leaf.path] = index
+    return list(by_type.values())
+
+
+def _mask_each(leaves, topk_fn=None):
+    """Makes the mask of each leaf by the ranking of its type, or by a user's own."""
     if topk_fn is None:
-        of_leaves = _mask_each(list(ranked.values()))
-    else:
-        masks = (
-            leaf.groups.per_layer(topk_fn, (0, None))(selection.read(leaf.scores), leaf.sparsity)
-            for leaf in ranked.values()
-        )
-        of_leaves = [Selected(mask, None) for mask in masks]
-    for (i, leaf), selected in zip(ranked.items(), of_leaves, strict=True):
-        if selected.mask.shape != leaf.scores.shape:  # it would be read as packed bits
+        return _mask_by_type(leaves)
+    masks = []
+    for leaf in leaves:
+        topk = leaf.groups.per_layer(topk_fn, (0, None))
+        masks.append(topk(selection.read(leaf.scores), leaf.sparsity))
+        if masks[-1].shape != leaf.scores.shape:  # it would be read as packed bits
             raise ValueError(
-                f'topk_fn must return a mask of the shape of its scores, {leaf.scores.shape}, got {selected.mask.shape}'
+                f'topk_fn must return a mask of the shape of its scores, {leaf.scores.shape}, got {masks[-1].shape}'
             )
-        masked[i] = selected
-    for (groups, members), selected in zip(tied, masked[len(leaves) :], strict=True):
-        for path, i in members.items():
-            mask = jnp.broadcast_to(groups.spread(selected.mask, path), leaves[i].shape)
-            others = MASK_DTYPE(1) if masked[i].mask is None else masked[i].mask
-            masked[i] = Selected(mask.astype(MASK_DTYPE) * others, None)
-    return masked[: len(leaves)]
+    return masks
 
 
 @selection.leaf_by_leaf
 @jax.jit
-def _mask_each(leaves):
-    masked, requests = [Selected(None, None)] * len(leaves), {}
+def _mask_by_type(leaves):
+    masks, requests = {}, {}
     for i, leaf in enumerate(leaves):
         groups, kind, scores = leaf.groups, leaf.groups.sparsity_type, leaf.scores
         kind.check_shape(groups.layer_shape(scores.shape), 'scores')
         if isinstance(kind, sparsity_types.NByM):
             keep = functools.partial(n_by_m.keep_n_of_m, n=kind.n, m=kind.m, axis=kind.axis)
-            mask = groups.per_layer(keep)(selection.read(scores))
             keeps_all = (jnp.asarray(leaf.sparsity) == 0).astype(MASK_DTYPE)
-            masked[i] = Selected(mask | keeps_all, None)
+            masks[i] = groups.per_layer(keep)(selection.read(scores)) | keeps_all
             continue
         if not groups.is_unstructured:
             scores = groups.pool(selection.read(scores))
         count = number_to_keep(math.prod(groups.layer_shape(scores.shape)), leaf.sparsity)
-        requests[i] = selection.Request(scores, count, leaf.start, groups.is_stacked)
+        requests[i] = selection.Request(scores, count, groups.is_stacked)
     selected = selection.keep_largest_each(list(requests.values()))
-    for i, (mask, threshold) in zip(requests, selected, strict=True):
-        masked[i] = Selected(leaves[i].groups.spread(mask, leaves[i].scores.shape), threshold)
-    return masked
-
-
-def with_targets(
-    leaves: Sequence[Leaf], targets: Sequence[Any], can_be_ranked: Sequence[bool]
-) -> list[Any]:
-    """Gives each leaf of a pruned group of tied leaves a target, and takes it from leaves of no such group.
-
-    Biases, which the default filter leaves out, are so removed with their channel. On their own they keep everything.
-
-    Args:
-      leaves: of a model.
-      targets: the share to remove of each; `None` where dense.
-      can_be_ranked: whether each holds numbers and has a type.
-
-    Raises:
-      ValueError: masks of these leaves do not remove the groups, or leaves are not those that their type ties.
-    """
-    tied = list(targets)
-    included = [True if is_ranked else None for is_ranked in can_be_ranked]
-    for sparsity_type, indices, pruned in _tied(leaves, included, targets):
-        leaders = {groups.leader for groups in pruned}
-        members = {path for groups in pruned for path in groups.members}
-        for path in indices.keys() - leaders:
-            tied[indices[path]] = 0.0 if path in members else None
-        sparsity_type.check_members(pruned, [path for path in indices if path in members])
-    return tied
-
-
-def kept_weights(leaves: Sequence[Leaf], targets: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    """Yields for each leaf of a pruned group of tied leaves its index, and how many of its weights are kept.
-
-    Args:
-      leaves: of a model.
-      targets: of each, as `with_targets` returns them. Nothing is told of leaves whose targets are traced.
-    """
-    for sparsity_type, indices, pruned in _tied(leaves, targets, targets):
-        own = [targets[indices[groups.leader]] for groups in pruned]
-        if tree_lib.has_traced(own):
-            return
-        kept = [
-            number_to_keep_on_host(groups.size, float(t))
-            for groups, t in zip(pruned, own, strict=True)
-        ]
-        for path, index in indices.items():
-            yield index, sparsity_type.kept_weights(list(zip(pruned, kept, strict=True)), path)
-
-
-def _tied(leaves, included, values):
-    """Lists the types that tie leaves: the type, its leaves by path, and those of its groups whose leader has a value.
-
-    Leaves for which `included` has `None` are left out.
-    """
-    by_type: dict[int, tuple[Any, dict[tree_lib.Path, int]]] = {}
-    for index, leaf in enumerate(leaves):
-        if included[index] is None or not sparsity_types.is_joint(leaf.sparsity_type):
-            continue
-        if leaf.is_stacked:
-            raise ValueError(
-                f'{leaf.name}: {leaf.sparsity_type!r} knows which layers are stacked; leave the leaf out of `stacked`'
-            )
-        _, indices = by_type.setdefault(id(leaf.sparsity_type), (leaf.sparsity_type, {}))
-        indices[leaf.path] = index
-    tied = []
-    for sparsity_type, indices in by_type.values():
-        groups = sparsity_type.join({path: leaves[i].shape for path, i in indices.items()})
-        pruned = [each for each in groups if values[indices[each.leader]] is not None]
-        tied.append((sparsity_type, indices, pruned))
-    return tied
+    for i, mask in zip(requests, selected, strict=True):
+        masks[i] = leaves[i].groups.spread(mask, leaves[i].scores.shape)
+    return [masks[i] for i in range(len(leaves))]
 
 
 @jax.tree_util.register_dataclass
@@ -393,6 +320,8 @@ class MaskedLeaf:
     groups: Groups = dataclasses.field(metadata={'static': True})
 
 
+@selection.leaf_by_leaf
+@selection.with_automatic_axes
 def drop_and_grow(leaves: Sequence[MaskedLeaf], fraction: jax.Array | float) -> list[jax.Array]:
     """Replaces a share of the kept weights (or blocks, channels) of each leaf, and returns the new masks.
 
@@ -406,30 +335,24 @@ def drop_and_grow(leaves: Sequence[MaskedLeaf], fraction: jax.Array | float) -> 
     >>> drop_and_grow([MaskedLeaf(mask, scores, jnp.array([0.0, 0.0, 1.0, 2.0]), groups)], 0.5)
     [Array([1, 0, 0, 1], dtype=uint8)]
     """
-    for leaf in leaves:
-        for scores in (leaf.drop_scores, leaf.grow_scores):
-            if scores.shape != leaf.mask.shape:
-                raise ValueError(
-                    f'scores of shape {scores.shape} do not fit a mask of shape {leaf.mask.shape}; give one score for '
-                    'each weight'
-                )
-    return _drop_and_grow(list(leaves), jnp.asarray(fraction, jnp.float32))
-
-
-@selection.leaf_by_leaf
-@selection.with_automatic_axes
-def _drop_and_grow(leaves, fraction):
     masks, scores, kept, dropped = [], [], [], []
     for leaf in leaves:
-        mask, *both = leaf.mask, leaf.drop_scores, leaf.grow_scores
+        mask, both = leaf.mask, [leaf.drop_scores, leaf.grow_scores]
+        for own in both:
+            if own.shape != mask.shape:
+                raise ValueError(
+                    f'scores of shape {own.shape} do not fit a mask of shape {mask.shape}; give one score for each '
+                    'weight'
+                )
         if not leaf.groups.is_unstructured:
-            pooled = (mask.astype(jnp.float32), *map(selection.read, both))
-            mask, *both = map(leaf.groups.pool, pooled)
+            mask = leaf.groups.pool(mask.astype(jnp.float32))
+            both = [leaf.groups.pool(selection.read(own)) for own in both]
         masks.append(mask > 0)
         scores.append(both)
         axes = tuple(range(int(leaf.groups.is_stacked), mask.ndim))
-        kept.append(selection.count_true(mask > 0, axes))
-        dropped.append(selection.share_of(kept[-1], fraction, most=mask.size))
+        kept.append(jnp.sum(mask > 0, axes, dtype=selection.counter_for(mask.size)))
+        share = jnp.asarray(fraction, jnp.float32)
+        dropped.append(selection.share_of(kept[-1], share, most=mask.size))
 
     def choose(phase, masks):
         """Chooses first among the kept what stays, then among all others what is grown beside it."""
@@ -439,11 +362,10 @@ def _drop_and_grow(leaves, fraction):
         for i, (mask, both) in enumerate(zip(*barred, strict=True)):
             ranked = selection.LazyScores((*both, mask, is_growing), _score_by_phase)
             count = jnp.where(is_growing, dropped[i], kept[i] - dropped[i])
-            requests.append(selection.Request(ranked, count, None, leaves[i].groups.is_stacked))
+            requests.append(selection.Request(ranked, count, leaves[i].groups.is_stacked))
         chosen = selection.keep_largest_each(requests)
         return [
-            (is_growing & mask) | (own.mask != 0)
-            for mask, own in zip(barred[0], chosen, strict=True)
+            (is_growing & mask) | (own != 0) for mask, own in zip(barred[0], chosen, strict=True)
         ]
 
     masks = jax.lax.fori_loop(0, 2, choose, masks)  # one selection, compiled once, runs twice
@@ -460,12 +382,10 @@ def _score_by_phase(arrays):
     dtype = drop.dtype
     if drop.dtype != grow.dtype or not jnp.issubdtype(dtype, jnp.floating):
         dtype = jnp.dtype('float64' if 'float64' in (drop.dtype, grow.dtype) else 'float32')
-
-    def finite(scores):
-        is_float = jnp.issubdtype(scores.dtype, jnp.floating)
-        lowest = jnp.array(jnp.finfo(scores.dtype if is_float else dtype).min, dtype)
-        scores = scores.astype(dtype)
-        return jnp.where(scores >= lowest, scores, lowest)
-
-    ranked = jnp.where(is_growing, finite(grow), finite(drop))
-    return jnp.where(mask != is_growing, ranked, jnp.array(-jnp.inf, dtype))
+    scores = jnp.where(is_growing, grow.astype(dtype), drop.astype(dtype))
+    lowest = jnp.finfo(dtype).min.astype(dtype)
+    return jnp.where(
+        mask != is_growing,
+        jnp.where(scores >= lowest, scores, lowest),
+        jnp.array(-jnp.inf, dtype),
+    )

@@ -160,10 +160,17 @@ def plan_leaves(pruner: Any, params: PyTree) -> PruningPlan:
             dataclasses.replace(leaf_plan, is_ranked_with_others=is_ranked and leaf_plan.is_pruned)
         )
     if is_counted and not is_global:
-        for i, kept in mask_calculator.kept_weights(planned, targets):  # of leaves that a type ties
-            leaf = dataclasses.replace(planned[i], kept=kept, target=1 - kept / planned[i].size)
-            why = 'its groups lose less than one channel' if kept == leaf.size else None
-            planned[i] = dataclasses.replace(leaf, why_dense=why)
+        has_target = [target is not None for target in targets]
+        for sparsity_type, indices in mask_calculator.tied_leaves(planned, has_target):
+            shapes = {path: planned[i].shape for path, i in indices.items()}
+            own = {path: targets[i] for path, i in indices.items()}
+            if tree_lib.has_traced(own):
+                continue
+            for path, kept in sparsity_type.kept_weights(shapes, own).items():
+                i = indices[path]
+                leaf = dataclasses.replace(planned[i], kept=kept, target=1 - kept / planned[i].size)
+                why = 'its groups lose less than one channel' if kept == leaf.size else None
+                planned[i] = dataclasses.replace(leaf, why_dense=why)
     return PruningPlan(type(pruner).__name__, tuple(planned), _kept_in_all(planned, together))
 
 

@@ -2,10 +2,10 @@
 
 A mask needs one number, the threshold that exactly as many scores reach as are to be kept. A pass over the scores
 counts how many reach a threshold, and so tells on which side of it the right one lies. Each pass tries three. The first
-stand near the threshold of an earlier selection, or where a sample of the scores has it, the next where the count
-should be right if it fell evenly between those that are known (`_likely`). The search ends when a count is right, or
-when no float lies between a threshold that enough scores reach and one that too few reach. Then what lies between them
-is equal: ties. The same search, over indices in flat order, finds where to cut the ties.
+stand where a sample of the scores has it, the next where the count should be right if it fell evenly between those that
+are known (`_likely`). The search ends when a count is right, or when no float lies between a threshold that enough
+scores reach and one that too few reach. Then what lies between them is equal: ties. The same search, over indices in
+flat order, finds where to cut the ties.
 
     threshold      1   2   3   5   above       the scores 5 1 3 3 2, of which two are to be kept:
     reaching it    5   4   3   1   0           5, and of the ties 3 and 3 the first
@@ -18,13 +18,12 @@ Devices that share an array count what they hold, and send each other counts alo
 """
 
 import dataclasses
-import fractions
 import functools
 import inspect
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +41,7 @@ _WORTH_SHARING = 2**17  # scores that several threads read
 _SHARES = 64
 _LONGEST_COPY = (
     2**22
-)  # scores of an array that is copied, so that arrays of similar lengths share a program
-_BITS_KEPT = 7  # to which an earlier threshold is trusted
+)  # scores of an array that is copied: arrays of similar lengths share a program
 
 
 @jax.tree_util.register_dataclass
@@ -106,15 +104,14 @@ def says(**facts: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def lazily(of: Callable[[jax.Array], jax.Array], weights: Any) -> Any:
-    """Scores an array by an elementwise function: lazily if it holds floats, `None` if it holds no numbers.
+    """Scores an array by an elementwise function, lazily; `None` if it holds no numbers.
 
     >>> lazily(jnp.abs, jnp.array([-2.0])).shape, lazily(jnp.abs, None)
     ((1,), None)
     """
     dtype = getattr(weights, 'dtype', None)
-    if dtype is None or not jnp.issubdtype(dtype, jnp.number):
-        return None
-    return LazyScores(weights, of) if jnp.issubdtype(dtype, jnp.floating) else of(weights)
+    is_number = dtype is not None and jnp.issubdtype(dtype, jnp.number)
+    return LazyScores(weights, of) if is_number else None
 
 
 def is_score_leaf(node: Any) -> bool:
@@ -164,8 +161,9 @@ def number_to_keep(size: int, sparsity: jax.Array | float) -> jax.Array:
     >>> number_to_keep(10, jnp.array([0.0, 0.25, 1.0])).tolist()
     [10, 8, 1]
     """
-    size_as_array = jnp.array(size, counter_for(size))
-    return jnp.maximum(share_of(size_as_array, sparsity, size, of_rest=True), min(size, 1))
+    count = jnp.array(size, counter_for(size))
+    kept = share_of(count, jnp.asarray(sparsity, jnp.float32), size, of_rest=True)
+    return jnp.maximum(kept, min(size, 1))
 
 
 def number_to_keep_on_host(size: int, sparsity: float) -> int:
@@ -174,57 +172,35 @@ def number_to_keep_on_host(size: int, sparsity: float) -> int:
     >>> number_to_keep_on_host(10, 0.25)
     8
     """
-    if size <= _EXACT_IN_FLOAT32:
-        kept = int(np.round(np.float32(size) * (np.float32(1) - np.float32(sparsity))))
-    else:
-        whole = 1 << (31 if size < 2**32 else 63)
-        removed = round(float(np.float32(sparsity)) * whole)
-        kept = round(fractions.Fraction(size * (whole - removed), whole))
-    return max(kept, min(size, 1))
+    count = np.array(size, np.uint32 if size < 2**32 else np.uint64)
+    return max(int(share_of(count, np.float32(sparsity), size, of_rest=True)), min(size, 1))
 
 
-def count_true(flags: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """Counts the flags that are set over some axes.
-
-    >>> count_true(jnp.array([[True, False], [True, True]]), (1,)).tolist()
-    [1, 2]
-    """
-    return jnp.sum(flags, axes, dtype=counter_for(flags.size))
-
-
-def share_of(
-    count: jax.Array, share: jax.Array | float, most: int, of_rest: bool = False
-) -> jax.Array:
+def share_of(count: Any, share: Any, most: int, of_rest: bool = False) -> Any:
     """Computes `round(count * share)`, half to even, as exactly as `number_to_keep`.
 
     Args:
-      count: unsigned.
-      share: in [0, 1]; taken as float32.
+      count: unsigned array of JAX or NumPy.
+      share: in [0, 1], a float32 array of the same library.
       most: what the count cannot exceed.
       of_rest: computes `round(count * (1 - share))` instead.
 
-    >>> int(share_of(jnp.uint32(192), 0.3, most=640))
+    >>> int(share_of(jnp.uint32(192), jnp.float32(0.3), most=640))
     58
     """
-    share = jnp.asarray(share, jnp.float32)
-    in_float32 = jnp.round(count.astype(jnp.float32) * (1 - share if of_rest else share))
-    in_float32 = in_float32.astype(count.dtype)
-    if most <= _EXACT_IN_FLOAT32:
-        return in_float32
+    if most <= _EXACT_IN_FLOAT32 or count.dtype == 'uint64':
+        wide = 'float64' if count.dtype == 'uint64' else 'float32'
+        share = share.astype(wide)
+        return (count.astype(wide) * (1 - share if of_rest else share)).round().astype(count.dtype)
     # In fixed point, which is exact for every share from 2^-7 up; multiplied by halves, as on paper.
-    bits = jnp.iinfo(count.dtype).bits
-    whole = jnp.array(1 << bits - 1, count.dtype)
-    fixed = jnp.round(share * float(1 << bits - 1)).astype(count.dtype)
-    fixed = whole - fixed if of_rest else fixed
-    low, high = lambda x: x & (1 << bits // 2) - 1, lambda x: x >> bits // 2
-    lowest = low(count) * low(fixed)
-    crosses = high(count) * low(fixed), low(count) * high(fixed)
-    middle = high(lowest) + low(crosses[0]) + low(crosses[1])
-    upper = high(count) * high(fixed) + high(crosses[0]) + high(crosses[1]) + high(middle)
-    lower = low(middle) << bits // 2 | low(lowest)
-    product, rest = upper << 1 | lower >> bits - 1, lower << 1
-    product += ((rest > whole) | ((rest == whole) & (product % 2 == 1))).astype(count.dtype)
-    return jnp.where(count <= _EXACT_IN_FLOAT32, in_float32, product)
+    fixed = (share * np.float32(2**31)).round().astype('uint32')
+    fixed = np.uint32(2**31) - fixed if of_rest else fixed
+    high, low, fixed_high, fixed_low = count >> 16, count & 0xFFFF, fixed >> 16, fixed & 0xFFFF
+    crosses, lowest = (high * fixed_low, low * fixed_high), low * fixed_low
+    middle = (crosses[0] & 0x7FFF) + (crosses[1] & 0x7FFF) + (lowest >> 16)
+    whole = 2 * high * fixed_high + (crosses[0] >> 15) + (crosses[1] >> 15) + (middle >> 15)
+    rest = (middle & 0x7FFF) << 16 | lowest & 0xFFFF  # of 2^31
+    return whole + ((rest > 2**30) | ((rest == 2**30) & (whole % 2 == 1))).astype('uint32')
 
 
 @jax.tree_util.register_dataclass
@@ -235,7 +211,6 @@ class Request:
     Attributes:
       scores: array of any shape, or `LazyScores`. What is no float, or has eight bits, is ranked as float32.
       count: 0 keeps nothing; the size or more keeps everything, NaN included. For a stack one number, or one a layer.
-      start: where to look first, the threshold of an earlier selection (of each layer); NaN or `None` for none.
       is_stacked: whether the first axis counts layers, each of which is a ranking of its own.
 
     >>> Request(jnp.array([1.0, 4.0]), 1).is_stacked
@@ -244,19 +219,7 @@ class Request:
 
     scores: jax.Array | LazyScores
     count: jax.Array | int
-    start: jax.Array | None = None
     is_stacked: bool = dataclasses.field(default=False, metadata={'static': True})
-
-
-class Selected(NamedTuple):
-    """The result of a selection.
-
-    >>> Selected(mask=jnp.array([1, 0]), threshold=jnp.float32(3)).threshold.shape
-    ()
-    """
-
-    mask: Any  # uint8, 1 = kept
-    threshold: Any  # a float, one a layer; at most the smallest score that is kept
 
 
 def leaf_by_leaf(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -278,7 +241,7 @@ def with_automatic_axes(function: Callable[..., list[Any]]) -> Callable[..., lis
     """Compiles a function; how arrays on explicit axes of a mesh are shared inside is left to the compiler.
 
     Args:
-      function: of a list of pytrees; a mask in its results lies as the first array of its tree does.
+      function: of a list of pytrees; the mask of each lies as the first array of its tree does.
     """
 
     @jax.jit
@@ -290,11 +253,8 @@ def with_automatic_axes(function: Callable[..., list[Any]]) -> Callable[..., lis
         if explicit is None:
             return function(trees, *others)
         places = [explicit_meshes.explicit_sharding(jax.tree.leaves(tree)[0]) for tree in trees]
-        whole: Any = NamedSharding(explicit.mesh, PartitionSpec())
-        results = [
-            Selected(place or whole, whole) if isinstance(tree, Request) else place or whole
-            for tree, place in zip(trees, places, strict=True)
-        ]
+        whole = NamedSharding(explicit.mesh, PartitionSpec())
+        results = [place or whole for place in places]
         return jax.sharding.auto_axes(function, out_sharding=results)(trees, *others)
 
     return call
@@ -307,24 +267,24 @@ def keep_largest(scores: jax.Array | LazyScores, count: jax.Array | int) -> jax.
     Array([[1, 0],
            [1, 0]], dtype=uint8)
     """
-    return keep_largest_each([Request(scores, count)])[0].mask
+    return keep_largest_each([Request(scores, count)])[0]
 
 
 @leaf_by_leaf
 @with_automatic_axes
-def keep_largest_each(requests: Sequence[Request]) -> list[Selected]:
-    """Selects the largest scores of each of many arrays.
+def keep_largest_each(requests: Sequence[Request]) -> list[jax.Array]:
+    """Makes the masks of the largest scores of each of many arrays.
 
     Raises:
       ValueError: an array is too large to count in 32 bits, and 64 are not enabled.
 
     >>> requests = [Request(jnp.array([1.0, 4.0]), 1), Request(jnp.array([[3.0, 2.0]]), 2)]
     >>> first, second = keep_largest_each(requests)
-    >>> first.mask.tolist(), second.mask.tolist(), float(first.threshold) <= 4.0
-    ([0, 1], [[1, 1]], True)
+    >>> first.tolist(), second.tolist()
+    ([0, 1], [[1, 1]])
     """
     whole = {i: request for i, request in enumerate(requests) if not request.is_stacked}
-    selected = dict(zip(whole, _select(list(whole.values())), strict=True))
+    masks = dict(zip(whole, _masks(list(whole.values())), strict=True))
     for i, request in enumerate(requests):
         if request.is_stacked:
             shape = request.scores.shape
@@ -334,41 +294,27 @@ def keep_largest_each(requests: Sequence[Request]) -> list[Selected]:
 
             # One device reads long layers in turn: each ends when its own count is right, and stays in the cache.
             is_in_turn = math.prod(shape[1:]) >= _WORTH_SHARING and jax.device_count() == 1
-            layers = jax.tree.map(in_layers, dataclasses.replace(request, is_stacked=False))
-            if is_in_turn:
-                selected[i] = lax.map(_select_layer, layers)
-            else:
-                selected[i] = jax.vmap(_select_layer)(layers)
-    return [selected[i] for i in range(len(requests))]
+            layers = jax.tree.map(in_layers, request)
+            masks[i] = lax.map(_mask_one, layers) if is_in_turn else jax.vmap(_mask_one)(layers)
+    return [masks[i] for i in range(len(requests))]
 
 
-def _select_layer(request):
-    return _select([request])[0]
+def _mask_one(request):
+    return _masks([request])[0]
 
 
-def _select(requests):
+def _masks(requests):
     arrays = [_as_floats(request.scores) for request in requests]
-    shapes = [jax.eval_shape(read, array) for array in arrays]
-    selected: list[Any] = [None] * len(arrays)
-    for members in _groups(shapes):
-        own, dtype = [arrays[i] for i in members], shapes[members[0]].dtype
-        counter = counter_for(max(shapes[i].size for i in members))
+    masks: list[Any] = [None] * len(arrays)
+    for members in _groups(arrays):
+        own = [arrays[i] for i in members]
+        counter = counter_for(max(array.size for array in own))
         counts = [jnp.asarray(requests[i].count).astype(counter) for i in members]
-        starts = [requests[i].start for i in members]
-        starts = [
-            jnp.asarray(jnp.nan if start is None else start).astype(dtype) for start in starts
-        ]
-        if len(own) == 1:
-            cuts = [_find_cut(own, [0], counts[0], starts[0])]
-        else:
-            table = _in_turn(
-                lambda array, *numbers: _find_cut([array], [0], *numbers), own, counts, starts
-            )
-            cuts = [table[i] for i in _hidden(range(len(own)), beside=table)]
-        for i, cut in zip(members, cuts, strict=True):
-            mask = _mask(arrays[i], cut, 0).reshape(requests[i].scores.shape)
-            selected[i] = Selected(mask, _value_of(cut[0], dtype))
-    return selected
+        table = _in_turn(lambda array, count: _find_cut([array], [0], count), own, counts)
+        rows = _hidden(range(len(own)), beside=table) if len(own) > 1 else [0]
+        for i, row in zip(members, rows, strict=True):
+            masks[i] = _mask(arrays[i], table[row], 0).reshape(requests[i].scores.shape)
+    return masks
 
 
 @with_automatic_axes
@@ -394,16 +340,15 @@ def keep_largest_jointly(
     [Array([0, 1], dtype=uint8), Array([1], dtype=uint8)]
     """
     arrays = list(map(_as_floats, scores))
-    shapes = [jax.eval_shape(read, array) for array in arrays]
     own: list[Any] = [1] * len(arrays) if divisors is None else list(divisors)
-    dtype = jnp.result_type(*[shape.dtype for shape in shapes], *own)
+    dtype = jnp.result_type(*[array.dtype for array in arrays], *own)
     own = lax.stop_gradient([jnp.asarray(each, dtype) for each in own])
     own = lax.optimization_barrier(own)
     arrays = [LazyScores(pair, _divide) for pair in zip(arrays, own, strict=True)]
-    *begins, size = itertools.accumulate([0, *(shape.size for shape in shapes)])
+    *begins, size = itertools.accumulate([0, *(array.size for array in arrays)])
     count = jnp.asarray(count).astype(counter_for(size))
     begins = _hidden(np.array(begins, count.dtype), beside=count)
-    cut = _find_cut(arrays, begins, count, jnp.array(jnp.nan, dtype))
+    cut = _find_cut(arrays, begins, count)
     return [
         _mask(array, cut, begin).reshape(each.shape)
         for array, begin, each in zip(arrays, begins, scores, strict=True)
@@ -423,12 +368,12 @@ def _as_floats(scores):
     return scores if scores.shape else jax.tree.map(jnp.atleast_1d, scores)
 
 
-def _groups(shapes):
+def _groups(arrays):
     """Groups arrays of one dtype and similar lengths, to be read in turn; those that devices share stay alone."""
     groups: dict[Any, list[int]] = {}
-    for i, shape in enumerate(shapes):
-        is_alone = shape.size > _LONGEST_COPY or jax.device_count() > 1
-        key = i if is_alone else (shape.dtype, (shape.size - 1).bit_length())
+    for i, array in enumerate(arrays):
+        is_alone = array.size > _LONGEST_COPY or jax.device_count() > 1
+        key = i if is_alone else (array.dtype, (array.size - 1).bit_length())
         groups.setdefault(key, []).append(i)
     return list(groups.values())
 
@@ -442,7 +387,9 @@ def _hidden(numbers, beside):
 
 def _in_turn(function, arrays, *others):
     """Calls a function of one array (and its others) after another, each of which is copied to the same buffer."""
-    longest = max(jax.eval_shape(read, array).size for array in arrays)
+    if len(arrays) == 1:
+        return function(arrays[0], *[other[0] for other in others])[None]
+    longest = max(array.size for array in arrays)
     copies = [functools.partial(_copied, array, length=longest) for array in arrays]
 
     def call(inputs):
@@ -458,7 +405,7 @@ def _copied(array, length):
     return jnp.pad(copied, (0, length - copied.size), constant_values=jnp.nan)
 
 
-def _find_cut(arrays, begins, count, start):
+def _find_cut(arrays, begins, count):
     """Finds where a ranking is cut: low, high, an end, and whether everything is kept.
 
     What reaches high is kept, and what reaches low, if it stands before the end in flat order; both are numbers of
@@ -468,10 +415,8 @@ def _find_cut(arrays, begins, count, start):
       arrays: the scores, of one dtype.
       begins: where in the ranking each array begins.
       count: how many to keep.
-      start: where to look first, NaN for nowhere.
     """
-    shapes = [jax.eval_shape(read, array) for array in arrays]
-    dtype = shapes[0].dtype
+    dtype = arrays[0].dtype
     number = jnp.promote_types(_integers(dtype)[1], count.dtype)
     begins = [jnp.asarray(begin).astype(number) for begin in begins]
 
@@ -479,22 +424,19 @@ def _find_cut(arrays, begins, count, start):
         # What does not change with the bounds would be computed outside of the loop, into memory.
         barred, bounds = lax.optimization_barrier((arrays, bounds))
         total = jnp.zeros(3, number)
-        for members in _groups(shapes):
+        for members in _groups(arrays):
             own, own_begins = ([values[i] for i in members] for values in (barred, begins))
-            if len(own) == 1:
-                total += _count(own[0], own_begins[0], bounds)
-            else:
-                each = _in_turn(functools.partial(_count, bounds=bounds), own, own_begins)
-                total += each.sum(0, dtype=number)
+            counts = _in_turn(functools.partial(_count, bounds=bounds), own, own_begins)
+            total += counts.sum(0, dtype=number)
         return total
 
-    size = jnp.array(sum(shape.size for shape in shapes), number)
+    size = jnp.array(sum(array.size for array in arrays), number)
     count = count.astype(number)
     target = jnp.minimum(count, size)
     lowest, highest = _number_of(jnp.array([-jnp.inf, jnp.inf], dtype)).astype(number)
     zero = jnp.zeros_like(size)
     bracket = lowest - 1, highest + 1, size, zero
-    probes = _first_probes(arrays, target, start, _likely(target, *bracket))
+    probes = _first_probes(arrays, target, bracket)
     low, high, count_low, count_high = _settle(
         lambda numbers: count_kept(_value_of(numbers, dtype)),
         target,
@@ -554,27 +496,24 @@ def _likely(target, low, high, count_low, count_high):
     return low + jnp.clip(steps.astype(width.dtype), 1, jnp.maximum(width, 2) - 1)
 
 
-def _first_probes(arrays, target, start, otherwise):
-    """Chooses three numbers near an earlier threshold, or else where a sample passes the target."""
-    size = sum(math.prod(array.shape) for array in arrays)
-    if jax.device_count() == 1 and size:  # of several devices a sample would be gathered
-        stride = size // max(math.isqrt(size) // 2, 1) | 1  # odd: columns of a matrix take turns
+def _first_probes(arrays, target, bracket):
+    """Chooses three numbers where a sample passes the target."""
+    size = sum(array.size for array in arrays)
+    if jax.device_count() > 1 or not size:  # of several devices a sample would be gathered
+        return _likely(target, *bracket)
+    stride = size // max(math.isqrt(size) // 2, 1) | 1  # odd: columns of a matrix take turns
 
-        def thin(leaf):
-            return leaf.ravel()[::stride] if leaf.ndim else leaf
+    def thin(leaf):
+        return leaf.ravel()[::stride] if leaf.ndim else leaf
 
-        sample = jnp.concatenate([read(jax.tree.map(thin, array)) for array in arrays])
-        share = target.astype(jnp.float32) / size
-        expected = share * sample.size
-        away = 2 * jnp.sqrt(expected * (1 - share)) + 1
-        places = jnp.stack([expected + away, expected, expected - away])
-        index = jnp.clip(places.astype(jnp.int32), 0, sample.size - 1)
-        quantiles = -jnp.sort(-_at_least_32_bits(sample))[index].astype(sample.dtype)
-        otherwise = _number_of(quantiles).astype(target.dtype)
-    step = 1 << max(0, jnp.finfo(start.dtype).nmant - _BITS_KEPT)
-    steps = jnp.arange(-step, step + 1, step).astype(target.dtype)
-    near = _number_of(start).astype(target.dtype) + steps
-    return jnp.where(jnp.isnan(start), otherwise, near)
+    sample = jnp.concatenate([read(jax.tree.map(thin, array)) for array in arrays])
+    share = target.astype(jnp.float32) / size
+    expected = share * sample.size
+    away = 2 * jnp.sqrt(expected * (1 - share)) + 1
+    places = jnp.stack([expected + away, expected, expected - away])
+    index = jnp.clip(places.astype(jnp.int32), 0, sample.size - 1)
+    quantiles = -jnp.sort(-_at_least_32_bits(sample))[index].astype(sample.dtype)
+    return _number_of(quantiles).astype(target.dtype)
 
 
 def _number_of(value):
@@ -606,8 +545,8 @@ def _integers(dtype):
 def _mask(array, cut, begin):
     """Makes the mask of an array that begins at an index of its ranking."""
     low, high, end, keeps_all = cut
-    dtype = jax.eval_shape(read, array).dtype
-    is_kept = _is_kept(_in_shares(array), begin, _value_of(low, dtype), _value_of(high, dtype), end)
+    low, high = _value_of(low, array.dtype), _value_of(high, array.dtype)
+    is_kept = _is_kept(_in_shares(array), begin, low, high, end)
     return jnp.where(is_kept, jnp.uint8(1), keeps_all.astype(jnp.uint8))
 
 

@@ -1,8 +1,8 @@
 """The state that a pruner keeps inside any optax state, its masks at one bit a weight, and what masks do to trees.
 
 A mask is a uint8 array of zeros and ones (1 = kept) in its parameter's shape. Packed, it is a plain uint8 array of the
-parameter's rank, `jnp.packbits(mask, axis=a)`: the axis `a` is chosen so that each device packs what it has of a
-sharded parameter, and is read off the two shapes.
+parameter's rank, `jnp.packbits(mask, axis=a)`: the axis `a` depends on the parameter's shape alone, and is read off the
+two shapes.
 """
 
 import collections
@@ -31,8 +31,6 @@ class SparseState(NamedTuple):
       target_sparsities: tree like the parameters of float32 scalars, `None` where dense; or one scalar for all leaves.
       count: int32 scalar; steps so far.
       sizes: if masks are packed, tree like the parameters of uint32 scalars: the weights in each masked leaf.
-      thresholds: tree like the parameters: those of the last selection, from which straight-through methods begin the
-        next one; else `None`.
       algorithm_state: any pytree of arrays; what `init_algorithm_state` and `track` of the algorithm make.
 
     >>> SparseState(masks={'kernel': None}).count is None
@@ -44,7 +42,6 @@ class SparseState(NamedTuple):
     target_sparsities: Any = None
     count: Any = None
     sizes: Any = None
-    thresholds: Any = None
     algorithm_state: Any = None
 
 
@@ -159,31 +156,24 @@ def leaf_targets(state: SparseState) -> Any:
 # Masks as bits.
 
 
-def packed_axis(shape: Sequence[int], local_shape: Sequence[int] | None = None) -> int:
+def packed_axis(shape: Sequence[int]) -> int:
     """Chooses the axis along which a mask of this shape is packed, as a negative number.
 
-    It is the first of these that exists, and of several such axes the last:
-    1. of the axes whose length on each device is a multiple of 8, the one whose whole length is divisible by the
-       largest power of two (as a rule, one device would choose the same axis);
-    2. of the axes that are not sharded, the longest;
-    3. the longest axis.
+    Of the axes whose length is a multiple of 8 it is the one that is divisible by the largest power of two, so that
+    devices that share the axis have whole bytes of it; else it is the longest axis. Of several such axes it is the
+    last.
 
     Args:
       shape: the parameter's shape, of at least one dimension.
-      local_shape: the shape of what one device holds of it; by default all.
 
-    >>> packed_axis((3, 3, 16, 10)), packed_axis((300, 10)), packed_axis((64, 48)), packed_axis((60, 20), (15, 20))
-    (-2, -2, -2, -1)
+    >>> packed_axis((3, 3, 16, 10)), packed_axis((300, 10)), packed_axis((64, 48))
+    (-2, -2, -2)
     """
-    local_shape = shape if local_shape is None else local_shape
 
     def rank(axis):
         length = shape[axis]
-        if local_shape[axis] % BITS == 0:
-            # The lowest bit that is set is the largest power of two that divides a length.
-            return 2, length & -length, axis
-        # What is packed along an axis of length 1 would look as if it were not packed.
-        return int(local_shape[axis] == length > 1), length, axis
+        # The lowest bit that is set is the largest power of two that divides a length.
+        return (1, length & -length, axis) if length % BITS == 0 else (0, length, axis)
 
     return max(range(len(shape)), key=rank) - len(shape)
 
@@ -225,23 +215,20 @@ def axis_of_bits(bits_shape: Sequence[int], shape: Sequence[int]) -> int | None:
     return None
 
 
-def pack(mask: jax.Array, axis: int | None = None) -> jax.Array:
-    """Packs a mask into bits.
+def pack(mask: jax.Array) -> jax.Array:
+    """Packs a mask into bits along `packed_axis(mask.shape)`.
 
     Args:
       mask: uint8 0/1 array of any shape; a scalar is returned as it is.
-      axis: the axis along which eight weights become a byte; by default `packed_axis(mask.shape)`.
 
     Returns:
-      uint8 array of shape `packed_shape(mask.shape, axis)`.
+      uint8 array of shape `packed_shape(mask.shape)`.
 
     >>> pack(jnp.array([[1, 0, 1], [0, 0, 1]], jnp.uint8))
     Array([[160],
            [ 32]], dtype=uint8)
     """
-    if mask.ndim == 0:
-        return mask
-    return jnp.packbits(mask, axis=packed_axis(mask.shape) if axis is None else axis)
+    return jnp.packbits(mask, axis=packed_axis(mask.shape)) if mask.ndim else mask
 
 
 def unpack_like(mask: jax.Array, shape: Sequence[int]) -> jax.Array:
@@ -344,14 +331,11 @@ def unpack_masks(masks: PyTree, params: PyTree) -> PyTree:
 def store_masks(masks: PyTree, params: PyTree, packed: bool, like: PyTree = None) -> PyTree:
     """Makes masks as a state holds them.
 
-    Packed masks are sharded as their parameters are if some axis is not sharded, or its length on each device is a
-    multiple of 8. Where shardings are not known (inside `jit`), shapes alone decide.
-
     Args:
       masks: a tree of masks, packed or not, `None` where dense.
       params: the parameters, or their shapes.
       packed: at one bit per weight.
-      like: a tree of stored masks that these replace; what is packed there is packed along the same axis.
+      like: a tree of stored masks that these replace, whose containers they get.
 
     Returns:
       A tree of uint8 arrays, `None` where dense.
@@ -363,43 +347,20 @@ def store_masks(masks: PyTree, params: PyTree, packed: bool, like: PyTree = None
     {'w': Array([128], dtype=uint8)}
     """
     leaves, treedef = jax.tree.flatten(params)
-    new, old = (tree_lib.leaves_like(treedef, t) for t in (unpack_masks(masks, params), like))
-    for i, (leaf, mask, stored) in enumerate(zip(leaves, new, old, strict=True)):
+    new = tree_lib.leaves_like(treedef, unpack_masks(masks, params))
+    is_masked = [mask is not None for mask in new]
+    named = list(leaves)
+    for i, (leaf, mask) in enumerate(zip(leaves, new, strict=True)):
         if packed and mask is not None and leaf.shape:
-            axis = None
-            # Where nothing is longer than 1, the shapes are equal, and there is one way to pack.
-            if stored is not None and stored.shape != leaf.shape:
-                axis = axis_of_bits(stored.shape, leaf.shape)
-            chosen = packed_axis(leaf.shape, _local_shape(leaf)) if axis is None else axis
-            new[i] = pack(mask, chosen)
-    if like is not None and [mask is None for mask in new] == [mask is None for mask in old]:
+            new[i] = pack(mask)
+            # Names of axes that bytes cannot be divided along are dropped with the parameter's wrapper.
+            if new[i].shape[packed_axis(leaf.shape)] % jax.device_count():
+                named[i] = None
+    if like is not None and is_masked == [
+        mask is not None for mask in tree_lib.leaves_like(treedef, like)
+    ]:
         return jax.tree.structure(like).unflatten(mask for mask in new if mask is not None)
-    # Names of axes that a packed mask cannot be divided along are dropped with the parameter's wrapper.
-    named = [
-        leaf if _divides_alike(leaf, mask) else None for leaf, mask in zip(leaves, new, strict=True)
-    ]
     return tree_lib.unflatten(treedef, new, named)
-
-
-def _divides_alike(param, mask):
-    """Whether a mask can be divided over devices as its parameter is: each of them holds whole bytes."""
-    if mask is None or mask.shape == param.shape:
-        return True
-    axis, local_shape = axis_of_bits(mask.shape, param.shape), _local_shape(param)
-    if local_shape is None or axis is None:
-        # Inside of jit: whatever axes of a mesh the parameter lies on, they have a part of all devices.
-        return axis is not None and mask.shape[axis] % jax.device_count() == 0
-    return local_shape[axis] == param.shape[axis] or local_shape[axis] % BITS == 0
-
-
-def _local_shape(param):
-    """Finds the shape of what one device holds of a parameter; `None` where that is unknown."""
-    shape = param.shape
-    if tree_lib.is_traced(param):
-        # Known where shardings are part of types.
-        param = jax.typeof(param) if hasattr(jax, 'typeof') else None
-    sharding = getattr(param, 'sharding', None)
-    return None if sharding is None else sharding.shard_shape(shape)
 
 
 def mask_sizes(masks: PyTree, params: PyTree) -> PyTree:

@@ -404,22 +404,11 @@ def check_custom_map(custom_sparsity_map: SparsityMap | None) -> dict[Any, float
     >>> check_custom_map([('head/*', None)])
     {'head/*': None}
     """
-    pairs: Any = () if custom_sparsity_map is None else custom_sparsity_map
-    if hasattr(pairs, 'keys'):  # a ConfigDict is no Mapping, but has its methods
-        pairs = [(name, pairs[name]) for name in pairs]
-    if not isinstance(pairs, list | tuple) or not all(
-        isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
-    ):
-        raise TypeError(
-            "custom_sparsity_map must be a mapping such as {'head/*': None, 'a/kernel': 0.5}, or a list of such pairs, "
-            f'got {custom_sparsity_map!r}'
-        )
-    custom_map = {}
-    for name, value in pairs:
-        name = tree_lib.rule_name(name, 'custom_sparsity_map: ')
+    rules = () if custom_sparsity_map is None else custom_sparsity_map
+    custom_map = tree_lib.read_rules(rules, 'custom_sparsity_map')
+    for name, value in custom_map.items():
         if value is not None:
             check_sparsity(value, f'custom_sparsity_map[{name!r}]')
-        custom_map[name] = value
     return custom_map
 
 
@@ -454,8 +443,8 @@ def why_dense(distribution: Any, params: PyTree, stacked: tree_lib.Stacked = ())
 
     filter_fn = filter_of(distribution)
     if filter_fn is None:
-        name = name_of(distribution, 'sparsity_distribution_fn')
-        return [f'{name} gives it no target'] * len(leaves)
+        why = f'{name_of(distribution, "sparsity_distribution_fn")} gives it no target'
+        return [why] * len(leaves)
     custom = custom_sparsities(distribution.keywords.get('custom_sparsity_map'), paths)
     reasons = []
     for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import sparsity_distributions
 from jaxpruner import tree as tree_lib
 
 
@@ -59,15 +60,9 @@ def checked_step(name: str, value: Any, minimum: int = 0) -> int:
     is_number = tree_lib.is_number(value) and not tree_lib.is_traced(value)
     if not is_number or not (isinstance(value, int) or float(value).is_integer()):
         raise TypeError(f'{name} must be a whole number of steps, got {value!r}')
-    number = int(value)
-    if number < minimum:
-        must = f'be at least {minimum}' if minimum else 'not be negative'
-        raise ValueError(f'{name} must {must}, got {number}')
-    if number > _LAST_STEP:
-        raise ValueError(
-            f'{name} must be at most {_LAST_STEP}, the last step that is counted, got {number}'
-        )
-    return number
+    if not minimum <= int(value) <= _LAST_STEP:
+        raise ValueError(f'{name} must be from {minimum} to {_LAST_STEP}, got {int(value)}')
+    return int(value)
 
 
 def check_power(value: Any, name: str) -> None:
@@ -255,13 +250,7 @@ class PolynomialSchedule(PeriodicSchedule):
                 'PolynomialSchedule needs update_end_step: the step at which the target sparsity is reached'
             )
         check_power(self.power, 'power')
-        initial = self.initial_sparsity
-        if not tree_lib.is_number(initial):
-            raise TypeError(f'initial_sparsity must be a number between 0 and 1, got {initial!r}')
-        if not 0 <= initial <= 1:
-            raise ValueError(
-                f'initial_sparsity must lie in [0, 1] (the share of weights removed), got {initial}'
-            )
+        sparsity_distributions.check_sparsity(self.initial_sparsity, 'initial_sparsity')
 
     def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
         """The way from the initial sparsity to each target, of which `1 - (1 - progress) ** power` is done."""

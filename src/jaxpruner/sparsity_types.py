@@ -51,7 +51,7 @@ class GroupedType(SparsityType, Protocol):
 
 
 class _NamedFields:
-    """Gives a frozen dataclass the methods of a named tuple, as the sparsity types of JaxPruner were.
+    """Lets a frozen dataclass be unpacked and replaced as the named tuples of JaxPruner were.
 
     It is no tuple: JAX keeps it whole as a leaf of a pytree, and `NByM(1, 2)` is not equal to `Block((1, 2))`.
     `_fields` names what unpacking gives, in order; other fields have defaults.
@@ -62,24 +62,8 @@ class _NamedFields:
     def __iter__(self) -> Iterator[Any]:
         return iter([getattr(self, name) for name in self._fields])
 
-    def __len__(self) -> int:
-        return len(self._fields)
-
-    def __bool__(self) -> bool:
-        return True  # a type without fields is a type, too
-
-    def __getitem__(self, index: Any) -> Any:
-        return tuple(self)[index]
-
-    def _asdict(self):
-        return dict(zip(self._fields, self, strict=True))
-
     def _replace(self, **changes):
         return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
-
-    @classmethod
-    def _make(cls, values):
-        return cls(*values)
 
 
 def _check_whole(name, value, minimum=None):
@@ -442,7 +426,6 @@ def parse_sparsity_type(text: str) -> SparsityType:
 
     Raises:
       ValueError: the text is none of these.
-      TypeError: a function that was registered makes something else.
 
     >>> parse_sparsity_type('2:4') == parse_sparsity_type('nm_2,4') == NByM(2, 4)
     True
@@ -451,20 +434,13 @@ def parse_sparsity_type(text: str) -> SparsityType:
         if match := re.fullmatch(pattern, text):
             return make(*[int(number) for number in match.groups() if number is not None])
     names = [name for name in _OWN_TYPES if f'{text}_'.startswith(f'{name}_')]
-    if not names:
-        own = ''.join(f', or {name!r}' for name in _OWN_TYPES)
-        raise ValueError(
-            f"unknown sparsity type {text!r}; write 'unstructured', 'nm_2,4' or '2:4', 'block_4,4', or 'channel_-1'"
-            f'{own}, or a name that you register with jaxpruner.register_sparsity_type'
-        )
-    name = max(names, key=len)
-    made = _OWN_TYPES[name](text)
-    if not is_sparsity_type(made):
-        raise TypeError(
-            f'{text!r}: the function registered for {name!r} returned {made!r}, which is no sparsity type; it needs '
-            'the methods of sparsity_types.GroupedType'
-        )
-    return made
+    if names:
+        return _OWN_TYPES[max(names, key=len)](text)
+    own = ''.join(f', or {name!r}' for name in _OWN_TYPES)
+    raise ValueError(
+        f"unknown sparsity type {text!r}; write 'unstructured', 'nm_2,4' or '2:4', 'block_4,4', or 'channel_-1'"
+        f'{own}, or a name that you register with jaxpruner.register_sparsity_type'
+    )
 
 
 def register_sparsity_type(name: str, parse: Callable[[str], SparsityType]) -> None:
@@ -472,26 +448,21 @@ def register_sparsity_type(name: str, parse: Callable[[str], SparsityType]) -> N
 
     Args:
       name: with which its config strings begin: `'diagonal'` for `'diagonal'` and `'diagonal_4'`. Of several names that
-        fit a string the longest counts.
+        fit a string the longest counts. A name that is registered again has its new meaning.
       parse: makes the type of such a string, `'diagonal_4'`. The type is hashable (a frozen dataclass), and has the
         methods of `sparsity_types.GroupedType`.
 
     Raises:
-      TypeError: the name is no string, or `parse` cannot be called.
-      ValueError: the name has other characters than letters, digits and `_`, or is taken, by the library or by another
-        function.
+      TypeError: `parse` cannot be called.
+      ValueError: the name has other characters than letters, digits and `_`, or is one of the library's.
 
     >>> register_sparsity_type('rows', lambda text: Channel(0))
     >>> parse_sparsity_type('rows')
     Channel(axis=0)
     """
-    if not isinstance(name, str):
-        raise TypeError(
-            f"the name of a sparsity type must be a string, such as 'diagonal', got {name!r}"
-        )
-    if not name.isidentifier():
+    if not (isinstance(name, str) and name.isidentifier()):
         raise ValueError(
-            f'the name {name!r} of a sparsity type may have letters, digits and _ alone'
+            f"the name of a sparsity type has letters, digits and _ alone, as 'diagonal' does, got {name!r}"
         )
     if name in ('unstructured', 'nm', 'block', 'channel', 'dense'):
         raise ValueError(f'{name!r} is a config string of the library; choose another name')
@@ -499,13 +470,6 @@ def register_sparsity_type(name: str, parse: Callable[[str], SparsityType]) -> N
         raise TypeError(
             f"{name!r}: give a function of the text, such as '{name}_4', that makes the type, got {parse!r}"
         )
-    # A cell of a notebook that is run again defines its function anew, under the same name.
-    taken, own = (
-        f'{function.__module__}.{getattr(function, "__qualname__", type(function).__qualname__)}'
-        for function in (_OWN_TYPES.get(name, parse), parse)
-    )
-    if taken != own:
-        raise ValueError(f'{name!r} is taken: it is read by {taken}; choose another name')
     _OWN_TYPES[name] = parse
 
 
@@ -536,13 +500,10 @@ def parse_n_by_m(pattern: Any, axis: int | None = None) -> NByM:
     True
     """
     if isinstance(pattern, NByM):
-        if pattern.axis == INPUT_AXIS or isinstance(pattern.axis, tuple):
+        if not isinstance(pattern.axis, int) or axis not in (None, pattern.axis):
+            asked = '' if axis is None else f', but axis {axis} is asked for'
             raise ValueError(
-                f'{pattern} is for the parameters of a model whose uses are known; give a number as its axis'
-            )
-        if axis not in (None, pattern.axis):
-            raise ValueError(
-                f'{pattern} lies along axis {pattern.axis}, but axis {axis} is asked for; give one of them'
+                f'{pattern} lies along axis {pattern.axis!r}{asked}; give a number as its axis, once'
             )
         return dataclasses.replace(pattern, allow_partial=True)
     if isinstance(pattern, str) and (match := re.fullmatch(_COLON, pattern)):
@@ -720,15 +681,10 @@ def normalize_setting(setting: Any) -> Any:
             return Unstructured() if setting is None else _read_type(setting)
         if not setting:
             raise ValueError("it has no rule; write {'*': '2:4'} for all leaves, or leave it out")
-        rules = {}
-        for pair in setting.items() if isinstance(setting, Mapping) else setting:
-            if not isinstance(pair, list | tuple) or len(pair) != 2:
-                raise TypeError(
-                    f"a list holds pairs of name and type, such as ['head/*', '2:4'], got {pair!r}"
-                )
-            name, entry = pair
+        rules = tree_lib.read_rules(setting, 'sparsity_type')
+        for name, entry in rules.items():
             is_dense = entry is None or (isinstance(entry, str) and entry == 'dense')
-            rules[tree_lib.rule_name(name)] = None if is_dense else _read_type(entry)
+            rules[name] = None if is_dense else _read_type(entry)
         return rules
     except (TypeError, ValueError) as error:
         refusal = TypeError if isinstance(error, TypeError) else ValueError
@@ -747,12 +703,8 @@ def _read_type(entry):
             f'{entry!r} is no sparsity type{hint}; use Unstructured(), NByM, Block, Channel, a string like "2:4", or '
             'an object with the methods of sparsity_types.GroupedType'
         )
-    try:
-        hash(entry)
-    except TypeError:
-        raise TypeError(
-            f'the sparsity type {entry!r} must be hashable; make its dataclass frozen'
-        ) from None
+    if entry.__hash__ is None:
+        raise TypeError(f'the sparsity type {entry!r} must be hashable; make its dataclass frozen')
     return entry
 
 
@@ -781,19 +733,16 @@ def resolve_types(
 
 
 def check_groups(
-    checks: Mapping[tree_lib.Path, Callable[[], object]],
-    setting: SparsityTypeSetting,
-    paths: Sequence[tree_lib.Path],
+    checks: Mapping[tree_lib.Path, Callable[[], object]], setting: SparsityTypeSetting
 ) -> None:
     """Refuses all leaves that cannot take N:M in one error, with the whole setting that leaves them dense.
 
     Args:
       checks: for each leaf a function that raises a `PartialGroupError` if it cannot.
       setting: the normalized setting of which they have their types.
-      paths: of all leaves of the model.
 
     >>> check = lambda: NByM(2, 4).check_shape((3, 3), 'a')
-    >>> check_groups({('a',): check}, NByM(2, 4), [('a',), ('b',)])  # doctest: +ELLIPSIS
+    >>> check_groups({('a',): check}, NByM(2, 4))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ValueError: a: shape (3, 3) ... not divide. ... leave them dense: sparsity_type={'a': None, '*': '2:4'}
     """
@@ -809,14 +758,9 @@ def check_groups(
     if callable(setting) and not isinstance(setting, SparsityType):
         dense = 'by a sparsity_type that returns None for them'
     else:
-        left = [path for path in paths if tree_lib.path_string(path) not in rules]
         for name, entry in (setting if isinstance(setting, Mapping) else {'*': setting}).items():
-            # A rule without a leaf is an error.
-            if any(tree_lib.matches(name, path) for path in left):
-                rules[name] = repr(entry)
-                if isinstance(entry, NByM) and entry == NByM(entry.n, entry.m):
-                    rules[name] = f"'{entry.n}:{entry.m}'"
-                left = [path for path in left if not tree_lib.matches(name, path)]
+            is_short = isinstance(entry, NByM) and entry == NByM(entry.n, entry.m)
+            rules.setdefault(name, f"'{entry.n}:{entry.m}'" if is_short else repr(entry))
         texts = [f'{name!r}: {entry}' for name, entry in rules.items()]
         dense = f'sparsity_type={{{", ".join(texts)}}}'
     raise ValueError(

@@ -320,6 +320,30 @@ def rule_name(name: Any, where: str = '') -> str | Path:
     )
 
 
+def read_rules(rules: Any, setting: str) -> dict[str | Path, Any]:
+    """Reads ordered rules for leaves, a mapping from names to values or a list of such pairs, as a dict.
+
+    Args:
+      rules: what a setting was given; a ConfigDict, which is no mapping, has its methods.
+      setting: what the setting is called, for the message.
+
+    Raises:
+      TypeError: it is neither, or a name is none.
+
+    >>> read_rules([('head/*', None), (['a', 'kernel'], 0.5)], 'custom_sparsity_map')
+    {'head/*': None, ('a', 'kernel'): 0.5}
+    """
+    pairs = [(name, rules[name]) for name in rules] if hasattr(rules, 'keys') else rules
+    if not isinstance(pairs, list | tuple) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
+    ):
+        raise TypeError(
+            f"{setting} must be a mapping from names of leaves, such as {{'head/*': None}}, or a list of such pairs, "
+            f'got {rules!r}'
+        )
+    return {rule_name(name, f'{setting}: '): value for name, value in pairs}
+
+
 def check_names(
     names: Iterable[str | Path],
     paths: Sequence[Path],

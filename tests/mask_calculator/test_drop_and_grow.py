@@ -1,7 +1,5 @@
 """Kept weights that are replaced by others."""
 
-import fractions
-
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -66,35 +64,17 @@ def test_no_weight_is_lost_whatever_the_scores_are(bad):
     assert new[2:4].tolist() == [1, 1]
 
 
-def test_bad_scores_are_as_low_as_the_lowest_of_their_own_dtype():
-    mask, lowest = jnp.array([1, 0, 0], jnp.uint8), jnp.finfo('float16').min
-    grow = jnp.array([-jnp.inf, lowest, lowest], 'float16')
-    assert replace_weights(mask, jnp.ones(3), grow, 1.0).tolist() == [1, 0, 0]
-
-
-@pytest.mark.parametrize('promotion', ['standard', 'strict'])
 @pytest.mark.parametrize(
-    'dtypes',
-    [
-        ('float32', 'bfloat16'),
-        ('bfloat16', 'float16'),
-        ('float8_e4m3fn', 'float32'),
-        ('float8_e4m3fn', 'float8_e5m2'),
-        ('float16', 'int32'),
-        ('int32', 'int32'),
-    ],
+    'dtypes', [('float32', 'bfloat16'), ('float8_e4m3fn', 'float8_e5m2'), ('float16', 'int32')]
 )
-def test_both_scores_may_be_of_other_dtypes(dtypes, promotion):
-    with jax.numpy_dtype_promotion(promotion):
+def test_both_scores_may_be_of_other_dtypes(dtypes):
+    with jax.numpy_dtype_promotion('strict'):
         new = replace_weights(MASK, DROP.astype(dtypes[0]), GROW.astype(dtypes[1]), 1 / 3)
     assert new.tolist() == [1, 0, 1, 0, 1, 0]
 
 
-@pytest.mark.parametrize(
-    'fraction', [fractions.Fraction(1, 3), np.float64(1 / 3), jnp.float32(1 / 3)], ids=str
-)
-def test_fractions_are_any_numbers_and_scores_may_be_numpys(fraction):
-    new = replace_weights(np.asarray(MASK), np.float64(DROP), np.asarray(GROW), fraction)
+def test_scores_may_be_numpys():
+    new = replace_weights(np.asarray(MASK), np.float64(DROP), np.asarray(GROW), np.float64(1 / 3))
     assert new.tolist() == [1, 0, 1, 0, 1, 0]
 
 

@@ -29,10 +29,14 @@ def pooled_blocks(values, block_shape, pool):
 
 
 @pytest.mark.parametrize('use_avg_pooling', [True, False])
-@pytest.mark.parametrize('sparsity', [0.0, 0.3, 0.75, 1.0])
 @pytest.mark.parametrize(
-    ('shape', 'block_shape'),
-    [((8, 12), (4, 4)), ((9, 13), (4, 3)), ((3, 3, 6, 10), (4, 4)), ((3, 5), (8, 8))],
+    ('shape', 'block_shape', 'sparsity'),
+    [
+        ((8, 12), (4, 4), 0.75),
+        ((9, 13), (4, 3), 0.3),
+        ((3, 3, 6, 10), (4, 4), 1.0),
+        ((3, 5), (8, 8), 0.0),
+    ],
 )
 def test_the_best_blocks_are_kept_whole(shape, block_shape, sparsity, use_avg_pooling):
     values = np.asarray(scores(*shape), np.float64)
@@ -54,7 +58,7 @@ def test_blocks_of_a_vector_lie_in_one_row():
     np.testing.assert_array_equal(mask, [0, 0, 1, 1, 1])  # round(1.5) blocks of three: 2
 
 
-@pytest.mark.parametrize('axis', [0, 1, -1, -2])
+@pytest.mark.parametrize('axis', [0, -2])
 def test_channels_are_ranked_by_their_sums(axis):
     values = jnp.abs(scores(4, 6, 8))
     mask = mask_calculator.topk_channel_mask_calculator(values, 0.5, Channel(axis))
@@ -69,8 +73,11 @@ def test_channels_are_ranked_by_their_sums(axis):
 ALL_TYPES = [Unstructured(), NByM(2, 4), Block((2, 2)), Block((2, 2), False), Channel()]
 
 
-@pytest.mark.parametrize('sparsity_type', ALL_TYPES, ids=str)
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
+@pytest.mark.parametrize(
+    ('sparsity_type', 'dtype'),
+    zip(ALL_TYPES, ['float16', 'bfloat16', 'float32', 'bfloat16', 'float32'], strict=True),
+    ids=str,
+)
 def test_every_type_keeps_everything_half_or_nothing_of_nothing(sparsity_type, dtype):
     topk = mask_calculator.get_topk_fn(sparsity_type)
     values = scores(8, 8).astype(dtype)
@@ -94,11 +101,6 @@ BAD = [
     ),
     (
         lambda: mask_calculator.get_topk_fn({'*': Unstructured()}),
-        TypeError,
-        'is no single sparsity type',
-    ),
-    (
-        lambda: mask_calculator.get_topk_fn(lambda path, leaf: None),
         TypeError,
         'is no single sparsity type',
     ),

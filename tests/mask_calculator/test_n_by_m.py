@@ -22,7 +22,7 @@ def best(group, n):
     return kept
 
 
-@pytest.mark.parametrize('m', [1, 2, 3, 4, 5, 8, 16, 33])
+@pytest.mark.parametrize('m', [1, 2, 4, 5, 33])
 @pytest.mark.parametrize('axis', [0, 1])
 def test_each_number_of_winners(m, axis):
     groups = np.random.default_rng(m).choice(np.array(VALUES, np.float32), (GROUPS, m))
@@ -34,13 +34,12 @@ def test_each_number_of_winners(m, axis):
         np.testing.assert_array_equal(found, [best(group, n) for group in groups])
 
 
-@pytest.mark.parametrize('axes', [(0, 1), (1, 2), (2, 0), (-1, -3), (2, 1, 0), (1,)])
-@pytest.mark.parametrize('m', [4, 5])
-def test_several_axes_are_one_whose_innermost_is_the_last(axes, m):
+@pytest.mark.parametrize('axes', [(0, 1), (-1, -3), (2, 1, 0)])
+def test_several_axes_are_one_whose_innermost_is_the_last(axes):
     scores = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6, 8)), jnp.float32)
     others = [axis for axis in range(3) if axis not in {axis % 3 for axis in axes}]
     order = (*others, *(axis % 3 for axis in axes))
     lines = scores.transpose(order).reshape(*[scores.shape[axis] for axis in others], -1)
-    expected = n_by_m.keep_n_of_m(lines, 2, m, -1).reshape([scores.shape[axis] for axis in order])
-    mask = n_by_m.keep_n_of_m(scores, 2, m, axes)
+    expected = n_by_m.keep_n_of_m(lines, 2, 5, -1).reshape([scores.shape[axis] for axis in order])
+    mask = n_by_m.keep_n_of_m(scores, 2, 5, axes)
     np.testing.assert_array_equal(mask, expected.transpose(np.argsort(order)))

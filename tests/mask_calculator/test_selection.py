@@ -38,7 +38,15 @@ VALUES = {
     'no numbers': lambda normal: np.where(np.abs(normal) > 0.7, np.sign(normal) * np.inf, np.nan),
     'far apart': lambda normal: np.sign(normal) * np.exp2(np.round(4 * normal)),
 }
-SHAPES = [(), (1,), (7,), (64,), (5, 9), (2, 3, 1, 4), (1000,)]
+# Each shape in some dtype, each dtype in some shape: programs are compiled for each pair.
+SHAPES = {
+    'float32': [(), (7,), (5, 9), (1000,)],
+    'bfloat16': [(1,), (1000,)],
+    'float16': [(64,)],
+    'float8_e4m3fn': [(5, 9)],
+    'float8_e5m2': [(2, 3, 1, 4)],
+    'int8': [(64,)],
+}
 
 
 def made(shape, dtype, seed=0):
@@ -50,9 +58,8 @@ def made(shape, dtype, seed=0):
         return [change(normal).astype(jnp.dtype(dtype)) for change in VALUES.values()]
 
 
-@pytest.mark.parametrize('shape', SHAPES)
 @pytest.mark.parametrize(
-    'dtype', ['float32', 'bfloat16', 'float16', 'float8_e4m3fn', 'float8_e5m2', 'int8']
+    ('shape', 'dtype'), [(shape, dtype) for dtype, shapes in SHAPES.items() for shape in shapes]
 )
 def test_every_count_of_every_kind_of_scores(shape, dtype):
     scores = made(shape, dtype)
@@ -65,18 +72,14 @@ def test_every_count_of_every_kind_of_scores(shape, dtype):
             np.testing.assert_array_equal(mask, sorted_mask(own, count))
 
 
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(
     hypothesis_numpy.arrays(np.float32, 33, elements=st.floats(width=32, allow_subnormal=False)),
     st.integers(0, 33),
-    st.floats(width=32),
 )
-def test_whatever_the_scores_and_wherever_the_search_begins(scores, count, start):
-    request = selection.Request(jnp.asarray(scores), jnp.uint32(count), jnp.float32(start))
-    (selected,) = selection.keep_largest_each([request])
-    np.testing.assert_array_equal(selected.mask, sorted_mask(scores, count))
-    kept = scores[np.asarray(selected.mask) != 0]
-    assert not kept.size or np.isnan(kept).any() or kept.min() >= selected.threshold
+def test_whatever_the_scores(scores, count):
+    mask = selection.keep_largest(jnp.asarray(scores), jnp.uint32(count))
+    np.testing.assert_array_equal(mask, sorted_mask(scores, count))
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
@@ -98,21 +101,18 @@ def test_many_arrays_in_one_program():
         counts.append(int(np.prod(shape[int(shape in layers) :])) // 3)
 
     @jax.jit
-    def select(arrays, counts, starts):
+    def select(arrays, counts):
         requests = []
         for i, shape in enumerate(shapes):
             scores = selection.LazyScores(arrays[i], jnp.abs) if i % 2 else jnp.abs(arrays[i])
-            requests.append(selection.Request(scores, counts[i], starts[i], shape in layers))
+            requests.append(selection.Request(scores, counts[i], shape in layers))
         return selection.keep_largest_each(requests)
 
-    starts = [None] * len(arrays)
-    for _ in range(2):  # with the thresholds of the first selection, and from nowhere
-        results = select([jnp.asarray(array) for array in arrays], counts, starts)
-        starts = [selected.threshold for selected in results]
-        for shape, array, count, selected in zip(shapes, arrays, counts, results, strict=True):
-            rows = np.abs(array) if shape in layers else np.abs(array)[None]
-            expected = [sorted_mask(row, count) for row in rows]
-            np.testing.assert_array_equal(selected.mask, np.reshape(expected, shape))
+    masks = select([jnp.asarray(array) for array in arrays], counts)
+    for shape, array, count, mask in zip(shapes, arrays, counts, masks, strict=True):
+        rows = np.abs(array) if shape in layers else np.abs(array)[None]
+        expected = [sorted_mask(row, count) for row in rows]
+        np.testing.assert_array_equal(mask, np.reshape(expected, shape))
 
 
 @pytest.mark.parametrize(
@@ -187,11 +187,10 @@ def test_the_number_to_keep_is_that_of_float32_and_exact_above(size, sparsity):
 @hypothesis.settings(max_examples=100, deadline=None)
 @hypothesis.given(st.integers(0, 2**32 - 1), st.floats(0, 1, width=32))
 def test_a_share_of_a_count_is_rounded_as_exactly(count, share):
-    expected = np.round(np.float32(count) * np.float32(share))
-    if count > 2**24:
-        fixed = round(fractions.Fraction(float(np.float32(share))) * 2**31)
-        expected = round(fractions.Fraction(count * fixed, 2**31))
-    assert int(selection.share_of(jnp.uint32(count), share, most=2**32 - 1)) == int(expected)
+    fixed = round(fractions.Fraction(float(np.float32(share))) * 2**31)
+    expected = round(fractions.Fraction(count * fixed, 2**31))
+    found = selection.share_of(jnp.uint32(count), jnp.float32(share), most=2**32 - 1)
+    assert int(found) == expected
 
 
 def test_what_32_bits_cannot_count():

@@ -4,7 +4,6 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 
 from jaxpruner import checks, seeds
 from jaxpruner import sparse_state as sparse_state_lib
@@ -22,10 +21,9 @@ class SteMixin(_Pruner):
 
     Scores are those of the pruner that it is mixed into.
 
-    The forward pass makes new masks in every step; those in the state are of the last scheduled update, for reports. A
-    selection begins at the thresholds of the step before. `update` stores them: it repeats the selection of the forward
-    pass on the same parameters. In one jitted step XLA makes one of the two selections (seen with jaxlib 0.10; that of
-    0.5 keeps both).
+    The forward pass makes new masks in every step; those in the state are of the last scheduled update, for reports.
+    `update` repeats the selection of the forward pass on the same parameters. In one jitted step XLA makes one of the
+    two selections (seen with jaxlib 0.10; that of 0.5 keeps both).
 
     >>> @dataclasses.dataclass
     ... class Mine(SteMixin, pruners.MagnitudePruning):
@@ -43,13 +41,6 @@ class SteMixin(_Pruner):
         super().__init_subclass__(**settings)
         checks.check_mixed_in_first(cls, SteMixin, BaseUpdater)
 
-    def init_state(self, params):
-        """Makes the state as the base does; the first selection has no threshold to begin at."""
-        state = super().init_state(params)
-        _, thresholds = jax.eval_shape(self._selected, params, state)
-        nowhere = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), thresholds)
-        return state._replace(thresholds=nowhere)
-
     def get_initial_masks(self, params, target_sparsities):
         """Makes the pruner's masks; no update applies them. JaxPruner's mixin has this method, so it stays callable."""
         return super().get_initial_masks(params, target_sparsities)
@@ -58,22 +49,19 @@ class SteMixin(_Pruner):
         """Prunes the parameters; the derivative is the identity, so that it may stand inside the loss."""
         params = tree_lib.as_arrays(params)
         state = sparse_state_lib.only_sparse_state(checks.given_state(opt_state, sparse_state))
-        masks, _ = self._selected(params, state)
+        masks = self._selected(params, state)
         return tree_lib.map_with_missing(
             lambda p, m: p if m is None else sparse_state_lib.straight_through(p, m), params, masks
         )
 
     def track(self, sparse_state, params):
-        """Makes the masks of this step's forward pass; their thresholds are kept for the next one."""
-        masks, thresholds = self._selected(params, sparse_state)
-        if sparse_state.thresholds is None:  # in a state that somebody else made
-            return sparse_state, masks
-        return sparse_state._replace(thresholds=thresholds), masks
+        """Makes the masks of this step's forward pass."""
+        return sparse_state, self._selected(params, sparse_state)
 
     def update_state(self, sparse_state, params, grads, tracked=None, **extra_args):
         """Stores the masks of this step's forward pass."""
         del grads, extra_args
-        masks = self._selected(params, sparse_state)[0] if tracked is None else tracked
+        masks = self._selected(params, sparse_state) if tracked is None else tracked
         return sparse_state._replace(masks=masks)
 
     def _selected(self, params, state):
@@ -82,11 +70,7 @@ class SteMixin(_Pruner):
         detached = jax.lax.stop_gradient(params)
         state = state._replace(masks=sparse_state_lib.unpack_masks(state.masks, params))
         scores = self.scores_to_rank(detached, state, None, {})
-        if not getattr(
-            self.create_masks, 'is_select_masks', False
-        ):  # another ranking starts at no threshold
-            return self.create_masks(scores, sparsities), None
-        return self.select_masks(scores, sparsities, state.thresholds)
+        return self.create_masks(scores, sparsities)
 
     def post_gradient_update(self, params, opt_state=None, *, sparse_state=None):
         """Returns the parameters as they are: dense."""

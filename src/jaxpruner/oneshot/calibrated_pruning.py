@@ -406,7 +406,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 check_matrix_type(types[path], shape, tree_lib.path_string(path))
 
         of_leaves = {path: functools.partial(check, path) for path in chosen}
-        check_groups(of_leaves, normalize_setting(self.sparsity_type), paths)
+        check_groups(of_leaves, normalize_setting(self.sparsity_type))
         return {path: LeafTarget(targets[path], types[path]) for path in chosen}
 
     def _prune_in_blocks(

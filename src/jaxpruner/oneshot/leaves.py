@@ -334,7 +334,7 @@ def along_inputs(
         described = with_types(pruner, types).describe_leaves(paths, leaves)
         shape_checks = {leaf.path: leaf.check_shape for leaf in described if leaf.path in selected}
         setting = sparsity_types.normalize_setting(pruner.sparsity_type)
-        sparsity_types.check_groups(shape_checks, setting, paths)
+        sparsity_types.check_groups(shape_checks, setting)
     return with_types(pruner, types), why_dense | unclear
 
 

@@ -474,5 +474,5 @@ def keep_in_matrices(
         counts = selection.number_to_keep(inputs * outputs, each)
     rows = scores.reshape(counts.size, inputs if per == 'output' else inputs * outputs)
     request = selection.Request(rows, counts.ravel(), is_stacked=True)
-    mask = selection.keep_largest_each([request])[0].mask.reshape(scores.shape)
+    mask = selection.keep_largest_each([request])[0].reshape(scores.shape)
     return jnp.swapaxes(mask, -2, -1) if per == 'output' else mask

@@ -261,8 +261,8 @@ def _product(transposed: jax.Array, other: jax.Array) -> jax.Array:
 def _keep(scores: jax.Array, count: jax.Array, per: str) -> jax.Array:
     if per == 'layer':
         return selection.keep_largest(scores, count) != 0
-    (kept,) = selection.keep_largest_each([selection.Request(scores.T, count, is_stacked=True)])
-    return kept.mask.T != 0
+    (mask,) = selection.keep_largest_each([selection.Request(scores.T, count, is_stacked=True)])
+    return mask.T != 0
 
 
 @dataclasses.dataclass

@@ -2,10 +2,16 @@
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import selection
 from jaxpruner import tree as tree_lib
+from jaxpruner.mask_calculator import MASK_DTYPE, ScoredLeaf
+from jaxpruner.sparsity_types import Groups, Unstructured
 from jaxpruner.structure.axes import size_with, sizes_of
 from jaxpruner.structure.channel_tables import ChannelTable, leaf_numbers
 from jaxpruner.structure.choosing import matching
@@ -146,9 +152,61 @@ class GroupedChannels:
                     f'or leave their group out of groups={self.groups!r}'
                 )
 
-    def kept_weights(self, counts: Sequence[tuple[ChannelTable, int]], leaf: Path) -> int:
-        """How many weights of a leaf are kept if these groups keep so many channels."""
-        sizes = {table.group.atom.resolved(): count for table, count in counts}
-        path = next(member.path for table, _ in counts for member in table.indices.get(leaf, ()))
-        axes = dict(self.graph.trace.named_leaves)[path]
-        return math.prod(size_with(axis, sizes) for axis in axes)
+    def _pruned(self, shapes, targets):
+        """Lists the groups whose leader has a target."""
+        return [table for table in self.join(shapes) if targets[table.leader] is not None]
+
+    def targets_of(
+        self, shapes: Mapping[Path, tuple[int, ...]], targets: Mapping[Path, Any]
+    ) -> dict[Path, Any]:
+        """Gives each leaf of a pruned group a target, and takes it from leaves of no such group.
+
+        Biases, which the default filter leaves out, are so removed with their channel. On their own they keep
+        everything.
+        """
+        pruned = self._pruned(shapes, targets)
+        members = {path for table in pruned for path in table.members}
+        self.check_members(pruned, [path for path in shapes if path in members])
+        others = {path: 0.0 if path in members else None for path in shapes}
+        return others | {table.leader: targets[table.leader] for table in pruned}
+
+    def make_masks(
+        self, scored: Mapping[Path, Any], rank: Callable[[list[Any]], list[jax.Array]]
+    ) -> dict[Path, jax.Array]:
+        """Masks the leaves by the groups that they share: each has one score, pooled over all of its leaves.
+
+        Args:
+          scored: a `mask_calculator.ScoredLeaf` for each leaf.
+          rank: makes the mask of each of some leaves.
+        """
+        scores = {path: selection.read(leaf.scores) for path, leaf in scored.items()}
+        shapes = {path: leaf.shape for path, leaf in scores.items()}
+        tables = self._pruned(shapes, scored)
+        pooled = []
+        for table in tables:
+            own = {path: scores[path] for path in table.members if path in scores}
+            each_alone = Groups(Unstructured(), table.is_stacked)
+            pooled.append(ScoredLeaf(table.pool(own), scored[table.leader].sparsity, each_alone))
+        masks = {path: jnp.ones(shape, MASK_DTYPE) for path, shape in shapes.items()}
+        for table, verdicts in zip(tables, rank(pooled), strict=True):
+            for path in table.members:
+                if path in masks:
+                    mask = table.spread(verdicts, path).astype(MASK_DTYPE)
+                    masks[path] *= jnp.broadcast_to(mask, shapes[path])
+        return masks
+
+    def kept_weights(
+        self, shapes: Mapping[Path, tuple[int, ...]], targets: Mapping[Path, Any]
+    ) -> dict[Path, int]:
+        """Counts the weights of each leaf that are kept at these targets."""
+        sizes, axes_of = {}, {}
+        for table in self._pruned(shapes, targets):
+            target = float(targets[table.leader])
+            count = selection.number_to_keep_on_host(table.size, target)
+            sizes[table.group.atom.resolved()] = count
+            for leaf, members in table.indices.items():
+                axes_of[leaf] = dict(self.graph.trace.named_leaves)[next(iter(members)).path]
+        return {
+            leaf: math.prod(size_with(axis, sizes) for axis in axes)
+            for leaf, axes in axes_of.items()
+        }
