@@ -125,7 +125,7 @@ def test_words_for_an_unknown_name():
 def test_trees_in_the_wrong_order_are_refused_with_the_remedy():
     full, with_missing = {'a': 1, 'b': 2}, {'a': None, 'b': 2}
     assert tree.map_with_missing(lambda a, b: b, full, with_missing) == with_missing
-    with pytest.raises(ValueError, match=r"has 'a' besides; .*: put the full tree first"):
+    with pytest.raises(ValueError, match=r"has 'a' besides; .*the tree without None first"):
         tree.map_with_missing(lambda a, b: b, with_missing, full)
 
 

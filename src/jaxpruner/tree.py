@@ -140,13 +140,9 @@ def _entries_by_name(treedef, tree):
         shown = sorted(map(path_string, names))
         return ', '.join(map(repr, shown[:4])) + (', …' if shown[4:] else '') or 'nothing'
 
-    are_none = flatten_with_paths(numbered, lambda node: node is None)[0]
-    hint = ''
-    if besides.intersection(are_none):
-        hint = '; the first of the trees has None there: put the full tree first'
     raise ValueError(
         f'a tree does not fit the structure of the parameters: it lacks {listed(lacking)} and has '
-        f'{listed(besides)} besides; give one entry (an array or None) for each parameter{hint}'
+        f'{listed(besides)} besides; give one entry (an array or None) for each parameter, the tree without None first'
     )
 
 

@@ -281,24 +281,16 @@ def test_mixins_go_into_ones_own_updaters():
     assert kept(together.instant_sparsify(PARAMS)[1]) == 48
 
 
-ISINSTANCE = [
-    (
-        jaxpruner.SteMagnitudePruning,
-        (ste.SteMixin, pruners.MagnitudePruning, base_updater.BaseUpdater),
-    ),
-    (jaxpruner.SteRandomPruning, (ste.SteMixin, pruners.RandomPruning)),
-    (
-        jaxpruner.GlobalMagnitudePruning,
-        (global_pruners.GlobalPruningMixin, pruners.MagnitudePruning),
-    ),
-    (jaxpruner.GlobalSaliencyPruning, (global_pruners.GlobalPruningMixin, pruners.SaliencyPruning)),
-    (jaxpruner.RigL, (sparse_trainers.SET, sparse_trainers.StaticRandomSparse)),
-]
-
-
-@pytest.mark.parametrize(('cls', 'bases'), ISINSTANCE)
-def test_classes_are_what_they_were(cls, bases):
-    assert all(isinstance(cls(), base) for base in bases)
+def test_classes_are_what_they_were():
+    through, together = ste.SteMixin, global_pruners.GlobalPruningMixin
+    for cls, bases in [
+        (jaxpruner.SteMagnitudePruning, {through, pruners.MagnitudePruning}),
+        (jaxpruner.SteRandomPruning, {through, pruners.RandomPruning}),
+        (jaxpruner.GlobalMagnitudePruning, {together, pruners.MagnitudePruning}),
+        (jaxpruner.GlobalSaliencyPruning, {together, pruners.SaliencyPruning}),
+        (jaxpruner.RigL, {sparse_trainers.SET, sparse_trainers.StaticRandomSparse}),
+    ]:
+        assert bases <= set(cls.__mro__)
 
 
 def test_the_drop_fraction_of_the_classes_is_constant():

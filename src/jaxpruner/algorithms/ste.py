@@ -29,7 +29,7 @@ class SteMixin(_Pruner):
     ... class Mine(SteMixin, pruners.MagnitudePruning):
     ...     pass
     >>> pruner = Mine(sparsity_distribution_fn=lambda params: {'w': 0.5})
-    >>> import optax
+    >>> import jax.numpy as jnp, optax
     >>> params = {'w': jnp.array([-2.0, 1.0])}
     >>> pruner.pre_forward_update(params, pruner.wrap_optax(optax.sgd(0.1)).init(params))
     {'w': Array([-2.,  0.], dtype=float32)}

@@ -120,7 +120,7 @@ def _map_tree(tree: PyTree, changes: _Changes) -> PyTree:
     paths, nodes, treedef = tree_lib.flatten_with_paths(tree, is_leaf=is_state)
     changed = []
     for path, node in zip(paths, nodes, strict=True):
-        if is_state(node):  # targets, counts and the thresholds of searches stay the same
+        if is_state(node):  # targets and counts stay the same
             names = ('masks', 'inner_state', 'algorithm_state')
             parts = {name: _map_tree(getattr(node, name), changes) for name in names}
             sizes = _map_tree({_SIZES: node.sizes}, changes)[_SIZES]

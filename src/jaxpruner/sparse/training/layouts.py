@@ -233,7 +233,7 @@ class Layout:
         magnitudes = jnp.where(is_largest & (fraction < 1), jnp.inf, magnitudes)
         of_matrices = magnitudes.reshape(-1, self.groups * self.kept)
         stored = of_matrices.shape[1]
-        count = selection.share_of(jnp.uint32(stored), fraction, most=stored)
+        count = selection.share_of(jnp.uint32(stored), jnp.float32(fraction), most=stored)
         ranks = jnp.argsort(jnp.argsort(of_matrices))
         is_dropped = (ranks < count) & (of_matrices < jnp.inf)
         return is_dropped.reshape(-1, self.kept).mean(axis=1)
