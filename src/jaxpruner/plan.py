@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxpruner import mask_calculator, sparsity_distributions, text_tables
 from jaxpruner import tree as tree_lib
-from jaxpruner.sparsity_types import Block, Channel, Leaf, NByM, is_joint, is_unstructured, leaf_of
+from jaxpruner.sparsity_types import Block, Channel, Leaf, NByM, is_joint, is_unstructured
 from jaxpruner.tree import PyTree
 
 _UNKNOWN = '?'
@@ -151,7 +151,8 @@ def plan_leaves(pruner: Any, params: PyTree) -> PruningPlan:
     )
     planned = []
     for i, leaf in enumerate(pruner.describe_leaves(paths, arrays)):
-        unpruned = unpruned_leaf(leaf.path, arrays[i], leaf.sparsity_type, leaf.layer_axis)
+        size = math.prod(leaf.shape)
+        unpruned = LeafPlan(**vars(leaf), kept=size, size=size, why_dense=None)
         is_ranked = together[i] and others_prune
         leaf_plan = with_target(
             unpruned, targets[i], reasons[i], is_counted and not together[i], is_ranked
@@ -174,22 +175,13 @@ def plan_leaves(pruner: Any, params: PyTree) -> PruningPlan:
     return PruningPlan(type(pruner).__name__, tuple(planned), _kept_in_all(planned, together))
 
 
-def unpruned_leaf(
-    path: tree_lib.Path, array: Any, sparsity_type: Any, layer_axis: int | None
-) -> LeafPlan:
-    """Plans a leaf before its target is known, given its array or shape."""
-    leaf = leaf_of(path, array, sparsity_type, layer_axis)
-    size = math.prod(leaf.shape)
-    return LeafPlan(**vars(leaf), kept=size, size=size, why_dense=None)
-
-
 def with_target(
     leaf: LeafPlan, target: Any, reason: str, is_counted: bool, shares_target: bool = False
 ) -> LeafPlan:
     """Plans a leaf with its target, and what follows from it.
 
     Args:
-      leaf: as `unpruned_leaf` makes it.
+      leaf: with all of its weights kept.
       target: the share to remove, `None` for none; may be traced.
       reason: why it has no target, if it has none.
       is_counted: whether shapes say how many of its weights are kept.

@@ -19,7 +19,6 @@ Devices that share an array count what they hold, and send each other counts alo
 
 import dataclasses
 import functools
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -246,8 +245,7 @@ def with_automatic_axes(function: Callable[..., list[Any]]) -> Callable[..., lis
 
     @jax.jit
     @functools.wraps(function)
-    def call(*arguments, **named):
-        trees, *others = inspect.signature(function).bind(*arguments, **named).args
+    def call(trees, *others):
         shardings = map(explicit_meshes.explicit_sharding, jax.tree.leaves(trees))
         explicit = next(filter(None, shardings), None)
         if explicit is None:

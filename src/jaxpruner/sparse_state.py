@@ -73,34 +73,24 @@ def sparse_states(opt_state: Any) -> list[SparseState]:
 
 def outermost_states(opt_state: Any) -> list[SparseState]:
     """Finds every `SparseState` that stands in no other one, as it is."""
-    states = []
-    for node in jax.tree.leaves(opt_state, is_leaf=lambda node: _is_state(node) or _is_split(node)):
-        if _is_state(node):
-            states.append(node)
-        elif _is_split(node):
-            # Flax leaves out what is None: dense leaves, and fields.
-            fields = {
-                name: collections.defaultdict(type(None), field)
-                if isinstance(field, Mapping)
-                else field
-                for name, field in node.items()
-            }
-            states.append(SparseState(**{'masks': None, **fields}))
-    return states
+    nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: _as_state(node) is not None)
+    return [state for state in map(_as_state, nodes) if state is not None]
 
 
-def _is_state(node):
-    return isinstance(node, SparseState)
-
-
-def _is_split(node):
-    """Whether a mapping holds the fields of a `SparseState`, as `flax.nnx.split` and checkpoints leave them."""
+def _as_state(node):
+    """Returns a `SparseState`, also of a mapping of its fields, as `flax.nnx.split` and checkpoints leave it."""
+    if isinstance(node, SparseState):
+        return node
     names = set(node) if isinstance(node, Mapping) else set()
-    return (
-        'count' in names
-        and bool(names & {'masks', 'inner_state'})
-        and names <= {*SparseState._fields}
-    )
+    has_fields = 'count' in names and bool(names & {'masks', 'inner_state'})
+    if not has_fields or names - {*SparseState._fields}:
+        return None
+    # Flax leaves out what is None: dense leaves, and fields.
+    fields = {
+        name: collections.defaultdict(type(None), field) if isinstance(field, Mapping) else field
+        for name, field in node.items()
+    }
+    return SparseState(**{'masks': None, **fields})
 
 
 def without_boxes(state: SparseState) -> SparseState:
@@ -130,19 +120,22 @@ def only_sparse_state(opt_state: Any) -> SparseState:
 def replace_state(opt_state: Any, state: SparseState) -> Any:
     """Puts a state of the same structure in the place of the `SparseState` in an optimizer state."""
 
+    def is_state(node):
+        return isinstance(node, SparseState)
+
     def replaced(node):
-        if not _is_state(node):
+        if not is_state(node):
             return node
         old, treedef = jax.tree.flatten(node)  # Flax NNX may keep arrays in boxes that are leaves
         pairs = zip(old, jax.tree.leaves(state), strict=True)
         return treedef.unflatten([b.replace(x) if hasattr(b, 'value') else x for b, x in pairs])
 
-    if not any(map(_is_state, jax.tree.leaves(opt_state, is_leaf=_is_state))):
+    if not any(map(is_state, jax.tree.leaves(opt_state, is_leaf=is_state))):
         raise ValueError(
             'flax.nnx.split took the SparseState apart, so that a new one has no place in it; merge the optimizer '
             'first and give its `opt_state`'
         )
-    return jax.tree.map(replaced, opt_state, is_leaf=_is_state)
+    return jax.tree.map(replaced, opt_state, is_leaf=is_state)
 
 
 def leaf_targets(state: SparseState) -> Any:

@@ -578,7 +578,7 @@ class Leaf:
       layer_axis: the axis that counts layers, each of which is ranked on its own; `None` where there is none.
       target: the share to remove in the end; `None` where it has no target, or where that is being traced.
 
-    >>> leaf = leaf_of(('blocks', 'kernel'), np.ones((6, 8, 4)), Channel(), layer_axis=0)
+    >>> leaf = Leaf(('blocks', 'kernel'), (6, 8, 4), np.float32, Channel(), layer_axis=0, target=None)
     >>> leaf.name, leaf.layer_shape
     ('blocks/kernel', (8, 4))
     """
@@ -626,19 +626,6 @@ class Leaf:
             self.sparsity_type.check_shape(self.layer_shape, self.name)
 
 
-def leaf_of(
-    path: tree_lib.Path, array: Any, sparsity_type: SparsityType | None, layer_axis: int | None
-) -> Leaf:
-    """Describes a leaf by its array, or by its shape; it has no target yet.
-
-    >>> leaf_of(('kernel',), np.ones((8, 4)), Channel(), layer_axis=None).is_stacked
-    False
-    """
-    shape = tuple(getattr(array, 'shape', ()))
-    dtype = getattr(array, 'dtype', None)
-    return Leaf(path, shape, dtype, sparsity_type, layer_axis, target=None)
-
-
 def resolve_leaves(
     paths: Sequence[tree_lib.Path],
     arrays: Sequence[Any],
@@ -652,9 +639,9 @@ def resolve_leaves(
     """
     leaves = []
     for path, array, sparsity_type in zip(paths, arrays, types, strict=True):
-        shape = getattr(array, 'shape', None)
+        shape, dtype = getattr(array, 'shape', None), getattr(array, 'dtype', None)
         axis = None if shape is None else tree_lib.layer_axis(stacked, path, shape)
-        leaves.append(leaf_of(path, array, sparsity_type, axis))
+        leaves.append(Leaf(path, tuple(shape or ()), dtype, sparsity_type, axis, target=None))
     return leaves
 
 

@@ -22,7 +22,6 @@ DROP = jnp.array([3.0, 1.0, 2.0, 0.0, 0.0, 0.0])
 GROW = jnp.array([9.0, 5.0, 9.0, 1.0, 7.0, 2.0])
 CASES = [
     ('the smallest goes, the largest comes', DROP, GROW, 1 / 3, [1, 0, 1, 0, 1, 0]),
-    ('nothing is replaced', DROP, GROW, 0.0, [1, 1, 1, 0, 0, 0]),
     ('what is dropped may be grown at once', DROP, GROW.at[1].set(8), 1 / 3, [1, 1, 1, 0, 0, 0]),
     ('a kept zero stands above what is pruned', DROP.at[0].set(0), GROW, 0.0, [1, 1, 1, 0, 0, 0]),
     ('NaN are dropped first', DROP.at[2].set(jnp.nan), -GROW, 1 / 3, [1, 1, 0, 1, 0, 0]),
