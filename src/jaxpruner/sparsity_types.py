@@ -746,8 +746,10 @@ def check_groups(
         dense = 'by a sparsity_type that returns None for them'
     else:
         for name, entry in (setting if isinstance(setting, Mapping) else {'*': setting}).items():
-            is_short = isinstance(entry, NByM) and entry == NByM(entry.n, entry.m)
-            rules.setdefault(name, f"'{entry.n}:{entry.m}'" if is_short else repr(entry))
+            text = repr(entry)
+            if isinstance(entry, NByM) and entry == NByM(entry.n, entry.m):
+                text = f"'{entry.n}:{entry.m}'"
+            rules.setdefault(name, text)
         texts = [f'{name!r}: {entry}' for name, entry in rules.items()]
         dense = f'sparsity_type={{{", ".join(texts)}}}'
     raise ValueError(

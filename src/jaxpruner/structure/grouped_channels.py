@@ -152,9 +152,11 @@ class GroupedChannels:
                     f'or leave their group out of groups={self.groups!r}'
                 )
 
-    def _pruned(self, shapes, targets):
-        """Lists the groups whose leader has a target."""
-        return [table for table in self.join(shapes) if targets[table.leader] is not None]
+    def _pruned(self, shapes, targets) -> list[tuple[ChannelTable, Any]]:
+        """Lists the groups whose leader has a target, and what it has."""
+        of_leaders: Mapping[Any, Any] = targets
+        pairs = [(table, of_leaders[table.leader]) for table in self.join(shapes)]
+        return [(table, target) for table, target in pairs if target is not None]
 
     def targets_of(
         self, shapes: Mapping[Path, tuple[int, ...]], targets: Mapping[Path, Any]
@@ -165,10 +167,13 @@ class GroupedChannels:
         everything.
         """
         pruned = self._pruned(shapes, targets)
-        members = {path for table in pruned for path in table.members}
-        self.check_members(pruned, [path for path in shapes if path in members])
-        others = {path: 0.0 if path in members else None for path in shapes}
-        return others | {table.leader: targets[table.leader] for table in pruned}
+        members = {path for table, _ in pruned for path in table.members}
+        masked = [path for path in shapes if path in members]
+        self.check_members([table for table, _ in pruned], masked)
+        tied: dict[Any, Any] = {path: 0.0 if path in members else None for path in shapes}
+        for table, target in pruned:
+            tied[table.leader] = target
+        return tied
 
     def make_masks(
         self, scored: Mapping[Path, Any], rank: Callable[[list[Any]], list[jax.Array]]
@@ -181,14 +186,14 @@ class GroupedChannels:
         """
         scores = {path: selection.read(leaf.scores) for path, leaf in scored.items()}
         shapes = {path: leaf.shape for path, leaf in scores.items()}
-        tables = self._pruned(shapes, scored)
+        pruned = self._pruned(shapes, scored)
         pooled = []
-        for table in tables:
+        for table, leader in pruned:
             own = {path: scores[path] for path in table.members if path in scores}
             each_alone = Groups(Unstructured(), table.is_stacked)
-            pooled.append(ScoredLeaf(table.pool(own), scored[table.leader].sparsity, each_alone))
+            pooled.append(ScoredLeaf(table.pool(own), leader.sparsity, each_alone))
         masks = {path: jnp.ones(shape, MASK_DTYPE) for path, shape in shapes.items()}
-        for table, verdicts in zip(tables, rank(pooled), strict=True):
+        for (table, _), verdicts in zip(pruned, rank(pooled), strict=True):
             for path in table.members:
                 if path in masks:
                     mask = table.spread(verdicts, path).astype(MASK_DTYPE)
@@ -200,9 +205,8 @@ class GroupedChannels:
     ) -> dict[Path, int]:
         """Counts the weights of each leaf that are kept at these targets."""
         sizes, axes_of = {}, {}
-        for table in self._pruned(shapes, targets):
-            target = float(targets[table.leader])
-            count = selection.number_to_keep_on_host(table.size, target)
+        for table, target in self._pruned(shapes, targets):
+            count = selection.number_to_keep_on_host(table.size, float(target))
             sizes[table.group.atom.resolved()] = count
             for leaf, members in table.indices.items():
                 axes_of[leaf] = dict(self.graph.trace.named_leaves)[next(iter(members)).path]
