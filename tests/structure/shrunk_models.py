@@ -94,25 +94,6 @@ class Transformer(nnx.Module):
         return self.head(x + self.down(nnx.gelu(self.up(self.norm2(x)))))
 
 
-class Recurrent(nnx.Module):
-    def __init__(self, rngs):
-        self.rnn = nnx.RNN(nnx.GRUCell(3, 8, rngs=rngs), rngs=rngs)
-        self.head = nnx.Linear(8, 4, rngs=rngs)
-
-    def __call__(self, x):
-        return self.head(self.rnn(x))
-
-
-class Literal(nnx.Module):
-    """A width that is written into the code."""
-
-    def __init__(self, rngs):
-        self.up, self.down = nnx.Linear(3, 8, rngs=rngs), nnx.Linear(8, 4, rngs=rngs)
-
-    def __call__(self, x):
-        return self.down(nnx.relu(self.up(x)) + jnp.zeros(8))
-
-
 class Ambiguous(nnx.Module):
     """`width` is the width of the first layer and of the second one, which differ afterwards."""
 
@@ -214,14 +195,9 @@ def _equinox_cnn():
     return model, (x, state), _mapped_with_state
 
 
-def _equinox_mlp():
-    return eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0)), _normal(3), None
-
-
 _IMAGES = (4, 8, 8, 3)
 # Name -> what makes the module, its inputs and how it is called; settings; the numbers that have to be set.
 FOLLOWING = {
-    'nnx cnn': (_nnx(CNN, *_IMAGES), {}, {}),
     'nnx depthwise': (
         _nnx(Depthwise, *_IMAGES),
         {'counts': {'stem/kernel[3]': 4}},
@@ -246,12 +222,6 @@ FOLLOWING = {
         {'counts': {'*[0:8:2]': 2}},
         {'layers.0.config.heads': (4, 2), 'layers.1.config.heads': (4, 2)},
     ),
-    'nnx recurrent': (
-        _nnx(Recurrent, 2, 5, 3),
-        {'counts': {'*[0:8]': 5}},
-        {'rnn.cell.hidden_features': (8, 5)},
-    ),
-    'equinox mlp': (_equinox_mlp, {'round_to': 2}, {}),
     'equinox cnn': (_equinox_cnn, {}, {}),
     'equinox attention': (
         _equinox(EquinoxAttention, 2, 5, 8),
@@ -274,11 +244,6 @@ NOT_FOLLOWING = {
             'attention.in_features: 16 -> ',
         ],
         ['embed/kernel[1]'],
-    ),
-    'nnx literal': (
-        _nnx(Literal, 6, 3),
-        ['up/kernel[1]: ValueError', 'up.out_features: 8 -> '],
-        ['up/kernel[1]'],
     ),
     'nnx ambiguous': (
         _nnx(Ambiguous, 6, 3),

@@ -93,8 +93,7 @@ GRADIENTS = {'a': PARAMS['a'][:, ::-1], 'b': jnp.ones((4, 8)), 'c': jnp.ones((8,
 # Score -> the scores of 'a[1]', not normalised, of the kernel before and of that behind it.
 SCORES = {
     'magnitude': ('magnitude', [3, 12, 6, 24], [36, 36, 36, 36]),
-    'an algorithm': (jaxpruner.MagnitudePruning(), [3, 12, 6, 24], [36, 36, 36, 36]),
-    'saliency': ('saliency', [24, 24, 24, 24], [36, 36, 36, 36]),
+    'an algorithm': (jaxpruner.SaliencyPruning(), [24, 24, 24, 24], [36, 36, 36, 36]),
     'a function of weights': (weights_times_gradients, [24, 24, 24, 24], [36, 36, 36, 36]),
     'a function of some members': (only_of_a, [3, 12, 6, 24], None),
     'a function of channels': (distances, [None] * 4, [0, 0, 0, 0]),
@@ -169,9 +168,7 @@ def test_layers_go_only_if_that_is_asked_for():
     assert SCANNED.choose(LAYERS, counts={depth: 2}).counts[depth] == 2
 
 
-@pytest.mark.parametrize(
-    'name', ['vision transformer', 'scanned and tied', 'gated linear unit', 'group norm']
-)
+@pytest.mark.parametrize('name', ['scanned and tied', 'gated linear unit'])
 def test_what_is_chosen_can_be_removed(name):
     apply_fn, params, inputs = further_models.MODELS[name]
     params, inputs = values_like(params, inputs)
@@ -296,7 +293,6 @@ REFUSED = {
     'both': ({**HALF, 'counts': {'a[1]': 2}}, ValueError, "budget='parameters=0.5', counts={'a"),
     'no text': ({'budget': 0.5}, ValueError, 'budget=0.5'),
     'unknown quantity': ({'budget': 'flop=0.5'}, ValueError, "flop=0.5.*'flops'"),
-    'no share': ({'budget': 'flops'}, ValueError, "budget='flops'.*between 0 and 1"),
     'share of all': ({'budget': 'flops=1.5'}, ValueError, "budget='flops=1.5'.*between 0 and 1"),
     'unknown ranking': ({**HALF, 'ranking': 'al'}, ValueError, "ranking='al'.*'all'"),
     'unknown normalise': ({**HALF, 'normalise': 'men'}, ValueError, "normalise='men'.*'mean'"),
@@ -304,20 +300,16 @@ REFUSED = {
     'no score': ({**HALF, 'score': 5}, TypeError, 'score is .*got 5'),
     'unknown glob': ({**HALF, 'leave': 'x*'}, KeyError, r"leave: 'x\*' matches no group"),
     'unknown group': ({'counts': {'a': 2}}, KeyError, r"counts: 'a' matches no group; .*'a\[1\]'"),
-    'unknown in a mapping': ({**HALF, 'round_to': {'x': 2}}, KeyError, "round_to: 'x' matches"),
     'all left alone': (
         {**HALF, 'leave': '*'},
         ValueError,
         r'no group to choose from: a\[1\] .left',
     ),
     'count above': ({'counts': {'a[1]': 5}}, ValueError, r"counts\['a\[1\]'\] is 5; .*1 to 4"),
-    'count of none': ({'counts': {'a[1]': 0}}, ValueError, r"counts\['a\[1\]'\] is 0"),
     'count of halves': ({'counts': {'a[1]': 1.5}}, TypeError, r"counts\['a\[1\]'\] is 1.5"),
     'no effect': ({'counts': {'a[1]': 2}, 'round_to': 2}, ValueError, 'round_to, .*no effect'),
     'multiples of none': ({**HALF, 'round_to': 0}, ValueError, 'round_to=0.*1 or more'),
-    'halves of multiples': ({**HALF, 'round_to': 1.5}, ValueError, 'round_to=1.5.*whole number'),
     'no share of a group': ({**HALF, 'least': 1.5}, ValueError, 'least=1.5.*from 0 to 1'),
-    'text for a share': ({**HALF, 'least': '1'}, ValueError, "least='1'.*number"),
     'out of reach': (
         {**HALF, 'least': 0.9},
         ValueError,
@@ -369,11 +361,6 @@ def test_groups_that_are_not_exact_are_no_candidates():
         graph.choose(PARAMS, **HALF)
     with pytest.raises(ValueError, match=r'channels of a\[1\] is not the same .*allow_inexact'):
         graph.choose(PARAMS, counts={'a[1]': 2})
-
-
-def test_layers_are_no_candidates():
-    with pytest.raises(ValueError, match=r'depth=True'):
-        SCANNED.choose(LAYERS, 'flops=0.5', leave='up[2]')
 
 
 def test_calibration_without_inputs_is_refused():
