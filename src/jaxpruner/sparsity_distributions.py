@@ -205,8 +205,7 @@ def erk(
     else:
         # Whole numbers of weights, layer by layer, as the reference implementation counts them.
         budget = sum(weights[i] - get_n_zeros(weights[i], sparsity) for i in shapes)
-    raw = [sum(shape) / max(math.prod(shape), 1) for shape in shapes.values()]
-    densities = _scaled_densities(raw, [sizes[i] for i in shapes], budget)
+    densities = _densities(list(shapes.values()), [sizes[i] for i in shapes], budget)
     return selection.tree_of({i: 1 - density for i, density in zip(shapes, densities, strict=True)})
 
 
@@ -222,12 +221,13 @@ def _flops_of_leaves(flops, selection):
     return [0.0 if rule is None else float(values[rule]) for rule in rules]
 
 
-def _scaled_densities(raw, sizes, budget):
-    """Scales raw shares so that all layers together keep `budget` weights, or operations.
+def _densities(shapes, sizes, budget, power=1):
+    """Scales the raw shares of layers so that all together keep `budget` weights, or operations.
 
-    >>> _scaled_densities([0.25, 1.0], [8, 2], 6)
+    >>> _densities([(8, 8), (2, 2)], [64, 4], 36)
     [0.5, 1.0]
     """
+    raw = [(sum(shape) / max(math.prod(shape), 1)) ** power for shape in shapes]
     densities = [1.0] * len(raw)
     free = list(range(len(raw)))  # layers that are not kept whole
     while unscaled := sum(raw[i] * sizes[i] for i in free):
@@ -321,20 +321,17 @@ def get_sparsities_erdos_renyi(
     check_sparsity(default_sparsity, 'default_sparsity')
     custom = custom_sparsity_map or {}
     shapes = {name: tuple(shape) for name, shape in var_shape_dict.items() if name not in custom}
-    raw = []
     for name, shape in shapes.items():
         if not include_kernel and len(shape) < 2:
             raise ValueError(
                 f'{name}: without the kernel a shape needs two axes, got {shape}; set include_kernel'
             )
-        counted = shape if include_kernel else shape[-2:]
-        power = erk_power_scale if include_kernel else 1
-        raw.append((sum(counted) / max(math.prod(counted), 1)) ** power)
+    counted = [shape if include_kernel else shape[-2:] for shape in shapes.values()]
     sizes = [math.prod(shape) for shape in shapes.values()]
     budget = sum(size - get_n_zeros(size, default_sparsity) for size in sizes)
-    densities = dict(zip(shapes, _scaled_densities(raw, sizes, budget), strict=True))
+    densities = iter(_densities(counted, sizes, budget, erk_power_scale if include_kernel else 1))
     return {
-        name: custom[name] if name in custom else 1 - densities[name] for name in var_shape_dict
+        name: custom[name] if name in custom else 1 - next(densities) for name in var_shape_dict
     }
 
 

@@ -247,15 +247,6 @@ def matches_any(names: str | Sequence[str | Path], path: Path) -> bool:
     return any(matches(name, path) for name in as_names(names))
 
 
-def axes_of_layers(stacked: Stacked) -> dict[str | Path, int]:
-    """Maps each name in `stacked` to the axis that counts layers, the first unless it says another.
-
-    >>> axes_of_layers('blocks/*'), axes_of_layers({'layers/*': 1})
-    ({'blocks/*': 0}, {'layers/*': 1})
-    """
-    return dict(stacked) if isinstance(stacked, Mapping) else dict.fromkeys(as_names(stacked), 0)
-
-
 def layer_axis(
     stacked: Stacked,
     path: Path,
@@ -276,7 +267,8 @@ def layer_axis(
     >>> layer_axis({'layers/*': 1}, ('layers', 'kernel'), (32, 2, 64)), layer_axis('layers/*', ('head',), (32, 4))
     (1, None)
     """
-    for name, axis in axes_of_layers(stacked).items():
+    axes = stacked if isinstance(stacked, Mapping) else dict.fromkeys(as_names(stacked), 0)
+    for name, axis in axes.items():
         if not matches(name, path):
             continue
         if not shape and axis == 0:  # a number beside the stacked leaves
