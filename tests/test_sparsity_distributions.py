@@ -90,7 +90,6 @@ VECTORS = {
         (),
         r'extra/bias \(4, 16\), key/bias.* and 1 more .*NOT_BIAS_FILTER',
     ),
-    'both': ({'blocks': {'query': QUERY}}, (), r'blocks/query/bias has shape .* 6 stacked layers'),
     'two dimensions in stacked layers': (
         {'blocks': {'query': QUERY}},
         'blocks/*',

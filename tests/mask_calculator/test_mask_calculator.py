@@ -63,7 +63,7 @@ ALL_TYPES = [Unstructured(), NByM(2, 4), Block((2, 2)), Block((2, 2), False), Ch
 
 @pytest.mark.parametrize(
     ('sparsity_type', 'dtype'),
-    zip(ALL_TYPES, ['float16', 'bfloat16', 'float32', 'bfloat16', 'float32'], strict=True),
+    [*zip(ALL_TYPES, ['float16', 'bfloat16', 'float32', 'bfloat16', 'float32'], strict=True)],
     ids=str,
 )
 def test_every_type_keeps_everything_half_or_nothing_of_nothing(sparsity_type, dtype):
