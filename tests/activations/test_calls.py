@@ -207,14 +207,6 @@ class Rows(nn.Module):
         return carry, Halve(name='layer')(jnp.where(jnp.arange(4) < zeros, 0.0, 1.0))
 
 
-class Twice(nn.Module):
-    def setup(self):
-        self.layer = Halve()
-
-    def __call__(self, carry, zeros):
-        return carry, [self.layer(jnp.where(jnp.arange(4) < n, 0.0, 1.0)) for n in zeros]
-
-
 # nn.scan of flax 0.12.12 takes every callback, `jax.debug.print` too, for a dependency.
 _SCAN = {'variable_axes': {'params': 0}, 'split_rngs': {'params': True}}
 if 'check_constancy_invariants' in inspect.signature(nn.scan).parameters:
@@ -224,7 +216,6 @@ LIFTED = {
     'vmap': nn.vmap(
         Rows, in_axes=(None, 0), variable_axes={'params': None}, split_rngs={'params': False}
     ),
-    'twice': Twice,
 }
 
 

@@ -193,35 +193,6 @@ def test_a_scan_is_pruned_as_its_layers_one_after_another(donate):
     assert any((other[name] != found[1][name]).any() for name in STACKED)
 
 
-def _wanda(weights, inputs, sparsity):
-    mask = references.mask_of(references.wanda(weights, inputs), sparsity)
-    return weights * mask, mask
-
-
-def test_each_layer_is_calibrated_with_those_before_it_pruned():
-    """Two leaves that meet one value are a block; the next layers see what both of them give."""
-    weights = [np.asarray(model.normal(8, 8), np.float64) for _ in range(4)]
-    params = dict(zip('abcd', map(jnp.float32, weights), strict=True))
-
-    def apply(params, x):
-        x = jnp.tanh(x @ params['a']) + jnp.tanh(x @ params['b'])
-        return jnp.tanh(x @ params['c']) @ params['d']
-
-    for pruner, reference in ((SparseGPT, references.sparsegpt), (Wanda, _wanda)):
-        pruned, masks = pruner(sparsity_distribution_fn=half, sequential=True).instant_sparsify(
-            params, apply_fn=apply, batches=BATCHES
-        )
-        x, new = np.concatenate(BATCHES).astype(np.float64), {}
-        for number, name in enumerate('abcd'):
-            new[name], mask = reference(weights[number], x, 0.5)
-            np.testing.assert_array_equal(masks[name], mask, err_msg=name)
-            np.testing.assert_allclose(pruned[name], new[name], rtol=1e-3, atol=1e-4)
-            if name == 'b':
-                x = np.tanh(x @ new['a']) + np.tanh(x @ new['b'])
-            elif name == 'c':
-                x = np.tanh(x @ new['c'])
-
-
 def test_one_block_is_the_whole_at_once():
     """Every way in which a model reads its weights, and batches of two shapes; a scan's trips stay apart."""
     given = {'apply_fn': model.apply, 'batches': model.BATCHES}

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import custom_batching
 
 from jaxpruner import sparsity_distributions, sparsity_types
 from jaxpruner import tree as tree_lib
@@ -211,20 +210,9 @@ def _record(name: str, x: Any) -> Any:
             entry[i] += int(numbers[i])
 
     _counts.setdefault(name, [0, 0])  # in the order of the calls
-    jax.debug.callback(add, _count(jax.lax.stop_gradient(jnp.asarray(x))))
+    nonzero = jnp.sum(jnp.asarray(x) != 0, dtype=jnp.uint32)
+    jax.debug.callback(add, (nonzero, jnp.uint32(x.size)))
     return x
-
-
-@custom_batching.custom_vmap
-def _count(x: jax.Array) -> jax.Array:
-    """Numbers of non-zeros and of elements, exact below 2^32; of a whole batch at once under `jax.vmap`."""
-    return jnp.stack([jnp.sum(x != 0, dtype=jnp.uint32), jnp.uint32(x.size)])
-
-
-@_count.def_vmap
-def _count_batch(axis_size: int, in_batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
-    del axis_size, in_batched
-    return _count(x), False
 
 
 # Models of all libraries.

@@ -74,7 +74,7 @@ class Calibration(dict[tree_lib.Path, tuple[CalibratedMatrices, ...]]):
     """
 
     # Of all leaves that were asked for: it says why some have no statistics.
-    followed: leaves_lib.FollowedLeaves | None = None
+    followed: leaves_lib.FollowedLeaves
 
     def __contains__(self, name: object) -> bool:
         return any(name in (path, tree_lib.path_string(path)) for path in self)

@@ -211,12 +211,14 @@ class CalibratedPruning(base_updater.BaseUpdater):
           UnsupportedPrimitive: a selected leaf goes through an operation that is not understood.
         """
         del grads, extra_args
+        model: Any = apply_fn
+        data: Any = batches
         selected = self._selected(params, masks)
         if calibration is None:
             name, instead = type(self).__name__, ', or a calibration=…'
             batches_lib.check_model_is_given(name, 'instant_sparsify', apply_fn, batches, instead)
-            first, batches = batches_lib.first_batch(batches)
-            graph = leaves_lib.trace_model(apply_fn, params, first)
+            first, data = batches_lib.first_batch(data)
+            graph = leaves_lib.trace_model(model, params, first)
             followed = leaves_lib.follow_leaves(graph, selected)
             del graph  # holds the traced program
         elif weights is not None:
@@ -236,12 +238,12 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 )
         targets = self._targets(params, followed, masks)
         run = PruningRun(self.begin(params, targets), params, targets, donate)
-        taken: Any = self.kind, list(targets), progress, weights
+        taken = self.kind, list(targets), progress, weights
         if self.sequential:
-            self._prune_in_blocks(run, apply_fn, list(batches or ()), *taken)
+            self._prune_in_blocks(run, model, list(data), *taken)
         else:
             if calibration is None:
-                calibration = calibrate(apply_fn, params, batches, *taken)
+                calibration = calibrate(model, params, data, *taken)
             entries = [entry for path in targets for entry in calibration[path]]
             del calibration  # the statistics are freed one after another
             self._choose_sparsities(run, entries)
@@ -281,29 +283,21 @@ class CalibratedPruning(base_updater.BaseUpdater):
         (-2, 'no contraction reads it')
         """
         del opt_state
+        described = self.describe_leaves(*tree_lib.flatten_with_paths(params)[:2])
+        types = {leaf.path: _along_inputs(leaf.sparsity_type) for leaf in described}
         if apply_fn is None and batches is None:
-            plan = super().plan(params)
-            return dataclasses.replace(
-                plan,
-                leaves=tuple(
-                    dataclasses.replace(leaf, sparsity_type=_along_inputs(leaf.sparsity_type))
-                    for leaf in plan
-                ),
-                note=_NOTE if plan.pruned else '',
-            )
+            plan = base_updater.BaseUpdater.plan(leaves_lib.with_types(self, types), params)
+            return dataclasses.replace(plan, note=_NOTE if plan.pruned else '')
         batches_lib.check_model_is_given(type(self).__name__, 'plan', apply_fn, batches)
         first, _ = batches_lib.first_batch(batches)
         graph = leaves_lib.trace_model(apply_fn, params, first)
         followed = leaves_lib.follow_leaves(graph, self._selected(params))
         targets = self._targets(params, followed)
-        types, why_dense = {}, {}
-        for leaf in self.describe_leaves(*tree_lib.flatten_with_paths(params)[:2]):
-            types[leaf.path] = leaf.sparsity_type
+        why_dense = {}
+        for leaf in described:
             if leaf.path in targets:
                 with contextlib.suppress(ValueError):  # parts of it are summed along several axes
-                    leaf = dataclasses.replace(
-                        leaf, sparsity_type=_along_inputs(leaf.sparsity_type)
-                    )
+                    leaf = dataclasses.replace(leaf, sparsity_type=types[leaf.path])
                     types[leaf.path] = leaves_lib.type_along_inputs(leaf, graph)
             elif reason := followed.why_dense(leaf.path, lambda path: False):
                 why_dense[leaf.path] = reason
@@ -311,9 +305,10 @@ class CalibratedPruning(base_updater.BaseUpdater):
             planned = base_updater.BaseUpdater.plan(leaves_lib.with_types(self, types), params)
         leaves = []
         for leaf in leaves_lib.with_reasons(planned, why_dense):
-            if leaf.is_pruned and isinstance(leaf.sparsity_type, NByM):
-                length = leaf.sparsity_type.line_length(leaf.shape)
-                kept = leaf.size // max(length, 1) * leaf.sparsity_type.kept_in_line(length)
+            kind = leaf.sparsity_type
+            if leaf.is_pruned and isinstance(kind, NByM) and kind.axis != INPUT_AXIS:
+                length = kind.line_length(leaf.shape)
+                kept = leaf.size // max(length, 1) * kind.kept_in_line(length)
                 leaf = dataclasses.replace(leaf, kept=kept)
             leaves.append(leaf)
         counts = [leaf.kept for leaf in leaves]
@@ -351,9 +346,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         """Lists the leaves that the distribution selects, or that have masks from elsewhere."""
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
         if masks is None:
-            with caller_warnings.silence():
-                targets = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
-            return [path for path, target in zip(paths, targets, strict=True) if target is not None]
+            return leaves_lib.selected_leaves(self, params)
         if type(self).reconstruct_matrices is CalibratedPruning.reconstruct_matrices:
             raise ValueError(
                 f'{type(self).__name__} changes no weight that stays, so that masks=… would merely be applied: '
@@ -395,7 +388,9 @@ class CalibratedPruning(base_updater.BaseUpdater):
             tree_lib.check_names(tree_lib.as_names(names), paths, 'blocks')
         chosen = leaves_lib.choose_leaves(followed, leaves_lib.names_of(self), name)
         described = self.describe_leaves(paths, leaves)
-        types = {leaf.path: leaf.sparsity_type for leaf in described if leaf.path in chosen}
+        types: dict[tree_lib.Path, Any] = {
+            leaf.path: leaf.sparsity_type for leaf in described if leaf.path in chosen
+        }
         pruner = leaves_lib.with_types(self, types)
         sparsities = tree_lib.leaves_like(treedef, pruner.get_target_sparsities(params))
         targets = dict(zip(paths, sparsities, strict=True))

@@ -10,7 +10,13 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpruner import caller_warnings, mask_calculator, sparsity_distributions, sparsity_types
+from jaxpruner import (
+    caller_warnings,
+    checks,
+    mask_calculator,
+    sparsity_distributions,
+    sparsity_types,
+)
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater
 from jaxpruner.oneshot.batches import as_inputs, check_inputs, check_samples, first_batch
@@ -276,6 +282,21 @@ def with_types(pruner: BaseUpdater, types: Mapping[tree_lib.Path, Any]) -> Any:
     return pruner
 
 
+def selected_leaves(pruner: BaseUpdater, params: tree_lib.PyTree) -> list[tree_lib.Path]:
+    """Lists the leaves that a pruner selects, whatever the axes of their types."""
+    params = tree_lib.as_arrays(params)
+    paths, leaves, _ = tree_lib.flatten_with_paths(params)
+    types = [
+        None if leaf.sparsity_type is None else sparsity_types.Unstructured()
+        for leaf in pruner.describe_leaves(paths, leaves)
+    ]
+    described = sparsity_types.resolve_leaves(paths, leaves, types, pruner.stacked)
+    distribution = pruner.sparsity_distribution_fn
+    with caller_warnings.silence(), ignore_vectors():
+        targets, _ = checks.targets_of_leaves(distribution, params, described, pruner.stacked)
+    return [path for path, target in zip(paths, targets, strict=True) if target is not None]
+
+
 def with_reasons(plan: PruningPlan, why_dense: Mapping[tree_lib.Path, str]) -> PruningPlan:
     """Completes a plan with the reasons for which a model leaves leaves dense."""
     leaves = []
@@ -302,16 +323,10 @@ def along_inputs(
     """
     first, _ = first_batch(batches)
     graph = trace_model(apply_fn, params, first)
-    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    paths, leaves, _ = tree_lib.flatten_with_paths(params)
     described = pruner.describe_leaves(paths, leaves)
-    # Which leaves the pruner selects, whatever the axes of their types.
-    unstructured = sparsity_types.Unstructured()
-    any_type = {leaf.path: unstructured for leaf in described if leaf.sparsity_type is not None}
-    with caller_warnings.silence(), ignore_vectors():
-        targets = with_types(pruner, any_type).get_target_sparsities(params)
-    targets = tree_lib.leaves_like(treedef, targets)
-    selected = {path for path, target in zip(paths, targets, strict=True) if target is not None}
-    followed = follow_leaves(graph, [path for path in paths if path in selected])
+    selected = selected_leaves(pruner, params)
+    followed = follow_leaves(graph, selected)
     check_used(followed, type(pruner).__name__)
     is_named = names_of(pruner)
     why_dense, unclear, types = {}, {}, {}

@@ -155,11 +155,10 @@ def prune_by_sparsegpt(
     if not weights.size:
         return PrunedMatrices(weights, jnp.ones(weights.shape, jnp.uint8), factors.damping)
     *leading, inputs, outputs = weights.shape
-    is_grouped = mask is None and isinstance(sparsity_type, sparsity_types.NByM)
-    if (
-        is_grouped
-    ):  # a part is a group, which is chosen by itself, so that blocks may have any length
-        part = sparsity_type.m
+    n = 0
+    if mask is None and isinstance(sparsity_type, sparsity_types.NByM):
+        # A part is a group, which is chosen by itself, so that blocks may have any length.
+        n, part = sparsity_type.n, sparsity_type.m
         block = part * max(min(block_size, inputs) // part, 1)
     else:
         block = block_size if block_size <= inputs else -(-inputs // _PART) * _PART
@@ -205,7 +204,7 @@ def prune_by_sparsegpt(
             limit = rows(limits, start)
             if given is not None:
                 mask = rows(given, start)
-            elif is_grouped:  # the parts choose
+            elif n:  # the parts choose
                 mask = jnp.ones(new.shape, bool)
             else:
                 costs = jnp.minimum(jnp.abs(new) / diagonal, limit)
@@ -215,12 +214,12 @@ def prune_by_sparsegpt(
                 new, mask, block_errors = carry
                 first = number * part
                 own_mask, own_rows = rows(mask, first, part), rows(new, first, part)
-                if is_grouped:
+                if n:
                     own_limit = rows(limit, first, part)
                     costs = jnp.abs(own_rows) / rows(diagonal, first, part)
                     costs = jnp.minimum(costs, own_limit)
-                    n, m = sparsity_type.n, sparsity_type.m
-                    own_mask = (n_by_m.keep_n_of_m(costs, n, m, 0) != 0) | (sparsity == 0)
+                    own_mask = n_by_m.keep_n_of_m(costs, n, part, 0) != 0
+                    own_mask |= sparsity == 0
                     own_mask &= own_limit >= 0
                 own_shares = rows(own, first, part)
 

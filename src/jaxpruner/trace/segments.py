@@ -155,11 +155,11 @@ class Segments(Interpreter[int | None]):
             return lambda values: values
         writes = {value for step in self._steps[stop:] for value in step.writes}
         reads = {value for step in self._steps[stop:] for value in step.reads}
-        live = sorted((reads - writes) & self._data)
+        live = [number for number in (reads - writes) & self._data if number is not None]
 
         def run(made: Values, values: Values) -> Values:
             known = self._run(Run(), start, stop, made | values)
-            return {number: known[number] for number in live}
+            return {number: known[number] for number in sorted(live)}
 
         compiled, made = CompiledOnce(run), self._made_of(params, start, stop)
         return lambda values: compiled(made, values)
