@@ -35,14 +35,11 @@ class ByLargest(sparsity_types.Channel):
 
 
 LEAVES = [  # sparsity type, array
-    ('unstructured', normal((12, 10), np.float16)),
     ('unstructured', normal((12, 10), BFLOAT16)),
-    ('unstructured', normal(())),
     ('unstructured', normal((0, 4))),
     ('unstructured', 1 + np.arange(8) * 1e-12),  # told apart in 64 bits alone
     ('2:4', normal((6, 12), BFLOAT16)),
     ('2:4', (1 + np.arange(8) * 1e-12)[::-1]),
-    ('nm_1,4,0', normal((12, 6), np.float16)),
     ('block_2,3', normal((11, 10), BFLOAT16)),
     ('channel_1', normal((4, 6, 5), np.float64)),
     (ByLargest(-1), normal((6, 8))),
@@ -245,7 +242,7 @@ def test_a_prune_that_is_killed_leaves_nothing_or_all(source, start, killed_dens
     source, draw = killed_dense / source, random.Random(0)
     assert finished(start(source, tmp_path / 'undisturbed')) == 0
     whole = content(tmp_path / 'undisturbed')
-    for number in range(3):
+    for number in range(2):
         out, log = tmp_path / f'out{number}', tmp_path / f'out{number}.log'
         reached = draw.randint(0, killed_prunes.TENSORS // 2)
         victim = start(source, out)
@@ -270,7 +267,7 @@ def test_two_prunes_into_one_target_never_mix(source, start, killed_dense, tmp_p
     for sparsity in (0.5, 0.9):
         assert finished(start(killed_dense / source, tmp_path / f'{sparsity}', sparsity)) == 0
         wholes.append(content(tmp_path / f'{sparsity}'))
-    for number in range(3):
+    for number in range(2):
         out = tmp_path / f'out{number}'
         processes = [start(killed_dense / source, out, sparsity) for sparsity in (0.5, 0.9)]
         codes = [finished(process) for process in processes]

@@ -10,7 +10,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import safetensors
-import safetensors.numpy
 
 from helpers import hostile_checkpoints
 from jaxpruner.checkpoints import inspect_leaves, open_checkpoint, write_safetensors
@@ -55,33 +54,13 @@ def test_what_is_written_is_read(tmp_path):
                 assert opened.get_tensor(name).tobytes() == array.tobytes()
 
 
-def test_a_file_of_the_formats_own_library_is_read(tmp_path):
-    written = {'a': np.float32([[1, 2]]), 'b': np.int8([3]), 'c': np.array(True)}
-    safetensors.numpy.save_file(written, tmp_path / 'a.safetensors', {'format': 'np'})
-    checkpoint = open_checkpoint(tmp_path)
-    assert {name: checkpoint.read(name).tolist() for name in 'abc'} == {
-        'a': [[1, 2]],
-        'b': [3],
-        'c': True,
-    }
-
-
-@pytest.mark.parametrize(
-    ('path', 'tensors', 'error', 'words'),
-    [
-        (
-            'x',
-            {'w': np.zeros(2, np.complex128)},
-            ValueError,
-            r'x: w has dtype complex128, which safetensors',
-        ),
-        ('x', {'__metadata__': np.zeros(2)}, ValueError, '^__metadata__: '),
-        ('missing/x', {'w': np.zeros(2)}, FileNotFoundError, r'there is no folder .*missing'),
-    ],
-)
-def test_what_cannot_be_written_is_refused(path, tensors, error, words, tmp_path):
-    with pytest.raises(error, match=words):
-        write_safetensors(tmp_path / path, tensors)
+def test_what_cannot_be_written_is_refused(tmp_path):
+    with pytest.raises(ValueError, match='x: w has dtype complex128, which safetensors'):
+        write_safetensors(tmp_path / 'x', {'w': np.zeros(2, np.complex128)})
+    with pytest.raises(ValueError, match='__metadata__: '):
+        write_safetensors(tmp_path / 'x', {'__metadata__': np.zeros(2)})
+    with pytest.raises(FileNotFoundError, match=r'there is no folder .*missing'):
+        write_safetensors(tmp_path / 'missing' / 'x', {'w': np.zeros(2)})
     assert not list(tmp_path.iterdir())
 
 
@@ -165,7 +144,7 @@ def test_orbax_is_read_by_leaf(tmp_path):
     kernel[:] = 0  # what is read is the reader's own
     assert checkpoint.read('layer/kernel').astype(float).sum() == 28
     assert int(checkpoint.read('step')) == 7
-    sparsities = {report.name: report.structure.sparsity for report in inspect_leaves(checkpoint)}
+    sparsities = {report.name: report.sparsity for report in inspect_leaves(checkpoint)}
     assert (sparsities['blocks/0'], sparsities['layer/bias']) == (1, 0)
 
 

@@ -22,8 +22,9 @@ def names(folder):
     return sorted(entry.name for entry in folder.iterdir())
 
 
-@pytest.mark.parametrize('before', [None, 'earlier'])
-@pytest.mark.parametrize('error', [OSError('broken'), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    ('before', 'error'), [(None, OSError('broken')), ('earlier', KeyboardInterrupt())]
+)
 def test_a_failed_write_leaves_what_was_there(tmp_path, before, error):
     path = tmp_path / 'a.txt'
     if before:
@@ -137,14 +138,6 @@ def test_a_claim_ends_with_its_process(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_a_claim_is_of_the_file_that_a_link_leads_to(tmp_path):
-    (tmp_path / 'link').symlink_to(tmp_path / 'a.txt')
-    with atomic_files.target_claimed(tmp_path / 'link'):
-        assert names(tmp_path) == ['.a.txt.lock', 'link']
-        with pytest.raises(BlockingIOError), atomic_files.target_claimed(tmp_path / 'a.txt'):
-            pass
-
-
 @pytest.mark.parametrize('mode', [0o600, 0o444])
 def test_a_file_keeps_its_permissions(tmp_path, mode):
     path = tmp_path / 'a.txt'
@@ -161,12 +154,9 @@ def test_a_file_keeps_its_permissions(tmp_path, mode):
     assert meanwhile[0] | mode == mode | 0o200  # what is private is so from the beginning
 
 
-@pytest.mark.parametrize('before', [None, 'earlier'])
-def test_a_link_stays_and_its_file_is_replaced(tmp_path, before):
+def test_a_link_stays_and_its_file_is_replaced(tmp_path):
     (tmp_path / 'there').mkdir()
     file, link = tmp_path / 'there' / 'a.txt', tmp_path / 'link'
-    if before:
-        file.write_text(before)
     link.symlink_to(Path('there', 'a.txt'))
     write(link)
     assert link.is_symlink()
@@ -179,7 +169,7 @@ def test_threads_do_not_share_a_claim(tmp_path):
     guard = threading.Lock()
 
     def work():
-        for _ in range(50):
+        for _ in range(20):
             try:
                 with atomic_files.target_claimed(tmp_path / 'a.txt'):
                     inside.append(1)
@@ -195,7 +185,7 @@ def test_threads_do_not_share_a_claim(tmp_path):
     for thread in threads:
         thread.join()
     assert max(most) == 1
-    assert len(most) + len(refused) == 200
+    assert len(most) + len(refused) == 80
     assert names(tmp_path) == []
 
 

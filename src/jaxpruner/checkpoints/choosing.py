@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -85,15 +85,14 @@ def choose(
     if sparsity is not None:
         sparsity_distributions.check_sparsity(sparsity, 'sparsity')
     reasons = left_out(leaves, types, only, skip)
-    pruned_types: dict[str, sparsity_types.SparsityType] = {}
+    by_name = _types_by_name(leaves, types)
+    pruned_types: dict[str, Any] = {name: by_name[name] for name in leaves if name not in reasons}
     refused = {}
-    for name, sparsity_type in _types_by_name(leaves, types).items():
-        if name not in reasons and sparsity_type is not None:
-            pruned_types[name] = sparsity_type
-            try:
-                sparsity_type.check_shape(leaves[name].shape, name)
-            except sparsity_types.PartialGroupError as error:
-                refused[name], _, _ = str(error).partition('; ')
+    for name, sparsity_type in pruned_types.items():
+        try:
+            sparsity_type.check_shape(leaves[name].shape, name)
+        except sparsity_types.PartialGroupError as error:
+            refused[name], _, _ = str(error).partition('; ')
     if refused:
         raise ValueError(
             f'{"; ".join(refused.values())}. Choose another m or axis for such tensors, or leave them dense: '
@@ -105,25 +104,25 @@ def choose(
             'name in only; what looks like an embedding or an output head needs a glob in only or types'
         )
     # The share that an N:M type removes, whatever the sparsity is.
-    own_shares: dict[str, float] = {}
-    for name, sparsity_type in pruned_types.items():
-        if isinstance(sparsity_type, sparsity_types.NByM):
-            own_shares[name] = 1 - sparsity_type.n / sparsity_type.m
-        elif sparsity is None:
-            raise ValueError(
-                f'sparsity: {name} needs one, since its type is {type_words(sparsity_type)}; only N:M types need none'
-            )
+    own_shares = {
+        name: 1 - each.n / each.m
+        for name, each in pruned_types.items()
+        if isinstance(each, sparsity_types.NByM)
+    }
     if sparsity is None:
+        for name, sparsity_type in pruned_types.items():
+            if name not in own_shares:
+                raise ValueError(
+                    f'sparsity: {name} needs one, since its type is {type_words(sparsity_type)}; only N:M types need '
+                    'none'
+                )
         return {name: Choice(own_shares[name], pruned_types[name]) for name in pruned_types}
     is_own = len(own_shares) == len(pruned_types)
     if sparsity and is_own and not any(math.isclose(own, sparsity) for own in own_shares.values()):
-        patterns = {
-            f'{type_words(pruned_types[name])} removes {own:.4g}'
-            for name, own in own_shares.items()
-        }
+        name, own = next(iter(own_shares.items()))
         warn(
             f'sparsity {sparsity} has no effect: all leaves are pruned to N:M, which removes a share of its own '
-            f'({", ".join(sorted(patterns))}); leave it out'
+            f'({type_words(pruned_types[name])} removes {own:.4g}); leave it out'
         )
     # Without the leaves that stay dense, so that the budget is that of the others.
     shapes = {name: jax.ShapeDtypeStruct(leaves[name].shape, np.float32) for name in pruned_types}

@@ -28,31 +28,16 @@ class NOfM(NamedTuple):
         return f'{self.n}:{self.m} along axis {self.axis}'
 
 
-class Structure(NamedTuple):
-    """The zeros of an array."""
-
-    size: int
-    nonzeros: int
-    # Of those that hold the one with the least n / m, then the least m, then the last axis.
-    n_of_m: NOfM | None
-    # Height and width over the last two axes; each block is all zero or all nonzero.
-    block: tuple[int, int] | None
-    # For each axis the number of its indices without any nonzero; () of vectors.
-    dead: tuple[int, ...]
-
-    @property
-    def sparsity(self) -> float:
-        """The share of zeros."""
-        return 1 - self.nonzeros / self.size if self.size else 0.0
-
-
 class LeafReport(NamedTuple):
-    """The structure of one leaf.
+    """The zeros of one leaf.
 
     Attributes:
       name: of the leaf.
       leaf: its shape and dtype.
-      structure: of its zeros.
+      nonzeros: how many weights are not zero.
+      n_of_m: the N:M pattern that they have, of several the one with the least n / m, then the least m, then along the
+        last axis; `None` if there is none.
+      block: height and width over the last two axes of blocks that are all zero or all nonzero; or `None`.
       dead_indices: of a leaf with several axes, the indices along each of them at which all weights are zero.
 
     >>> import numpy as np
@@ -63,25 +48,36 @@ class LeafReport(NamedTuple):
 
     name: str
     leaf: Leaf
-    structure: Structure
+    nonzeros: int
+    n_of_m: NOfM | None
+    block: tuple[int, int] | None
     dead_indices: list[list[int]]
+
+    @property
+    def sparsity(self) -> float:
+        """The share of zeros."""
+        return 1 - self.nonzeros / self.leaf.size if self.leaf.size else 0.0
+
+    @property
+    def dead(self) -> tuple[int, ...]:
+        """For each axis the number of its indices without any nonzero; () of vectors."""
+        return tuple(map(len, self.dead_indices))
 
     @property
     def packed_bytes(self) -> int:
         """Bytes of a mask of one bit a weight and the nonzero weights, or dense where that is less."""
-        return utils.packed_bytes(self.leaf.size, self.structure.nonzeros, self.leaf.dtype.itemsize)
+        return utils.packed_bytes(self.leaf.size, self.nonzeros, self.leaf.dtype.itemsize)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the report as it stands in JSON."""
-        structure = self.structure
         return {
             'name': self.name,
             'shape': list(self.leaf.shape),
             'dtype': self.leaf.dtype.name,
-            'sparsity': structure.sparsity,
-            'n_of_m': structure.n_of_m and structure.n_of_m._asdict(),
-            'block': structure.block and list(structure.block),
-            'dead_channels': list(structure.dead),
+            'sparsity': self.sparsity,
+            'n_of_m': self.n_of_m and self.n_of_m._asdict(),
+            'block': self.block and list(self.block),
+            'dead_channels': list(self.dead),
             'dead_indices': self.dead_indices,
             'bytes': self.leaf.bytes,
             'packed_bytes': self.packed_bytes,
@@ -102,7 +98,7 @@ def inspect_leaves(
     >>> from jaxpruner.checkpoints import open_checkpoint, write_safetensors
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_safetensors(pathlib.Path(folder) / 'a.safetensors', {'w': np.eye(4)})
-    ...     [str(report.structure.n_of_m) for report in inspect_leaves(open_checkpoint(folder))]
+    ...     [str(report.n_of_m) for report in inspect_leaves(open_checkpoint(folder))]
     ['1:4 along axis 1']
     """
     for name, leaf in checkpoint.leaves.items():
@@ -113,39 +109,30 @@ def inspect_leaves(
 def inspect_array(name: str, array: np.ndarray) -> LeafReport:
     """Inspects an array that is at hand, as `inspect_leaves` does the leaves of a checkpoint; NaN is not zero.
 
-    >>> inspect_array('w', np.tile([0.0, 1.0, 2.0, 0.0], (3, 2))).structure
-    Structure(size=24, nonzeros=12, n_of_m=NOfM(n=1, m=2, axis=1), block=None, dead=(0, 4))
+    >>> report = inspect_array('w', np.tile([0.0, 1.0, 2.0, 0.0], (3, 2)))
+    >>> report.nonzeros, report.n_of_m, report.block, report.dead
+    (12, NOfM(n=1, m=2, axis=1), None, (0, 4))
     """
     mask = array != np.zeros((), array.dtype)
     nonzeros = int(np.count_nonzero(mask))
     dead_indices: list[list[int]] = []
-    if mask.ndim > 1 and mask.size:
-        dead_indices = [
-            np.flatnonzero(~_any_except(mask, axis)).tolist() for axis in range(mask.ndim)
-        ]
-    n_of_m, block = None, None
+    patterns, block = [], None
+    for axis in range(mask.ndim if mask.ndim > 1 and mask.size else 0):
+        others = tuple(other for other in range(mask.ndim) if other != axis)
+        dead_indices.append(np.flatnonzero(~mask.any(others)).tolist())
     if 0 < nonzeros < mask.size:
-        held = [
-            found for axis in range(mask.ndim) for found in _patterns_along(mask, axis, nonzeros)
-        ]
-        n_of_m = min(
-            held, key=lambda found: (found.n / found.m, found.m, -found.axis), default=None
-        )
+        for axis in range(mask.ndim):
+            counts = np.moveaxis(mask, axis, -1).view(np.uint8)
+            for m in _GROUP_LENGTHS:
+                if mask.shape[axis] % m:
+                    break
+                counts = counts[..., 0::2] + counts[..., 1::2]  # the nonzeros of each group
+                n = int(counts.max())
+                if n < m and nonzeros >= _FULL * n * np.count_nonzero(counts):
+                    patterns.append(NOfM(n, m, axis))
         block = _block(mask) if mask.ndim > 1 else None
-    structure = Structure(mask.size, nonzeros, n_of_m, block, tuple(map(len, dead_indices)))
-    return LeafReport(name, Leaf(array.shape, array.dtype), structure, dead_indices)
-
-
-def _patterns_along(mask: np.ndarray, axis: int, nonzeros: int) -> Iterator[NOfM]:
-    """Yields the N:M patterns that hold along an axis, the shortest groups first."""
-    counts = np.moveaxis(mask, axis, -1).view(np.uint8)
-    for m in _GROUP_LENGTHS:
-        if mask.shape[axis] % m:
-            return
-        counts = counts[..., 0::2] + counts[..., 1::2]  # the nonzeros of each group
-        n = int(counts.max())
-        if n < m and nonzeros >= _FULL * n * np.count_nonzero(counts):
-            yield NOfM(n, m, axis)
+    best = min(patterns, key=lambda each: (each.n / each.m, each.m, -each.axis), default=None)
+    return LeafReport(name, Leaf(array.shape, array.dtype), nonzeros, best, block, dead_indices)
 
 
 def _block(mask: np.ndarray) -> tuple[int, int] | None:
@@ -164,16 +151,11 @@ def _block(mask: np.ndarray) -> tuple[int, int] | None:
     return block if block[0] * block[1] > 1 else None
 
 
-def _any_except(mask: np.ndarray, axis: int) -> np.ndarray:
-    """Whether any weight is set behind each index of an axis."""
-    return np.asarray(mask.any(tuple(other for other in range(mask.ndim) if other != axis)))
-
-
 def totals(reports: Iterable[LeafReport]) -> dict[str, Any]:
     """Adds up all leaves, as JSON has them."""
     reports = list(reports)
     weights = sum(report.leaf.size for report in reports)
-    nonzeros = sum(report.structure.nonzeros for report in reports)
+    nonzeros = sum(report.nonzeros for report in reports)
     return {
         'leaves': len(reports),
         'weights': weights,

@@ -1,6 +1,7 @@
 """Prunes a checkpoint into another, tensor by tensor, so that neither is ever held in memory."""
 
 import contextlib
+import math
 import os
 import zlib
 from collections.abc import Callable, Mapping
@@ -116,9 +117,7 @@ def prune(
             return weights
         mask = _mask(name, weights, choices[name], seed if scores == 'random' else None)
         is_removed = mask == 0
-        stale = [
-            moment for moment in moments.get(name, ()) if checkpoint.read(moment)[is_removed].any()
-        ]
+        stale = [each for each in moments.get(name, ()) if checkpoint.read(each)[is_removed].any()]
         nans = int(np.count_nonzero(np.isnan(weights)))
         kept.append(Kept(name, leaf.size, int(np.count_nonzero(mask)), nans, tuple(stale)))
         if masks_out is not None:
@@ -134,14 +133,12 @@ def prune(
     else:
         write_tensors(out, checkpoint.leaves, read_pruned, checkpoint.metadata, overwrite)
     if masks_out is not None:
-        mask_leaves = {
-            leaf.name: Leaf(checkpoint.leaves[leaf.name].shape, np.dtype('uint8')) for leaf in kept
-        }
+        shapes = {leaf.name: checkpoint.leaves[leaf.name].shape for leaf in kept}
 
         def read_mask(name: str) -> np.ndarray:
-            leaf = mask_leaves[name]
-            return np.unpackbits(masks[name], count=leaf.size).reshape(leaf.shape)
+            return np.unpackbits(masks[name], count=math.prod(shapes[name])).reshape(shapes[name])
 
+        mask_leaves = {name: Leaf(shape, np.dtype('uint8')) for name, shape in shapes.items()}
         write_tensors(masks_out, mask_leaves, read_mask, overwrite=overwrite)
     _warn(kept)
     return kept
@@ -151,18 +148,17 @@ def _mask(name: str, weights: np.ndarray, choice: Choice, seed: int | None) -> n
     """Returns the mask of a leaf, uint8; random scores depend on the seed and the leaf's name alone."""
     if not weights.size:
         return np.ones(weights.shape, np.uint8)
-    if seed is None:
-        scores = np.abs(weights)
-    else:
-        generator = np.random.default_rng([seed, zlib.crc32(name.encode()), 0])
-        scores = generator.random(weights.shape, np.float32)
     precision = contextlib.nullcontext()
-    if scores.dtype == np.float64:
+    if weights.dtype == np.float64 and seed is None:
         new = hasattr(jax, 'enable_x64')
         precision = jax.enable_x64(True) if new else jax.experimental.enable_x64()  # pyright: ignore
     with precision:
-        topk_fn = mask_calculator.get_topk_fn(choice.kind)
-        return np.asarray(topk_fn(jnp.asarray(scores), choice.sparsity))
+        if seed is None:
+            scores = jnp.abs(weights)
+        else:
+            generator = np.random.default_rng([seed, zlib.crc32(name.encode()), 0])
+            scores = jnp.asarray(generator.random(weights.shape, np.float32))
+        return np.asarray(mask_calculator.get_topk_fn(choice.kind)(scores, choice.sparsity))
 
 
 def _warn(kept: list[Kept]) -> None:

@@ -25,7 +25,7 @@ def plan(kept: Kept, itemsize: int, most_bytes: int) -> Plan | None:
         return None
     matrices = mask.reshape(-1, *mask.shape[-2:])
     for height, width, is_kept in _candidates(matrices, most_bytes // itemsize):
-        blocks = np.count_nonzero(is_kept)
+        blocks = int(np.count_nonzero(is_kept))
         if kept.is_given and blocks * height * width != kept.count:
             continue
         _, dtype = _groups(is_kept)
