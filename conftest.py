@@ -5,10 +5,10 @@ import gc
 import importlib.metadata
 import importlib.util
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
-import tempfile
 
 import pytest
 
@@ -25,28 +25,30 @@ _QUICK = (
     '--xla_cpu_use_fusion_emitters=false',
     '--xla_cpu_parallel_codegen_split_count=1',
 )
-_FOLDER = 'JAX_COMPILATION_CACHE_DIR'
-_made = []
+# Programs are kept from run to run, so that a second run compiles only what has changed. JAX bounds no such folder.
+_PROGRAMS = pathlib.Path(__file__).parent / '.pytest_cache' / 'compiled'
+_MOST_BYTES = 4 << 30
 # Linux gives a process 65,530 mappings; a compiled program takes six, and the process crashes where none is left.
 _MOST_MAPPINGS = 30_000
 
+# JAX reads these when it is imported, which other conftest files do.
+os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(_PROGRAMS))
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES', '-1')
 
-def pytest_configure():
+
+def pytest_configure(config):
     """Workers, and processes that tests start, inherit what stands in the environment.
 
     Programs are compiled in a third of the time, most of a run's; `tests/compiling.py` says where they must be
     those of users. To compile them all so: `XLA_FLAGS= bash run.sh`.
-
-    What one process has compiled no other compiles again. The folder lives as long as the run, so that each run begins
-    with nothing. To keep programs from run to run, name a folder yourself: `JAX_COMPILATION_CACHE_DIR=… bash run.sh`.
     """
     if _FLAGS not in os.environ:
         os.environ[_FLAGS] = _known_flags()
-    if _FOLDER not in os.environ:
-        _made.append(tempfile.mkdtemp(prefix='jaxpruner_compiled_'))
-        os.environ[_FOLDER] = _made[0]
-    os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
-    os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES', '-1')
+    if hasattr(config, 'workerinput') or not _PROGRAMS.exists():
+        return
+    if sum(file.stat().st_size for file in _PROGRAMS.iterdir()) > _MOST_BYTES:
+        shutil.rmtree(_PROGRAMS)
 
 
 def pytest_report_header():
@@ -100,9 +102,3 @@ def _mappings():
             return sum(1 for _ in file)
     except OSError:
         return 0
-
-
-def pytest_unconfigure():
-    """Removes the folder; the process that made it ends last."""
-    for folder in _made:
-        shutil.rmtree(folder, ignore_errors=True)
