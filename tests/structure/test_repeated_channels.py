@@ -109,7 +109,7 @@ TABLE = {
 }
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(models(), st.data())
 def test_what_is_cut_and_zeroed_and_counted_is_what_has_a_removed_channel(model, data):
     graph = model.graph()

@@ -33,28 +33,11 @@ class ChannelTable:
       group: the group.
       shape: of the table, `(*sizes of the owners of lists, channels)`.
       indices: path of a leaf -> member of the group in the leaf -> the places of its weights' channels in the table.
-      leader: among the leaves of a pruner, the one whose sparsity is that of the group.
     """
 
     group: Group
     shape: tuple[int, ...]
     indices: Mapping[Path, Mapping[Member, Index]]
-    leader: Path | None = None
-
-    @property
-    def members(self) -> list[Path]:
-        """The leaves that the channels lie in."""
-        return list(self.indices)
-
-    @property
-    def size(self) -> int:
-        """How many channels each list has."""
-        return self.group.size
-
-    @property
-    def is_stacked(self) -> bool:
-        """Whether layers, experts or heads keep channels of their own."""
-        return len(self.shape) > 1
 
     @classmethod
     def of(cls, trace: Trace, group: Group, numbers: Mapping[Path, int]) -> 'ChannelTable':
@@ -72,15 +55,6 @@ class ChannelTable:
                     index = _index_of(group, member, trace.leaves[number])
                     indices.setdefault(path, {})[member] = index
         return cls(group, (*sizes_of(group.lists), group.size), indices)
-
-    def pool(self, scores: Mapping[Path, jax.Array]) -> jax.Array:
-        """The sum of the scores of each channel, with one row for each list."""
-        table = self.add_up(scores)
-        return table.reshape(-1, self.size) if self.is_stacked else table
-
-    def spread(self, verdicts: jax.Array, leaf: Path) -> jax.Array:
-        """The verdict on the channel of each weight."""
-        return self.look_up(verdicts.reshape(self.shape), leaf)
 
     def add_up(self, values: Mapping[Path, jax.Array], member: Member | None = None) -> jax.Array:
         """Sums over the weights of each channel, in float32 at least. Leaves without values add nothing.

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -107,8 +107,8 @@ class GroupedChannels:
     def check_shape(self, shape: Sequence[int], where: str) -> None:
         """Accepts every shape; `join` compares shapes with those of the graph."""
 
-    def join(self, shapes: Mapping[Path, tuple[int, ...]]) -> Sequence[ChannelTable]:
-        """The channels of the groups whose leaders are among these leaves, as `mask_calculator` ranks them."""
+    def join(self, shapes: Mapping[Path, tuple[int, ...]]) -> list[tuple[Path, ChannelTable]]:
+        """The groups whose leaders are among these leaves: the leader, and the channels in the leaves."""
         key = frozenset(shapes.items())
         if key in self._joined:
             return self._joined[key]
@@ -122,40 +122,22 @@ class GroupedChannels:
                     'graph of the same model'
                 )
         path_of = {number: path for path, number in numbers.items()}
-        tables = []
+        joined = []
         for group in self.chosen:
             member_paths = {member.path for member in group.members}
             own = [number for number, path in enumerate(trace.paths) if path in member_paths]
             # Of the leaves with more than one axis, the one that the model uses first.
             leader = min(own, key=lambda n: (len(trace.leaves[n]) < 2, trace.first_uses[n]))
             if leader in path_of:
-                table = ChannelTable.of(trace, group, numbers)
-                tables.append(dataclasses.replace(table, leader=path_of[leader]))
-        self._joined[key] = tables
-        return tables
+                joined.append((path_of[leader], ChannelTable.of(trace, group, numbers)))
+        self._joined[key] = joined
+        return joined
 
-    def check_members(self, tables: Sequence[ChannelTable], masked: Collection[Path]) -> None:
-        """Refuses groups whose channels are not removed by masks of these leaves."""
-        zeroed, missing = {}, {}
-        for table in tables:
-            atom = table.group.atom.resolved()
-            own = {m for path in masked if path in table.indices for m in table.indices[path]}
-            zeroed[atom] = frozenset([(member.path, member.axis) for member in own])
-            names = {member.name for member in table.group.members if member not in own}
-            missing[atom] = ', '.join(sorted(names))
-        if not any(missing.values()):
-            return  # all members are zero, and the groups are exact
-        for atom in insufficient_members(self.graph.traces, zeroed):
-            if missing.get(atom):
-                raise ValueError(
-                    f'channels do not vanish while {missing[atom]} get no masks; prune these leaves, too, '
-                    f'or leave their group out of groups={self.groups!r}'
-                )
-
-    def _pruned(self, shapes, targets) -> list[tuple[ChannelTable, Any]]:
+    def _pruned(
+        self, shapes: Mapping[Path, tuple[int, ...]], targets: Mapping[Path, Any]
+    ) -> list[tuple[ChannelTable, Any]]:
         """Lists the groups whose leader has a target, and what it has."""
-        of_leaders: Mapping[Any, Any] = targets
-        pairs = [(table, of_leaders[table.leader]) for table in self.join(shapes)]
+        pairs = [(table, targets[leader]) for leader, table in self.join(shapes)]
         return [(table, target) for table, target in pairs if target is not None]
 
     def targets_of(
@@ -165,14 +147,28 @@ class GroupedChannels:
 
         Biases, which the default filter leaves out, are so removed with their channel. On their own they keep
         everything.
+
+        Raises:
+          ValueError: leaves outside of these would have to have masks, too.
         """
-        pruned = self._pruned(shapes, targets)
-        members = {path for table, _ in pruned for path in table.members}
-        masked = [path for path in shapes if path in members]
-        self.check_members([table for table, _ in pruned], masked)
-        tied: dict[Any, Any] = {path: 0.0 if path in members else None for path in shapes}
-        for table, target in pruned:
-            tied[table.leader] = target
+        tied: dict[Path, Any] = dict.fromkeys(shapes)
+        zeroed, missing = {}, {}
+        for table, _ in self._pruned(shapes, targets):
+            tied |= dict.fromkeys(table.indices, 0.0)
+            own = {member for members in table.indices.values() for member in members}
+            names = {member.name for member in table.group.members if member not in own}
+            atom = table.group.atom.resolved()
+            zeroed[atom] = frozenset([(member.path, member.axis) for member in own])
+            missing[atom] = ', '.join(sorted(names))
+        leaders = {leader for leader, _ in self.join(shapes) if targets[leader] is not None}
+        tied |= {leader: targets[leader] for leader in leaders}
+        if any(missing.values()):  # else all members are zero, and the groups are exact
+            for atom in insufficient_members(self.graph.traces, zeroed):
+                if missing.get(atom):
+                    raise ValueError(
+                        f'channels do not vanish while {missing[atom]} get no masks; prune these leaves, too, '
+                        f'or leave their group out of groups={self.groups!r}'
+                    )
         return tied
 
     def make_masks(
@@ -189,15 +185,17 @@ class GroupedChannels:
         pruned = self._pruned(shapes, scored)
         pooled = []
         for table, leader in pruned:
-            own = {path: scores[path] for path in table.members if path in scores}
-            each_alone = Groups(Unstructured(), table.is_stacked)
-            pooled.append(ScoredLeaf(table.pool(own), leader.sparsity, each_alone))
+            of_channels = table.add_up({path: scores[path] for path in table.indices})
+            is_stacked = of_channels.ndim > 1  # layers, experts or heads keep channels of their own
+            if is_stacked:
+                of_channels = of_channels.reshape(-1, table.group.size)
+            each_alone = Groups(Unstructured(), is_stacked)
+            pooled.append(ScoredLeaf(of_channels, leader.sparsity, each_alone))
         masks = {path: jnp.ones(shape, MASK_DTYPE) for path, shape in shapes.items()}
         for (table, _), verdicts in zip(pruned, rank(pooled), strict=True):
-            for path in table.members:
-                if path in masks:
-                    mask = table.spread(verdicts, path).astype(MASK_DTYPE)
-                    masks[path] *= jnp.broadcast_to(mask, shapes[path])
+            for path in table.indices:
+                mask = table.look_up(verdicts.reshape(table.shape), path).astype(MASK_DTYPE)
+                masks[path] *= jnp.broadcast_to(mask, shapes[path])
         return masks
 
     def kept_weights(
@@ -206,7 +204,7 @@ class GroupedChannels:
         """Counts the weights of each leaf that are kept at these targets."""
         sizes, axes_of = {}, {}
         for table, target in self._pruned(shapes, targets):
-            count = selection.number_to_keep_on_host(table.size, float(target))
+            count = selection.number_to_keep_on_host(table.group.size, float(target))
             sizes[table.group.atom.resolved()] = count
             for leaf, members in table.indices.items():
                 axes_of[leaf] = dict(self.graph.trace.named_leaves)[next(iter(members)).path]
