@@ -10,28 +10,26 @@ A file holds a table for each epoch that prunes, such as
     method = "unstr_local"
     prune_rate_pattern = { Dense_0-kernel = 0.9, Dense_1-kernel = 0.8 }
 
-Prints a line for each epoch. Ctrl-C loses no more than the epoch under way: the same command goes on from there.
+Prints a line for each epoch, after which parameters and masks are saved: the same command goes on from there.
 """
 
 import dataclasses
-import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
-import jax.numpy as jnp
+import numpy as np
 import optax
-import rich.progress
+import orbax.checkpoint as ocp
 import tyro
 from flax.training.train_state import TrainState
-from rich.console import Console
 
 import jaxpruner
-from jaxpruner import sparsity_types
-from jaxpruner.activations import prune_act_unstruct
+from jaxpruner.activations import prune_act_struct, prune_act_unstruct
 from jaxpruner.jax_pruning import (
     PruningStrategy,
     gradual_strategy,
@@ -40,13 +38,8 @@ from jaxpruner.jax_pruning import (
     pruning_apply,
 )
 from mnist_strategies_data import Dataset, load_dataset
-from mnist_strategies_run import Run, Snapshot
-from mnist_strategies_training import CNN, evaluate, train_epoch
 
-MOMENTUM = 0.9
-TOTAL = 'total'
-REFUSED = 2  # the exit status of a program that was called wrongly
-INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
+EVALUATION_BATCH = 500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,53 +65,38 @@ class Settings:
     data_dir: Path | None = None
     """Folder with mnist.npz or MNIST's four IDX files; none: scikit-learn's digits."""
     out: Path = Path('out/mnist_strategies')
-    """Folder for the state after each epoch."""
-    progress: bool = True
-    """Show a progress bar; without a terminal there is none."""
-    fresh: bool = False
-    """Start again, whatever run the folder holds."""
-
-    def check(self) -> None:
-        """Refuses wrong settings before any work, with a ValueError that names the value and the remedy."""
-        for name in ('epochs', 'batch_size'):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f'--{name.replace("_", "-")} must be at least 1, got {getattr(self, name)}'
-                )
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f'--learning-rate must be positive, got {self.learning_rate}')
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f'--seed must be in [0, 2**32), got {self.seed}')
-        _named(
-            '--activation-density', lambda: prune_act_unstruct(jnp.ones(4), self.activation_density)
-        )
-        _named('--activation-pattern', lambda: sparsity_types.parse_n_by_m(self.activation_pattern))
-
-    def read_strategy(self) -> PruningStrategy:
-        """Returns the strategy, checked against the number of epochs."""
-        strategy = _named('--strategy', lambda: read_strategy(self.strategy, self.epochs))
-        for epoch in strategy.epochs:
-            if not 1 <= epoch <= self.epochs:
-                raise ValueError(
-                    f'--strategy {self.strategy} prunes at epoch {epoch}, but epochs are 1 to {self.epochs}: '
-                    'change it, or --epochs'
-                )
-        return strategy
-
-    def identity(self, strategy: PruningStrategy) -> dict[str, Any]:
-        """Returns what two runs must share for one to continue the other."""
-        free = 'out', 'progress', 'fresh'
-        shared = {key: value for key, value in dataclasses.asdict(self).items() if key not in free}
-        data_dir = self.data_dir and str(self.data_dir.resolve())
-        return {**shared, 'strategy': repr(strategy.entries), 'data_dir': data_dir}
+    """Folder for the state after each epoch; another one for other settings."""
 
 
-def built_in_strategies(epochs: int) -> dict[str, Any]:
-    """Returns the strategies that have names; the document's, which prune at epochs 10 and 20, for `epochs` epochs."""
+class CNN(nn.Module):
+    """A small CNN that prunes its activations: unstructured after the first convolution, N:M after the second."""
+
+    density: float = 0.9
+    sparsity_pattern: str | tuple[int, int] = (2, 4)
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Conv(features=32, kernel_size=(3, 3))(x)
+        x = nn.relu(x)
+        x = prune_act_unstruct(x, self.density)
+        x = nn.avg_pool(x, window_shape=(2, 2), strides=(2, 2))
+        x = nn.Conv(features=64, kernel_size=(3, 3))(x)
+        x = nn.relu(x)
+        x = prune_act_struct(x, self.sparsity_pattern)
+        x = nn.avg_pool(x, window_shape=(2, 2), strides=(2, 2))
+        x = x.reshape((x.shape[0], -1))  # flatten
+        x = nn.Dense(features=256)(x)
+        x = nn.relu(x)
+        x = nn.Dense(features=10)(x)
+        return x
+
+
+def read_strategy(name: str, epochs: int) -> PruningStrategy:
+    """Returns a strategy from a file or by its name; the document's, which prune at epochs 10 and 20 of 30, scaled."""
     first = max(1, epochs // 3)
     second = max(first + 1, 2 * epochs // 3)
     layers = {'Dense_0-kernel': 0.9, 'Dense_1-kernel': 0.8}
-    return {
+    strategies = {
         'half': {first: {'method': 'unstr_unified_local', 'prune_rate_pattern': 0.5}},
         'dense': {},
         'gradual': gradual_strategy(range(1, first + 1), 0.1),
@@ -130,137 +108,104 @@ def built_in_strategies(epochs: int) -> dict[str, Any]:
         },
         'example-4': {first: {'method': 'unstr_unified_local', 'prune_rate_pattern': layers}},
     }
+    if name not in strategies and not Path(name).is_file():
+        raise ValueError(
+            f'--strategy {name!r} is no file and no name; choose from {", ".join(strategies)}'
+        )
+    return PruningStrategy.parse(strategies.get(name, name))
 
 
-def read_strategy(name: str, epochs: int) -> PruningStrategy:
-    """Returns a strategy by its name or from a file."""
-    strategies = built_in_strategies(epochs)
-    if name in strategies:
-        return PruningStrategy.parse(strategies[name])
-    if not Path(name).is_file():
-        raise ValueError(f'{name!r} is no file and no name; choose from {", ".join(strategies)}')
-    return PruningStrategy.parse(name)
+@jax.jit
+def apply_model(state: TrainState, images: jax.Array, labels: jax.Array) -> tuple[Any, Any]:
+    """Returns the gradients, and the number of images that are classified rightly."""
+
+    def loss_of(params: Any) -> tuple[jax.Array, jax.Array]:
+        logits = state.apply_fn({'params': params}, images)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), logits
+
+    grads, logits = jax.grad(loss_of, has_aux=True)(state.params)
+    return grads, (logits.argmax(axis=-1) == labels).sum()
+
+
+@jax.jit
+def update_model(state: TrainState, grads: Any, mask_key: Any) -> TrainState:
+    """Returns the state after a step, with weights pruned where `mask_key` is not `None`."""
+    return pruning_apply(state.apply_gradients(grads=grads), mask_key)[0]
+
+
+def train_epoch(
+    state: TrainState, images: Dataset, batch_size: int, rng: jax.Array, mask_key: Any = None
+) -> TrainState:
+    """Trains on every image once, in random order, but for those that fill no batch."""
+    order = np.asarray(jax.random.permutation(rng, len(images.x_train)))
+    for start in range(0, len(order) - batch_size + 1, batch_size):
+        batch = order[start : start + batch_size]
+        grads, _ = apply_model(state, images.x_train[batch], images.y_train[batch])
+        state = update_model(state, grads, mask_key)
+    return state
+
+
+def accuracy_of(state: TrainState, images: Dataset) -> float:
+    """Returns the share of test images that are classified rightly."""
+    right = 0
+    for start in range(0, len(images.x_test), EVALUATION_BATCH):
+        part = slice(start, start + EVALUATION_BATCH)
+        right += int(apply_model(state, images.x_test[part], images.y_test[part])[1])
+    return right / len(images.x_test)
+
+
+def train(settings: Settings, strategy: PruningStrategy) -> TrainState:
+    """Trains, prunes, prints and saves, epoch by epoch, from the start or from what was saved."""
+    images = load_dataset(settings.data_dir)
+    rng, init_rng = jax.random.split(jax.random.key(settings.seed))
+    model = CNN(settings.activation_density, settings.activation_pattern)
+    params = model.init(init_rng, images.x_train[:1])['params']
+    tx = optax.sgd(settings.learning_rate, 0.9)
+    state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
+    # Masks of ones instead of None, so that a saved state has one structure at all epochs.
+    mask_key = initial_masks(state, strategy)
+    with ocp.CheckpointManager(settings.out.absolute()) as manager:
+        done = manager.latest_step() or 0
+        if done:
+            args = ocp.args.StandardRestore({'state': state, 'masks': mask_key})
+            restored = manager.restore(done, args=args)
+            state, mask_key = restored['state'], restored['masks']
+            print(f'Continuing: {done} of {settings.epochs} epochs are in {settings.out} already.')
+        for epoch in range(1, settings.epochs + 1):
+            rng, input_rng = jax.random.split(rng)
+            if epoch <= done:
+                continue
+            in_steps = mask_key if settings.masks_every_step else None
+            state = train_epoch(state, images, settings.batch_size, input_rng, in_steps)
+            state, mask_key = pruning_apply(state, mask_key)
+            updated, mask_key = pruning(state, epoch, mask_key=mask_key, prune_strategy=strategy)
+            if updated:
+                state, mask_key = pruning_apply(state, mask_key)
+            manager.save(epoch, args=ocp.args.StandardSave({'state': state, 'masks': mask_key}))
+            words = ', new masks' if updated else ''
+            print(f'epoch {epoch:2}: accuracy {accuracy_of(state, images):.2%}{words}', flush=True)
+    kernels = {layer: leaves['kernel'] for layer, leaves in state.params.items()}
+    sparsities = jaxpruner.summarize_sparsity(kernels)
+    layers = ', '.join(f'{layer} {1 - sparsities[layer]:.3f}' for layer in kernels)
+    print(
+        f'{settings.strategy}: test accuracy {accuracy_of(state, images):.2%}, '
+        f'density {1 - sparsities["_total_sparsity"]:.3f} ({layers})'
+    )
+    return state
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the example with the arguments of a command line; returns the exit status."""
-    try:
-        settings = tyro.cli(Settings, description=__doc__, args=arguments)
-        settings.check()
-        strategy = settings.read_strategy()
-        dataset = load_dataset(settings.data_dir)
-        if settings.batch_size > len(dataset.x_train):
-            raise ValueError(
-                f'--batch-size must be at most {len(dataset.x_train)}, got {settings.batch_size}'
-            )
-        start = create_start(settings, dataset.x_train.shape[1:])
-        # Masks of ones instead of None, so that a saved state has one structure at all epochs; checks the strategy.
-        start = start._replace(
-            mask_key=_named('--strategy', lambda: initial_masks(start.state, strategy))
-        )
-        run = Run(settings.out, settings.identity(strategy), settings.fresh)
-        restored = run.restore(start)
-    except (ValueError, OSError) as error:
-        print(f'mnist_strategies.py: {error}', file=sys.stderr)
-        return REFUSED
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    if restored.epoch:
-        already = f'{restored.epoch} of {settings.epochs} epochs are in {run.folder} already'
-        print(f'Continuing: {already} (--fresh starts again).')
+    settings = tyro.cli(Settings, description=__doc__, args=arguments)
     began = time.perf_counter()
     try:
-        state = train(settings, strategy, dataset, run, restored).state
-        _, accuracy = evaluate(state, dataset.x_test, dataset.y_test)
-    except KeyboardInterrupt:
-        print('Interrupted. The same command continues after the last epoch that ended.')
-        return INTERRUPTED
+        train(settings, read_strategy(settings.strategy, settings.epochs))
+    except (ValueError, TypeError, OSError) as error:
+        print(f'mnist_strategies.py: {error}', file=sys.stderr)
+        return 2
     minutes, seconds = divmod(round(time.perf_counter() - began), 60)
-    densities = kernel_densities(state)
-    total = densities.pop(TOTAL)
-    layers = ', '.join(f'{layer} {density:.3f}' for layer, density in densities.items())
-    print(
-        f'{dataset.name}, {settings.strategy}: test accuracy {100 * accuracy:.2f} %, '
-        f'density {total:.3f} ({layers}), {minutes}:{seconds:02d} min.'
-    )
+    print(f'{minutes}:{seconds:02d} min')
     return 0
-
-
-def train(
-    settings: Settings, strategy: PruningStrategy, dataset: Dataset, run: Run, start: Snapshot
-) -> Snapshot:
-    """Trains, prunes, prints and saves, epoch by epoch, from a start or from what was saved."""
-    done, state, mask_key, rng = start
-    bar = make_progress(settings)
-    steps = len(dataset.x_train) // settings.batch_size
-    task = bar.add_task('training', total=settings.epochs * steps, completed=done * steps)
-
-    for epoch in range(done + 1, settings.epochs + 1):
-        bar.update(task, description=f'epoch {epoch}')
-        rng, input_rng = jax.random.split(rng)
-        with bar:  # not while lines are printed
-            state, train_loss, train_accuracy = train_epoch(
-                state,
-                dataset,
-                settings.batch_size,
-                input_rng,
-                mask_key if settings.masks_every_step else None,
-                lambda: bar.advance(task),
-            )
-        state, mask_key = pruning_apply(state, mask_key)
-        mask_updated, mask_key = pruning(state, epoch, mask_key=mask_key, prune_strategy=strategy)
-        if mask_updated:
-            state, mask_key = pruning_apply(state, mask_key)
-        test_loss, test_accuracy = evaluate(state, dataset.x_test, dataset.y_test)
-        run.save(Snapshot(epoch, state, mask_key, rng))
-        print(
-            f'epoch {epoch:2}: train loss {train_loss:.4f}, accuracy {100 * train_accuracy:.2f} %; '
-            f'test loss {test_loss:.4f}, accuracy {100 * test_accuracy:.2f} %; '
-            f'density {kernel_densities(state)[TOTAL]:.3f}{", new masks" if mask_updated else ""}',
-            flush=True,
-        )
-    return Snapshot(settings.epochs, state, mask_key, rng)
-
-
-def create_start(settings: Settings, image_shape: Sequence[int]) -> Snapshot:
-    """Returns what the first epoch starts from, without masks."""
-    rng, init_rng = jax.random.split(jax.random.key(settings.seed))
-    model = CNN(settings.activation_density, settings.activation_pattern)
-    params = model.init(init_rng, jnp.ones((1, *image_shape)))['params']
-    optimizer = optax.sgd(settings.learning_rate, MOMENTUM)
-    return Snapshot(
-        0, TrainState.create(apply_fn=model.apply, params=params, tx=optimizer), None, rng
-    )
-
-
-def make_progress(settings: Settings) -> rich.progress.Progress:
-    """Returns the progress bar, on the error stream so that the lines can be redirected alone."""
-    shown = settings.progress and sys.stderr.isatty()
-    console = Console(stderr=True, quiet=not shown)
-    columns = (
-        rich.progress.TextColumn('{task.description:10}'),
-        rich.progress.BarColumn(),
-        rich.progress.TimeElapsedColumn(),
-        rich.progress.TimeRemainingColumn(),
-    )
-    return rich.progress.Progress(*columns, console=console, transient=True, disable=not shown)
-
-
-def kernel_densities(state: TrainState) -> dict[str, float]:
-    """Returns the share of non-zero weights in the kernel of each layer, and in all of them under `TOTAL`."""
-    kernels = {layer: state.params[layer]['kernel'] for layer in state.params}
-    summary = jaxpruner.summarize_sparsity(kernels)
-    densities = {layer: 1 - summary[layer] for layer in kernels}
-    densities[TOTAL] = 1 - summary['_total_sparsity']
-    return densities
-
-
-def _named(option: str, function: Callable[[], Any]) -> Any:
-    """Calls a function; its errors name the option."""
-    try:
-        return function()
-    except (ValueError, TypeError) as error:
-        raise ValueError(f'{option}: {error}') from error
 
 
 if __name__ == '__main__':

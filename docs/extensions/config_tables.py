@@ -5,7 +5,7 @@ import inspect
 import re
 from collections.abc import Sequence
 
-from docs.extensions import coverage, reference_entries
+from docs.extensions import coverage
 from jaxpruner import api, checks, oneshot
 
 # These sections describe keys, in Google's style.
@@ -44,7 +44,7 @@ def meanings() -> dict[str, str]:
 
 # Field -> keys of which a configuration makes it.
 _MADE_OF = {field: keys for field, (keys, _) in checks.SAID_BY.items()}
-_MADE_OF['scheduler'] = (*_MADE_OF['scheduler'], 'power')
+_MADE_OF['scheduler'] += ('power',)
 
 
 def pruning() -> list[str]:
@@ -96,14 +96,12 @@ def key_table(lines: Sequence[str] = ()) -> str:
 
 
 def algorithm_table(lines: Sequence[str] = ()) -> str:
-    """Makes the table of algorithms: the first sentence of each class; the lines of the block are not used."""
+    """Makes the table of algorithms, with their classes; the lines of the block are not used."""
     del lines
     entries = {name.rpartition('.')[2]: name for name in coverage.documented_names()}
     rows = ['| name | class |', '|---|---|']
     for name, algorithm in algorithms().items():
-        entry = entries[algorithm.__name__]
-        words = reference_entries.summary(algorithm)
-        rows.append(f'| `{name}` | {{py:obj}}`~{entry}`: {words} |')
+        rows.append(f'| `{name}` | {{py:obj}}`~{entries[algorithm.__name__]}` |')
     return '\n'.join(rows)
 
 

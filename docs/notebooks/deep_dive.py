@@ -74,8 +74,7 @@ from jaxpruner.baselines import data
 # %% [markdown]
 # ## The task
 #
-# The 1,797 digits of scikit-learn have 8x8 pixels with values from 0 to 16. Many of those pixels are always dark. A
-# network with one hidden layer learns to read them. It is a dict of arrays and needs no library of layers.
+# The digits of scikit-learn have 8x8 pixels, many of them always dark. A network with one hidden layer reads them.
 
 # %%
 HIDDEN, STEPS = 64, 300
@@ -117,9 +116,7 @@ start = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), start)
 
 
 # %% [markdown]
-# One function trains with any pruner. It returns the parameters, the optimizer's state (a `SparseState`), and what was
-# seen at each step: the loss, the hidden layer's kernel, and its mask. The head, which has ten units, always stays
-# dense.
+# One function trains with any pruner, and records the loss, the hidden kernel and its mask at each step.
 
 
 # %%
@@ -155,8 +152,7 @@ assert accuracy(dense) > 0.93
 # %% [markdown]
 # ## Scores alone
 #
-# The simplest algorithm gives each weight a score, and the largest scores are kept. These few lines are magnitude
-# pruning. It prunes at once and in training; single weights, N:M and blocks; with packed masks and without.
+# The largest scores are kept. These few lines are magnitude pruning, with any sparsity type.
 
 
 # %%
@@ -178,11 +174,9 @@ for sparsity_type in ('unstructured', 'block_4,4'):
     assert np.array_equal(mine['hidden']['kernel'], theirs['hidden']['kernel'])
 
 # %% [markdown]
-# A score may need more than parameters and gradients. Make what it needs an argument of `calculate_scores`, and pass it
-# under the same name to `instant_sparsify`, or in training to `update`.
-#
-# Wanda multiplies a weight's magnitude by the size of the input that it sees. A weight whose input is always dark does
-# nothing, however large it is. `None` stands for leaves that are not scored; here, those that stay dense.
+# A score may need more: make it an argument of `calculate_scores`, and pass it under the same name to
+# `instant_sparsify` or `update`. Wanda multiplies a weight's magnitude by the size of its input. `None` stands for
+# leaves that are not scored.
 
 
 # %%
@@ -221,8 +215,7 @@ for name, pruned in {'magnitude': by_magnitude, 'activation': by_activation}.ite
 assert accuracy(by_activation) > accuracy(by_magnitude) + 0.02
 
 # %% [markdown]
-# Which weights are left? The pictures show how many hidden units still look at each pixel. Magnitude pruning keeps
-# weights of pixels that are always dark: they were never trained, so they are as large as they were at the start.
+# How many hidden units still look at each pixel? Magnitude keeps weights of dark pixels, which were never trained.
 
 
 # %% mystnb={"image": {"alt": "Kept weights a pixel: magnitude keeps those of dark pixels, activation none"}}
@@ -250,8 +243,7 @@ assert kept_by_activation[is_dark].sum() == 0 < kept_by_magnitude[is_dark].sum()
 # %% [markdown]
 # ## A distribution of your own
 #
-# A distribution is any function from parameters to a tree of targets, with `None` where a leaf stays dense. This one
-# counts connections: each unit keeps `fan_in` inputs, whatever the width of the layer below. The head stays dense.
+# Any function from parameters to a tree of targets, `None` where dense. Here each unit keeps `fan_in` inputs.
 
 
 # %%
@@ -270,8 +262,7 @@ print(same_fan_in(start, fan_in=8))
 assert same_fan_in(start, fan_in=8)['hidden'] == {'kernel': 0.875, 'bias': None}
 
 # %% [markdown]
-# Often a map of exceptions to `uniform` or `erk` is enough. Its keys are paths or globs, and the first match wins. A
-# key that matches nothing is an error, whose message lists the leaves.
+# Often a map of exceptions to `uniform` or `erk` is enough. A key that matches nothing is an error.
 
 # %%
 mapped = sparsity_distributions.erk(
@@ -289,8 +280,7 @@ else:
 # %% [markdown]
 # ## A schedule of your own
 #
-# A schedule is any object with two methods. Both are called with the step inside the compiled program. So write them
-# with `jax.numpy` and without `if`. In this schedule the sparsity rises along half a cosine: slowly, fast, slowly.
+# Any object with two methods. Both are called with a traced step: no `if`. Here the sparsity rises along half a cosine.
 
 
 # %%
@@ -317,8 +307,7 @@ sparsity_seen = 1 - seen['mask'].mean(axis=(1, 2))
 print(f'{accuracy(pruned):.1%} with 90 % pruned in training')
 
 # %% [markdown]
-# At each update the masks have the sparsity that the schedule asks for, to the nearest weight. Between updates they do
-# not change. The dotted line is the schedule of Zhu and Gupta (2017), which removes most weights early.
+# At each update the masks have the sparsity that the schedule asks for. The dotted line is Zhu and Gupta's (2017).
 
 # %% mystnb={"image": {"alt": "Sparsity of the masks follows the cosine schedule; the loss has a peak an update"}}
 polynomial = sparsity_schedules.PolynomialSchedule(
@@ -351,12 +340,8 @@ for step in range(0, STEPS, 20):
 # %% [markdown]
 # ## Sparse from the start
 #
-# Some algorithms never see a dense model. They override `get_initial_masks` to begin sparse, and `update_state` to move
-# masks at constant sparsity. Ours keeps the same number of weights in each column of a kernel, so each unit has the
-# same number of inputs. Such a kernel can be stored without its zeros as a smaller, regular array.
-#
-# If only the selection differs, no class is needed: `topk_fn`, a setting of every algorithm, turns scores and a
-# sparsity into a mask. The class below uses our `top_of_each_column`, too.
+# Override `get_initial_masks` to begin sparse, and `update_state` to move masks. Ours keeps the same number of
+# weights in each column. If only the selection differs, `topk_fn` is enough:
 
 
 # %%
@@ -378,16 +363,13 @@ _, masks = jaxpruner.MagnitudePruning(
 assert (masks['hidden']['kernel'].sum(axis=0) == 8).all()
 
 # %% [markdown]
-# Now the class. Its settings, attributes and smaller methods mean this:
+# The class:
 #
-# - Fields are settings. A field **needs a type annotation**; without one it is not a field.
+# - A field **needs a type annotation**; without one it is not a field.
 # - `skip_gradients`: the optimizer does not run in a step that moves masks.
-# - `is_sparse_gradients`: the optimizer sees no gradients of pruned weights. `update_state` does, and chooses by them.
-# - The class attribute `regrows_from_zero = True` says that regrown weights start at zero.
-# - `moments_to_reset` says which weights' moments the optimizer forgets: those that have just been regrown.
-# - `instant_sparsify` raises an error that says what to do instead, since it does no training.
-#
-# `tree.map_with_missing` is `jax.tree.map` for trees in which a mask may be `None`.
+# - `is_sparse_gradients`: the optimizer sees no gradients of pruned weights; `update_state` does.
+# - `regrows_from_zero = True`: regrown weights start at zero.
+# - `moments_to_reset` says which moments the optimizer forgets.
 
 
 # %%
@@ -443,8 +425,7 @@ class ConstantFanIn(jaxpruner.BaseUpdater):
 
 
 # %% [markdown]
-# It trains. All steps were recorded, so its promises can be checked at every step: each unit has 8 inputs, pruned
-# weights are exactly zero, and so are weights that have just been regrown.
+# At every step each unit has 8 inputs, and pruned and regrown weights are zero.
 
 # %%
 pruner = ConstantFanIn(
@@ -461,8 +442,7 @@ assert not seen['kernel'][1:][came_back].any()
 assert set(np.flatnonzero(came_back.any(axis=(1, 2))) + 1) == set(range(20, 201, 20))
 
 # %% [markdown]
-# Which pixels do the units look at? A weight of a pixel that is always dark has no gradient. It is dropped as soon as
-# it is one of the smallest of its unit. Weights of other pixels take its place, since their gradients are larger.
+# A weight of a dark pixel has no gradient, and is dropped. Weights of other pixels take its place.
 
 # %% mystnb={"image": {"alt": "Units that look at each pixel, first and last step: at the end none at dark ones"}}
 first, last = seen['mask'][0].sum(axis=1), seen['mask'][-1].sum(axis=1)
@@ -470,7 +450,7 @@ show_pixels({'first step': first, 'last step': last}, 'Units that look at each p
 assert last[is_dark].sum() < first[is_dark].sum()
 
 # %% [markdown]
-# The class refuses to prune at once, and says what to use instead:
+# The class refuses to prune at once:
 
 # %%
 try:
@@ -483,11 +463,7 @@ else:
 # %% [markdown]
 # ## A name of its own
 #
-# An algorithm with a name can be made from a configuration, like those of the library. Its fields are configuration
-# keys. So a comparison is a loop over names. The loss peaks at mask updates: they remove weights that were in use.
-#
-# With `use_packed_masks`, masks are packed to one bit per weight. The methods of this class get them unpacked, so the
-# result is the same.
+# A comparison is a loop over names. Masks may be packed: the methods get them unpacked.
 
 # %% mystnb={"image": {"alt": "Loss over steps of static_sparse, rigl and constant_fan_in"}}
 jaxpruner.register_algorithm('constant_fan_in', ConstantFanIn)
@@ -538,5 +514,4 @@ for wrong in ({'replaced_share': 1.5}, {'replaced_shares': 0.3}, {'sparsity': 90
 # ## All hooks
 #
 # [What the hooks are for](../../CONTRIBUTING.md#what-the-hooks-are-for) lists every method that an algorithm may
-# override. The files of `jaxpruner/algorithms` are short, and each is an example.
-# [CONTRIBUTING.md](../../CONTRIBUTING.md) says how to add an algorithm to the library.
+# override.

@@ -14,18 +14,10 @@
 # %% [markdown]
 # # MNIST pruning: at once, in patterns, in training
 #
-# How many weights does a network need to read digits? LeNet-300-100 has 266,200, and this notebook removes them in
-# three ways:
-#
-# 1. **at once**, after a dense training, by four algorithms;
-# 2. **in patterns**: N:M, blocks and whole channels;
-# 3. **in training**, so that the remaining weights learn to do without the others.
+# LeNet-300-100 has 266,200 weights. This notebook removes them at once, in patterns, and in training.
 #
 # Set the environment variable `MNIST` to a folder that holds `mnist.npz` or the four IDX files. Without one, the
-# notebook uses the 8x8 digits of scikit-learn, and all that is said below holds for them, too.
-#
-# The first cell installs what is missing, with jaxpruner from the wheel beside this notebook. Without a wheel, pip
-# looks in its package index, and fails if jaxpruner is not there.
+# notebook uses the 8x8 digits of scikit-learn. The first cell installs what is missing.
 
 # %%
 import importlib.util
@@ -74,8 +66,7 @@ print(f'{len(x_test):,} for testing')
 # %% [markdown]
 # ## The network, and its dense training
 #
-# The layers are Flax linen's. Their parameters are a dict of arrays, and jaxpruner needs nothing more. The kernels of
-# the two hidden layers will be pruned. The biases and the head, which has ten units, stay dense.
+# The kernels of the two hidden layers will be pruned. The biases and the head stay dense.
 
 
 # %%
@@ -112,9 +103,8 @@ def hidden_sparsity(params):
 
 
 # %% [markdown]
-# All trainings below call this function with different configurations. Pruning adds the two marked lines. The calls of
-# `pre_forward_update` and `post_gradient_update` matter only for algorithms that prune in the forward pass or start
-# sparse.
+# Pruning adds the two marked lines. `pre_forward_update` and `post_gradient_update` matter only for algorithms that
+# prune in the forward pass or start sparse.
 
 
 # %%
@@ -154,9 +144,7 @@ assert dense_accuracy > 0.93
 # %% [markdown]
 # ## Pruning at once
 #
-# `instant_sparsify` prunes a trained model without any further training. `random` is the baseline that every algorithm
-# has to beat. `saliency` needs gradients, here those of a thousand images. `global_magnitude` ranks both layers
-# together, so one may lose more than the other.
+# `random` is the baseline. `saliency` needs gradients. `global_magnitude` ranks both layers together.
 
 # %% mystnb={"image": {"alt": "Test accuracy against weights removed at once, a line for each of four algorithms"}}
 SPARSITIES = np.array([0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98])
@@ -187,8 +175,7 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# Removing half of the weights does little harm. But it matters which ones stay: at 80 %, random removal has destroyed
-# the network.
+# At 80 %, random removal has destroyed the network.
 
 # %%
 at_half, at_80 = (int(np.argmin(abs(SPARSITIES - sparsity))) for sparsity in (0.5, 0.8))
@@ -198,9 +185,7 @@ assert curves['magnitude'][at_80] > curves['random'][at_80] + 0.1
 # %% [markdown]
 # ## Patterns: N:M, blocks, channels
 #
-# Single zeros save no time. For that, zeros have to lie in patterns that hardware skips: N of each M weights along
-# the axis that a matrix product sums over (axis 0 of a Flax kernel), whole blocks, or whole units. Each pattern here
-# removes half of the weights.
+# Zeros that save time lie in patterns. Each pattern here removes half of the weights.
 
 # %% mystnb={"image": {"alt": "Masks of the second layer: single weights, 2:4, 4x4 blocks, units"}}
 PATTERNS = {
@@ -235,8 +220,7 @@ assert set(np.unique(pattern_masks['4x4 blocks'].reshape(75, 4, 25, 4).sum(axis=
 assert set(pattern_masks['units'].sum(axis=0)) == {0, 300}
 
 # %% [markdown]
-# The freer the choice, the less is lost. 2:4 costs little, since most groups of four have two weights that are not
-# needed. A block or a unit goes or stays as a whole, good weights with bad ones.
+# The freer the choice, the less is lost.
 
 # %%
 assert min(in_patterns['single weights'], in_patterns['2:4']) > dense_accuracy - 0.05
@@ -247,9 +231,7 @@ assert min(in_patterns['single weights'], in_patterns['2:4']) > max(
 # %% [markdown]
 # ## Pruning in training
 #
-# A network that is pruned while it learns adapts each time it loses weights. Now the sparsity grows from 0 at step 50
-# to its target at step 300, and masks are updated every ten steps. Patterns are trained in the same way. N:M has no
-# intermediate sparsity: its pattern is complete from the first update on.
+# Now the sparsity grows from 0 at step 50 to its target at step 300. N:M has no intermediate sparsity.
 
 # %% mystnb={"image": {"alt": "Loss and sparsity over steps: dense, single weights, 1:4, 4x4 blocks"}}
 RUNS = {
@@ -273,9 +255,8 @@ panels[0].legend()
 plt.show()
 
 # %% [markdown]
-# The table compares pruning in training with pruning at once, for the same number of weights in the same pattern. 1:4
-# is mild: both ways come close to the dense network. Where few weights or only whole blocks are left, pruning in
-# training is much better.
+# The table compares with pruning at once. Where few weights or only whole blocks are left, pruning in training is much
+# better.
 
 # %%
 print(f'{"":16}{"sparsity":>10}{"at once":>10}{"trained":>10}   (dense: {dense_accuracy:.1%})')
@@ -290,8 +271,7 @@ for name, run in RUNS.items():
 # %% [markdown]
 # ## What is left
 #
-# The first layer shows which pixels matter. The pictures count, for each pixel, the weights that still look at it.
-# Nobody told the algorithm where the digits are.
+# For each pixel, the weights that still look at it:
 
 # %% mystnb={"image": {"alt": "Weights that look at each pixel: most in the middle, but even for 1:4"}}
 figure, panels = plt.subplots(1, len(RUNS), figsize=(10, 3.2), layout='constrained')
@@ -303,7 +283,7 @@ for axes, (name, (params, _)) in zip(panels, trained.items(), strict=True):
 plt.show()
 
 # %% [markdown]
-# The picture for 1:4 is nearly even. It has to be: every unit looks at one of each four pixels in a row.
+# The picture for 1:4 is nearly even: every unit looks at one of each four pixels in a row.
 
 # %%
 groups = np.asarray(trained['1:4'][0]['hidden1']['kernel'] != 0).reshape(-1, 4, 300)
@@ -312,6 +292,5 @@ assert (groups.sum(axis=1) == 1).all()
 # %% [markdown]
 # ## Where to go from here
 #
-# - `jaxpruner compare lenet` trains this network with many algorithms and sparsities over several seeds, and resumes
-#   where it was interrupted. [The command line](../command_line.md) says how.
-# - [deep_dive.py](deep_dive.py) puts an algorithm of your own into the comparison.
+# `jaxpruner compare lenet` trains this network with many algorithms: [command line](../command_line.md).
+# [deep_dive.py](deep_dive.py) writes an algorithm of your own.

@@ -14,17 +14,8 @@
 # %% [markdown]
 # # An algorithm of one's own, with a score that needs its own state
 #
-# An algorithm decides which weights matter. Often the current weights are not enough to tell, and it has to remember
-# something from step to step: a sum, an average, a count.
-#
-# You will write such an algorithm. It begins as a score of three lines. Then it gets a memory, which is saved, sharded
-# and compiled with everything else. In the end it has a name, like the algorithms of the library.
-#
-# An `assert` follows each claim. If the notebook runs to its end, its text is true. It takes about half a minute on a
-# CPU.
-#
-# The first cell installs what is missing, with jaxpruner from the wheel beside this notebook. Without a wheel, pip
-# looks in its package index, and fails if jaxpruner is not there.
+# You will write an algorithm. It begins as a score of three lines, gets a memory that is saved, sharded and compiled
+# with everything else, and in the end a name. The first cell installs what is missing.
 
 # %%
 import importlib.util
@@ -55,8 +46,7 @@ from jaxpruner import tree
 # %% [markdown]
 # ## Something to prune
 #
-# The model is a network with one hidden layer, in plain JAX, that reads digits of 8x8 pixels. Any pytree of arrays is a
-# model.
+# A network with one hidden layer, in plain JAX, that reads digits of 8x8 pixels.
 
 # %%
 HIDDEN, STEPS, BATCH_SIZE, SEEDS = 128, 300, 16, 4
@@ -114,8 +104,7 @@ def note(name, accuracies):
 
 
 # %% [markdown]
-# All algorithms get the same settings: they remove 19 of 20 weights at one step, in the middle of the training. The
-# baseline is magnitude pruning.
+# All algorithms remove 19 of 20 weights at one step, in the middle of the training. The baseline is magnitude pruning.
 
 # %%
 settings = {'sparsity': 0.95, 'scheduler': jaxpruner.OneShotSchedule(STEPS // 2)}
@@ -127,12 +116,9 @@ note('magnitude', accuracies)
 # %% [markdown]
 # ## A score of three lines
 #
-# The loss is curved. If a weight $w$ is set to zero, the loss rises by about $\frac{1}{2} h w^2$, where $h$ is the
-# curvature along this weight (LeCun et al., "Optimal Brain Damage", 1989). So a small weight matters if the loss is
-# steep around it. A rough stand-in for $h$ costs nothing: the magnitude of the gradient $g$.
-#
-# `calculate_scores` returns a score for each weight, in the structure of the parameters. The weights with the largest
-# scores are kept. The base class does the rest: schedules, sparsity types, masks, the optimizer.
+# If a weight $w$ is set to zero, the loss rises by about $\frac{1}{2} h w^2$, where $h$ is the curvature (LeCun et
+# al., "Optimal Brain Damage", 1989). A rough stand-in for $h$ is the magnitude of the gradient $g$.
+# `calculate_scores` returns a score for each weight; the largest are kept.
 
 
 # %%
@@ -148,13 +134,11 @@ class Damage(jaxpruner.BaseUpdater):
 note('one gradient', accuracies)
 
 # %% [markdown]
-# That is bad, and no wonder. The gradient of one batch of 16 images is mostly noise. A weight that these images do not
-# need is removed for all images.
+# That is bad: the gradient of one batch of 16 images is mostly noise.
 #
 # ## A memory
 #
-# Adam has the remedy. It keeps an average of squared gradients over many steps, and takes its root as a measure of
-# curvature. Our algorithm needs such an average, too. Three methods keep and use it:
+# Adam keeps an average of squared gradients. Our algorithm needs one, too:
 #
 # | method | is called | returns |
 # |---|---|---|
@@ -162,16 +146,12 @@ note('one gradient', accuracies)
 # | `track` | in every step, before masks are chosen | a pair: the state with the updated memory, and `None` |
 # | `calculate_scores` | after `track`, when a mask update is due | the scores; it reads the memory |
 #
-# The optimizer takes its step after that. Two things to know:
+# - Leaves that stay dense have the target `None`. `tree.map_with_missing` is `jax.tree.map` for trees in which a leaf
+#   may be `None`; the first tree has to have all leaves.
+# - Structure, shapes and dtypes of the memory must not change. It is float32, since sums of small numbers vanish in
+#   bfloat16.
 #
-# - Leaves that stay dense, such as biases, have the target `None`. Make no memory for them. `tree.map_with_missing` is
-#   `jax.tree.map` for trees in which a leaf may be `None`. The first tree has to have all leaves: put the parameters or
-#   gradients there.
-# - The structure, shapes and dtypes of the memory must not change from step to step; `update` refuses it if they do.
-#   Here the memory is float32, so that it also works for parameters in bfloat16, in which sums of small numbers vanish.
-#
-# A setting is a field of the dataclass, with a type annotation. `super().__post_init__()` checks its type if that is
-# `float`, `int`, `bool` or `str`. The lines below that call check its range, once, when the pruner is made.
+# A setting is a field with a type annotation. `super().__post_init__()` checks its type.
 
 
 # %%
@@ -216,7 +196,7 @@ class AveragedDamage(jaxpruner.BaseUpdater):
 
 
 # %% [markdown]
-# The training loop is the same. The memory is part of the optimizer's state.
+# The memory is part of the optimizer's state.
 
 # %%
 pruner = AveragedDamage(**settings)
@@ -234,8 +214,7 @@ axes.set(xlabel='accuracy on test images (%); bars are means', ylim=(2.5, -0.5))
 plt.show()
 
 # %% [markdown]
-# A single ranking shows best what a score is worth. In practice, prune gradually. A gradual schedule ranks many times,
-# each time with another gradient, so the noise matters less. Here it makes the two scores about equally good:
+# In practice, prune gradually: the noise matters less, and the two scores are about equally good.
 
 # %%
 gradually = jaxpruner.PolynomialSchedule(update_freq=10, update_start_step=50, update_end_step=200)
@@ -245,14 +224,12 @@ for algorithm in (Damage, AveragedDamage):
     assert 100 * gradual_accuracies.mean() > results['one gradient'].mean() + 5
 
 # %% [markdown]
-# Four seeds of one small network show only that the idea is worth a closer look. `jaxpruner compare` runs a comparison
-# over workloads and seeds. With `--modules mine` it first imports your `mine.py`, and so knows the algorithms that this
-# file registers: [Command line](../command_line.md#workloads).
+# `jaxpruner compare --modules mine` compares algorithms that your `mine.py` registers:
+# [Command line](../command_line.md#workloads).
 #
 # ## Look into the memory
 #
-# The memory is in `SparseState.algorithm_state`. `sparse_states` finds that state, however deep it is nested. The first
-# axis of each array counts seeds, as in everything that `train` returns.
+# `sparse_states` finds the state, however deep it is nested. The first axis of each array counts seeds.
 
 # %%
 (state,) = jaxpruner.sparse_states(opt_state)
@@ -273,9 +250,7 @@ is_dark = np.asarray(x_train).max(axis=0) == 0
 assert kept[is_dark].sum() == 0
 
 # %% [markdown]
-# Pixels at the edges are dark in all images. Weights that look at them have no gradient. So the memory says that they
-# do not matter, and none is kept. Magnitude pruning keeps some of them: they were never trained, and are as large as
-# they were at the start.
+# Weights of dark pixels have no gradient, and none is kept. Magnitude pruning keeps some: they were never trained.
 
 # %%
 by_magnitude = np.asarray(magnitude_params['hidden']['kernel'][0] != 0).sum(axis=1)
@@ -285,7 +260,7 @@ print(
 assert by_magnitude[is_dark].sum() > 0
 
 # %% [markdown]
-# This is the mask itself, with a row for each pixel. Rows without a dark dot are pixels at which no unit looks.
+# The mask itself, with a row for each pixel:
 
 # %% mystnb={"image": {"alt": "The mask of the hidden layer, 64 pixels down and 128 units across; some rows are empty"}}
 jaxpruner.report.plot_masks({'hidden/kernel': state.masks['hidden']['kernel'][0]})
@@ -293,9 +268,7 @@ jaxpruner.report.plot_masks({'hidden/kernel': state.masks['hidden']['kernel'][0]
 # %% [markdown]
 # ## A name
 #
-# An algorithm with a name can be made from a configuration, like those of the library. Its fields are configuration
-# keys. The masks may be packed to one bit a weight. Then `track` gets packed masks, and all other methods here get
-# arrays of zeros and ones.
+# An algorithm with a name can be made from a configuration. With packed masks, `track` gets packed ones.
 
 # %%
 jaxpruner.register_algorithm('averaged_damage', AveragedDamage)
@@ -319,8 +292,4 @@ for wrong in ({'decay': 1.5}, {'decay': '0.9'}, {'decai': 0.99}):
         raise AssertionError(f'{wrong} was taken')
 
 # %% [markdown]
-# ## Where to go from here
-#
-# - [Deep dive](deep_dive.py): schedules, distributions and sparse training of your own.
-# - [What the hooks are for](../../CONTRIBUTING.md#what-the-hooks-are-for): each method that an algorithm may override.
-# - [Save with Orbax](../how_to/save_with_orbax.md): the memory is saved with the optimizer's state.
+# Next: [Deep dive](deep_dive.py), [the hooks](../../CONTRIBUTING.md#what-the-hooks-are-for).

@@ -14,13 +14,7 @@
 # %% [markdown]
 # # Quick start
 #
-# jaxpruner decides which weights of a model to remove, and keeps them removed while the model trains. This notebook
-# prunes one model at once, and another one while it learns.
-#
-# An `assert` follows each claim. If the notebook runs to its end, its text is true.
-#
-# The first cell installs what is missing, with jaxpruner from the wheel beside this notebook. Without a wheel, pip
-# looks in its package index, and fails if jaxpruner is not there.
+# This notebook prunes one model at once, and another one while it learns. The first cell installs what is missing.
 
 # %%
 import importlib.util
@@ -51,8 +45,7 @@ from jaxpruner import sparsity_distributions, sparsity_schedules
 # %% [markdown]
 # ## Pruning at once
 #
-# A *pruner* is made of small parts. This one has two: magnitude pruning says **which** weights go (the smallest), and a
-# distribution says **how many** (half of each kernel). `instant_sparsify` returns the pruned weights and their masks.
+# A *pruner* is made of parts. Magnitude pruning says **which** weights go; a distribution says **how many**.
 
 # %%
 weights = jax.random.normal(jax.random.key(0), (16, 32))
@@ -66,9 +59,7 @@ assert float(jnp.mean(pruned == 0)) == 0.5
 assert jnp.abs(weights)[mask == 1].min() >= jnp.abs(weights)[mask == 0].max()
 
 # %% [markdown]
-# A third part, the sparsity type, says which weights go **together**. Hardware works best with regular patterns: two of
-# each four consecutive weights (2:4), whole blocks, whole channels. Each type is written as a string. Each removes half
-# of the weights, but not the same half.
+# A third part, the sparsity type, says which weights go **together**. Each removes half of the weights:
 
 # %% mystnb={"image": {"alt": "Masks of four sparsity types: unstructured, 2:4, blocks of 4 by 4, channels"}}
 TYPES = ['unstructured', '2:4', 'block_4,4', 'channel_-1']
@@ -88,11 +79,8 @@ plt.show()
 # %% [markdown]
 # ## A model
 #
-# A model is any pytree of arrays: dicts, Flax, Equinox, Haiku. A leaf is named by its path, such as `encoder/kernel`.
-# By default kernels are pruned, and leaves of one dimension (biases, norms) stay dense. Their mask is `None`.
-#
-# `uniform` gives each kernel the same sparsity. `erk` (Evci et al., 2020) leaves small layers denser, at the same total
-# sparsity. A `custom_sparsity_map` names exceptions.
+# Any pytree of arrays. By default kernels are pruned; leaves of one dimension stay dense, and their mask is `None`.
+# `uniform` gives each kernel the same sparsity, `erk` (Evci et al., 2020) leaves small layers denser.
 
 # %%
 params = {
@@ -122,8 +110,7 @@ assert distribution(params)['encoder']['bias'] is None
 # %% [markdown]
 # ## Pruning while training
 #
-# The task is to learn a linear map in which nine of ten weights are zero. Training alone finds small numbers where
-# zeros should be. Can pruning find *which* weights are not zero?
+# Learn a linear map in which nine of ten weights are zero. Can pruning find *which* are not?
 
 # %%
 INPUTS, OUTPUTS, SAMPLES, SPARSITY, STEPS = 32, 16, 256, 0.9, 300
@@ -145,11 +132,8 @@ def loss(params):
 
 
 # %% [markdown]
-# The last part of a pruner, the schedule, says **when**: here masks are updated every 10 steps, and the sparsity grows
-# from 0 at step 50 to 90 % at step 200.
-#
-# Pruning adds two lines to a training: one makes the pruner, the other wraps the optimizer. Masks live in the
-# optimizer's state, so they are saved, sharded and restored with it. All the rest is ordinary JAX and optax.
+# The last part, the schedule, says **when**: every 10 steps, from 0 at step 50 to 90 % at step 200. Two lines are
+# added: one makes the pruner, the other wraps the optimizer. Masks live in its state.
 
 
 # %%
@@ -192,7 +176,7 @@ pruner = jaxpruner.MagnitudePruning(
 learned, opt_state, (losses, sparsities) = train(pruner, start)
 
 # %% [markdown]
-# Pruned weights are exactly zero. The weights that are left are exactly the right ones.
+# Pruned weights are exactly zero, and the weights that are left are the right ones.
 
 # %%
 assert np.array_equal(learned['kernel'] != 0, opt_state.masks['kernel'])
@@ -202,7 +186,7 @@ print(
 )
 
 # %% [markdown]
-# The sparsity grows fast at first and slowly at the end. The loss falls to that of the noise, 0.01.
+# The loss falls to that of the noise, 0.01.
 
 # %% mystnb={"image": {"alt": "Sparsity grows to its target while the loss falls to that of the noise"}}
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3), layout='constrained')
@@ -219,13 +203,8 @@ assert losses[-1] < 0.02
 # %% [markdown]
 # ## Another algorithm is another name
 #
-# A flat configuration (a dict, a `ConfigDict`, a TOML or JSON file) also makes a pruner. To change the algorithm,
-# change only its name: keys that an algorithm does not use are ignored.
-#
-# `random` removes randomly chosen weights. `magnitude_ste` prunes in the forward pass and trains all weights. `rigl`
-# starts with a random mask and moves it: it drops the smallest weights and grows those with the largest gradients.
-#
-# `use_packed_masks` keeps masks at one bit per weight, an eighth of the memory. The result is the same.
+# `random` removes weights at random. `magnitude_ste` prunes in the forward pass. `rigl` starts with a random mask and
+# moves it. `use_packed_masks` keeps masks at one bit per weight.
 
 # %%
 config = {
@@ -269,8 +248,7 @@ plt.show()
 # %% [markdown]
 # ## Training on
 #
-# A sparse model can be trained further and keep its zeros: `masks_from_zeros` reads the masks off the model, and
-# `FixedMask` holds them.
+# `masks_from_zeros` reads the masks off a sparse model, and `FixedMask` holds them.
 
 # %%
 fixed = jaxpruner.FixedMask(jaxpruner.masks_from_zeros(learned))
@@ -279,9 +257,5 @@ assert np.array_equal(tuned['kernel'] != 0, learned['kernel'] != 0)
 assert losses[-1] <= losses[0]
 
 # %% [markdown]
-# ## Where to go from here
-#
-# - [deep_dive.py](deep_dive.py): an algorithm, a schedule and a distribution of your own.
-# - [mnist_pruning.py](mnist_pruning.py): pruning a network that reads digits, at once and in training.
-# - [How-to](../how_to/index.md): one page for each task, and each framework.
-# - [Which algorithm when](../explanation/which_algorithm.md): what each algorithm is for.
+# Next: [deep_dive.py](deep_dive.py), [mnist_pruning.py](mnist_pruning.py), [How-to](../how_to/index.md),
+# [Which algorithm when](../explanation/which_algorithm.md).

@@ -14,18 +14,9 @@
 # %% [markdown]
 # # RigL with Flax NNX, from an empty file to a plot
 #
-# RigL trains a network that is sparse from the first step to the last. It begins with a random mask and moves it: every
-# few steps the smallest weights are dropped, and as many are grown where the gradient is largest. So at 90 %, only one
-# weight in ten is in use at any time.
-#
-# You will train a small network on images of digits, dense at first. Then you add RigL at 90 % in three lines, look
-# at what its masks did, and compare it with a mask that never moves.
-#
-# An `assert` follows each claim. If the notebook runs to its end, its text is true. It takes about half a minute on a
-# CPU.
-#
-# The first cell installs what is missing, with jaxpruner from the wheel beside this notebook. Without a wheel, pip
-# looks in its package index, and fails if jaxpruner is not there.
+# RigL trains a network that is sparse from the first step to the last. Every few steps the smallest weights are
+# dropped, and as many are grown where the gradient is largest. Here it trains at 90 %, beside a mask that never
+# moves. The first cell installs what is missing.
 
 # %%
 import dataclasses
@@ -57,7 +48,7 @@ from jaxpruner import report
 # %% [markdown]
 # ## The data
 #
-# scikit-learn comes with 1797 images of 8x8 pixels. A quarter of them is kept for testing.
+# scikit-learn comes with 1797 images of 8x8 pixels.
 
 # %%
 images, labels = load_digits(return_X_y=True)
@@ -69,7 +60,7 @@ print(f'{len(x_train)} images for training, {len(x_test)} for testing')
 # %% [markdown]
 # ## A network and its training
 #
-# This is the ordinary NNX loop, without pruning: a model, an optimizer, a jitted step.
+# The ordinary NNX loop, without pruning:
 
 
 # %%
@@ -111,7 +102,7 @@ def batches():
 
 
 # %% [markdown]
-# The dense network is the baseline for what follows:
+# The dense network is the baseline:
 
 # %%
 model = Network(nnx.Rngs(0))
@@ -124,14 +115,9 @@ print(f'dense: {dense_accuracy:.1%}')
 # %% [markdown]
 # ## RigL
 #
-# A pruner is made of parts:
-#
-# - `RigL` says **which** weights are dropped and which are grown. `drop_fraction_fn` says how many of the kept weights
-#   are replaced in an update: 30 % at first, fewer later, none at the end.
-# - `sparsity=0.9` says **how many** are removed: nine in ten of each kernel. Biases stay dense. A layer can have a
-#   target of its own, or stay dense: [Set sparsities per layer](../how_to/set_sparsities_per_layer.md).
-# - The schedule says **when**: masks move every 10 steps, but not in the last quarter of the training, in which the
-#   weights settle.
+# - `RigL` says **which** weights are dropped and grown; `drop_fraction_fn` how many in an update.
+# - `sparsity=0.9` says **how many** are removed of each kernel. Biases stay dense.
+# - The schedule says **when**: every 10 steps, but not in the last quarter.
 
 # %%
 LAST_UPDATE = 3 * STEPS // 4
@@ -145,7 +131,7 @@ pruner = jaxpruner.RigL(
 )
 
 # %% [markdown]
-# Before you train, ask the pruner what it will do. A leaf is one array of the model. It is named by its path.
+# What will it do?
 
 # %%
 model = Network(nnx.Rngs(0))
@@ -153,12 +139,11 @@ plan = pruner.plan(nnx.state(model, nnx.Param))
 print(plan)
 
 # %% [markdown]
-# Now the three lines that differ from the dense training:
+# Three lines differ from the dense training:
 #
-# 1. `wrap_optax` wraps the optimizer. Masks live in its state, so they are saved and restored with it.
-# 2. `post_gradient_update`, called once before the loop, sets to zero the weights that RigL's first mask prunes.
-#    Without this line the first forward pass would be dense.
-# 3. `MaskHistory.record` stores what the masks do, for the plots below. It does not wait for the step to finish.
+# 1. `wrap_optax` wraps the optimizer. Masks live in its state.
+# 2. `post_gradient_update` sets to zero what RigL's first mask prunes.
+# 3. `MaskHistory.record` stores what the masks do, for the plots below.
 
 
 # %%
@@ -195,9 +180,7 @@ print(f'RigL at 90 %: {rigl_accuracy:.1%}, dense: {dense_accuracy:.1%}')
 assert rigl_accuracy > dense_accuracy - 0.03
 
 # %% [markdown]
-# Is the model as sparse as was asked for? Masks are in the optimizer's state. `sparsity_metrics` counts what they
-# prune, and `_disagreement` is the share of pruned weights that are not zero. (`summarize_sparsity` counts all zeros of
-# the parameters. That includes the bias of a unit that is always off: it never learns and stays zero.)
+# `sparsity_metrics` counts what masks prune; `_disagreement` is the share of pruned weights that are not zero.
 
 # %%
 opt_state = run.optimizer.opt_state
@@ -211,8 +194,7 @@ assert opt_state.masks['hidden']['kernel'][...].shape == (64, 256)  # the mask i
 # %% [markdown]
 # ## What the masks did
 #
-# As many weights are grown as are dropped, so the number of kept weights never changes. The horizontal axis counts the
-# steps trained.
+# As many weights are grown as are dropped.
 
 # %% mystnb={"image": {"alt": "Sparsity of the masks over the steps: 90 percent throughout"}}
 report.plot_schedule(run.history)
@@ -222,9 +204,8 @@ counts = run.history.counts
 assert (counts.kept == counts.kept[0]).all()
 
 # %% [markdown]
-# The hidden layer shows what RigL is for. Some pixels at the edges are dark in every image. A weight that looks at one
-# has no gradient. Random masks still spend weights on such pixels; RigL moves many of these elsewhere. In the picture
-# of the mask, a row is a pixel and a column is a unit.
+# Pixels at the edges are dark in every image, and a weight that looks at one has no gradient. RigL moves many of these
+# elsewhere. A row is a pixel, a column a unit.
 
 # %% mystnb={"image": {"alt": "The mask of the hidden layer, 64 by 256: rows of pixels at the edges keep few weights"}}
 report.plot_masks(opt_state, leaves='hidden/kernel')
@@ -241,8 +222,7 @@ assert after < 0.85 * before
 # %% [markdown]
 # ## Does it pay to move the mask?
 #
-# To answer, compare RigL with a mask that does not move: `StaticRandomSparse` keeps its random one. All else is equal.
-# With fewer weights it matters more where they are, so this comparison is at 98 %.
+# `StaticRandomSparse` keeps its random mask. At 98 % it matters more where the weights are.
 
 # %%
 pruners = {
@@ -264,12 +244,6 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# One seed proves little. [Baselines](../baselines.md) has tables over several seeds.
+# One seed proves little: [Baselines](../baselines.md) has several.
 #
-# ## Where to go from here
-#
-# - [Plot the masks of a run](../how_to/plot_a_run.md): also the schedule and single layers, and plots as files.
-# - [Which algorithm when](../explanation/which_algorithm.md): what each algorithm is for.
-# - [Prune a Flax NNX model](../how_to/flax_nnx.md): the other style of NNX, with `nnx.split` and `jax.jit`.
-# - [Save with Orbax](../how_to/save_with_orbax.md): checkpoints hold the masks, too.
-# - [An algorithm of one's own](own_algorithm.py): a score that is remembered from step to step.
+# Next: [Plot the masks of a run](../how_to/plot_a_run.md), [Prune a Flax NNX model](../how_to/flax_nnx.md).

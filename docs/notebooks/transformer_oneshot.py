@@ -14,17 +14,8 @@
 # %% [markdown]
 # # Prune a trained transformer once
 #
-# You have a trained transformer and want to remove half of its weights, without training it again. In the pattern 2:4,
-# two of each four weights that a unit sums over are zero. The sparse units of GPUs need this pattern.
-#
-# You will train a small transformer on text, prune it with one call by each of three algorithms, compare the losses,
-# and write the result as a file that code for PyTorch can read.
-#
-# An `assert` follows each claim. If the notebook runs to its end, its text is true. It takes about half a minute on a
-# CPU, most of it for training the model.
-#
-# The first cell installs what is missing, with jaxpruner from the wheel beside this notebook. Without a wheel, pip
-# looks in its package index, and fails if jaxpruner is not there.
+# Train a small transformer on text, prune it to 2:4 with one call by each of three algorithms, and write the result
+# as a file that code for PyTorch can read. The first cell installs what is missing.
 
 # %%
 import importlib.util
@@ -56,8 +47,7 @@ import jaxpruner
 # %% [markdown]
 # ## A text
 #
-# Python comes with its own language reference, half a million characters of English. A token is a byte. The last tenth
-# is kept for testing.
+# Python's own language reference, half a million characters. A token is a byte.
 
 # %%
 text = '\n'.join(topics.topics[name] for name in sorted(topics.topics))
@@ -77,8 +67,7 @@ print(f'{len(tokens):,} characters, for example:\n{topics.topics["lambda"][:240]
 # %% [markdown]
 # ## A transformer
 #
-# The model has two blocks, 64 wide. Each is attention and a network of one hidden layer. This code knows nothing of
-# pruning.
+# Two blocks, 64 wide. This code knows nothing of pruning.
 
 # %%
 WIDTH, HEADS = 64, 4
@@ -125,8 +114,7 @@ def loss_fn(params, sequences):
 
 
 # %% [markdown]
-# In your own work you load a checkpoint here. This model is trained in seconds, so it learns spelling and not much
-# more.
+# In your own work you load a checkpoint here.
 
 # %%
 STEPS = 200
@@ -161,11 +149,9 @@ plt.show()
 # %% [markdown]
 # ## One call
 #
-# `jaxpruner.prune` gets the weights, the name of an algorithm, the model as a function, and a few batches of inputs. It
-# needs no labels and no gradients. It traces the model to learn what the model does with each array. So groups of four
-# lie along the inputs of each layer, and embeddings, positions, biases and norms stay dense without being named.
-#
-# The rules of `sparsity_type` are read in order. Here the blocks are pruned, and the head stays dense.
+# `jaxpruner.prune` gets the weights, the name of an algorithm, the model as a function, and a few batches of inputs.
+# It traces the model, so groups of four lie along the inputs of each layer, and embeddings, biases and norms stay
+# dense. The first rule of `sparsity_type` that matches wins.
 
 # %%
 calibration = [cut(tokens[:split], 32, seed)[:, :-1] for seed in (2, 3, 4, 5)]
@@ -178,13 +164,13 @@ losses_on_test['wanda'] = float(loss_fn(pruned, test))
 print(f'dense {losses_on_test["dense"]:.3f}, 2:4 {losses_on_test["wanda"]:.3f}')
 
 # %% [markdown]
-# `tabulate` shows the model leaf by leaf. Half of the weights of each layer in a block are zero.
+# Half of the weights of each layer in a block are zero.
 
 # %%
 print(jaxpruner.tabulate(pruned, masks))
 
 # %% [markdown]
-# Here is a corner of one mask, with the inputs of the layer from left to right. Two of each four are kept (dark).
+# A corner of one mask, with the inputs of the layer from left to right:
 
 # %% mystnb={"image": {"alt": "Part of a mask: 8 rows of 32 weights; in each group of four weights two are dark"}}
 inputs_last = masks['block_0']['up']['kernel'].T
@@ -198,9 +184,8 @@ assert (inputs_last.reshape(-1, 4).sum(axis=1) == 2).all()
 # %% [markdown]
 # ## Which algorithm
 #
-# To use another algorithm, change the name. `magnitude` removes the smallest weights. `wanda` first multiplies each
-# weight by the norm of its input. `sparsegpt` also changes the weights that stay, so that they make up for those that
-# go.
+# `magnitude` removes the smallest weights, `wanda` multiplies each by the norm of its input first, and `sparsegpt` also
+# changes the weights that stay.
 
 # %%
 models = {'wanda': (pruned, masks)}
@@ -221,16 +206,11 @@ plt.show()
 assert ranked[:2] == ['dense', 'sparsegpt']
 
 # %% [markdown]
-# On larger models the differences are larger: [One-shot pruning, measured](../oneshot.md) reports a transformer of 1.28
-# million parameters, at several sparsities and with three seeds.
+# [One-shot pruning, measured](../oneshot.md) has a larger model and three seeds.
 #
 # ## Export
 #
-# `save_safetensors` writes the weights to a file. PyTorch calls a kernel `weight` and stores it as [outputs, inputs].
-# So kernels are renamed and transposed first. Zeros are stored like other numbers, so the file is as large as before.
-# Only a program that reads the file can make use of the pattern.
-#
-# The parameters of a linen model are dictionaries. Those of an NNX model become dictionaries by `nnx.to_pure_dict`.
+# PyTorch calls a kernel `weight` and stores it as [outputs, inputs]. The file is as large as before.
 
 
 # %%
@@ -256,7 +236,7 @@ jaxpruner.save_safetensors(torch_layout(best), path, metadata={'format': 'pt'})
 print(f'{path.name}: {path.stat().st_size:,} bytes')
 
 # %% [markdown]
-# Read the file as another program would, and look for the pattern: in each group of four inputs, two weights are zero.
+# In each group of four inputs, two weights are zero:
 
 # %%
 saved = safetensors.numpy.load_file(path)
@@ -270,9 +250,5 @@ for name, leaf in saved.items():
 folder.cleanup()
 
 # %% [markdown]
-# ## Where to go from here
-#
-# - [Prune a trained model](../how_to/prune_a_trained_model.md): other sparsities, block by block, in less memory.
-# - [Fine-tune with fixed masks](../how_to/fine_tune.md): train on, without pruned weights coming back.
-# - [Export to safetensors](../how_to/export_safetensors.md): convolutions, and other layouts.
-# - [Command line](../command_line.md#checkpoints): prune a checkpoint on disk, without code.
+# Next: [Prune a trained model](../how_to/prune_a_trained_model.md),
+# [Fine-tune with fixed masks](../how_to/fine_tune.md), [without code](../command_line.md#checkpoints).

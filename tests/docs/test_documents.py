@@ -114,16 +114,6 @@ def test_the_wheel_is_installed_into_a_new_environment(tmp_path):
     assert printed.splitlines() == [str(tmp_path / '.venv'), 'install', requirement]
 
 
-def test_blocks_are_read():
-    text = (
-        '```python\nprint(1)\n```\n\n```text\n1\n```\n\n```{errors}\na\n```\n'
-        '<!-- not run: no such package -->\n```diff\n+a\n```\n'
-    )
-    code, change = blocks_of_code.read('page.md', text)
-    assert (code.label, code.code, code.output) == ('python', 'print(1)\n', '1\n')
-    assert (change.label, change.why_not_run) == ('diff', 'no such package')
-
-
 def test_the_documents_have_snippets():
     assert len(blocks('README.md', 'python')) == 4  # the model, in training, trained, smaller
     without = {page for page in DOCUMENTS if page.startswith('docs/how_to/')} - {
@@ -255,34 +245,10 @@ def test_a_page_says_when_to_take_each_algorithm():
     assert sorted(rows) == sorted([*api.all_algorithm_names(), *api.ONE_SHOT_REGISTRY])
 
 
-# Headings of pages whose text is elsewhere now, as addresses had them.
-OLD_ADDRESSES = {
-    'guide': """
-        algorithms which-weights-are-removed-together how-much-of-each-leaf what-will-happen-to-each-leaf when
-        driven-by-the-host deciding-by-hand watching-and-continuing front-ends how-a-model-uses-its-parameters
-        pruning-a-trained-model-with-data pruning-before-training checkpoints writing-an-algorithm
-    """,
-    'integrations': 'keras parameters-with-logical-axes',
-    'migrating': 'differences-from-jax-pruning',
-    'oneshot': 'how',
-}
-
-
 def anchors(page):
     """The address of each heading of a page."""
     headings = re.findall(r'^#+ (.*)$', re.sub(r'^```.*?^```', '', page, flags=re.M | re.S), re.M)
     return {re.sub(r'[^\w\- ]', '', heading).lower().replace(' ', '-') for heading in headings}
-
-
-@pytest.mark.parametrize('page', OLD_ADDRESSES)
-def test_old_addresses_lead_to_pages(page):
-    text = (ROOT / 'docs' / f'{page}.md').read_text()
-    sections = {}
-    for section in re.split(r'^(?=##+ )', text, flags=re.MULTILINE)[1:]:
-        (anchor,) = anchors(section)
-        sections[anchor] = section
-    for anchor in OLD_ADDRESSES[page].split():
-        assert re.search(r'\]\([\w./]+\.(md|py)', sections[anchor]), anchor
 
 
 @pytest.mark.parametrize('document', DOCUMENTS)

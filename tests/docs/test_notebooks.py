@@ -63,17 +63,6 @@ def plots(outputs):
     return [output for output in outputs if 'image/png' in output.get('data', {})]
 
 
-def test_there_are_six():
-    assert NOTEBOOKS == [
-        'deep_dive',
-        'mnist_pruning',
-        'own_algorithm',
-        'quick_start',
-        'rigl_flax_nnx',
-        'transformer_oneshot',
-    ]
-
-
 @pytest.mark.parametrize('name', NOTEBOOKS)
 def test_is_a_percent_notebook_that_begins_with_a_title(name):
     notebook = read(name)
@@ -152,17 +141,6 @@ def test_links_lead_somewhere(name):
     assert targets
     for target in targets:
         assert (FOLDER / target).exists(), target
-
-
-def test_a_cell_that_fails_is_seen(execute):
-    """And what a cell prints, warns of and draws: without that, the tests below would pass whatever happens."""
-    source = '# %%\nimport warnings\n\nprint("said")\nwarnings.warn("careful")\n\n# %%\nassert 1 == 2, "not so"\n'
-    notebook = jupytext.reads(source, 'py:percent')
-    with pytest.raises(nbclient.exceptions.CellExecutionError, match='not so'):
-        execute(notebook)
-    outputs = notebook.cells[0].outputs
-    assert printed(outputs) == 'said\n'
-    assert 'careful' in printed(outputs, 'stderr')
 
 
 def test_the_build_of_the_site_runs_them_all():

@@ -7,7 +7,7 @@ import jupytext
 import nbformat
 import pytest
 
-from docs.extensions import coverage, plain_entries, plain_markdown
+from docs.extensions import coverage, plain_markdown
 from docs.extensions.plain_markdown import DOCS
 
 # What a page holds that has no words in its source.
@@ -73,17 +73,6 @@ def test_every_entry_of_the_reference_has_its_docstring(pages):
     assert '    @property\n' in reference
 
 
-HEAD = ['| name | what it is |', '|---|---|']
-
-
-def test_an_entry_is_that_of_a_public_name():
-    assert plain_entries.entries([*HEAD, '| `jaxpruner.KERNEL_FILTER` | as words |']).endswith(
-        '\n\nas words'
-    )
-    with pytest.raises(ValueError, match=r'jaxpruner\.nothing'):
-        plain_entries.entries([*HEAD, '| `jaxpruner.nothing` | |'])
-
-
 def test_a_notebook_has_its_results(monkeypatch, tmp_path):
     code = nbformat.v4.new_code_cell('draw()', metadata={'mystnb': {'image': {'alt': 'a curve'}}})
     code.outputs = [
@@ -98,13 +87,6 @@ def test_a_notebook_has_its_results(monkeypatch, tmp_path):
     text = plain_markdown.plain_page('a', lambda name: notebook)
     shown = ['# Title', '```python\ndraw()\n```', '```text\n0.5\n```', '```text\n[1]\n```']
     assert text == '\n\n'.join([*shown, '*a curve*\n'])
-
-
-def test_a_block_without_plain_words_is_refused(monkeypatch, tmp_path):
-    (tmp_path / 'a.md').write_text('# A\n\n```{figure} b.png\n```\n')
-    monkeypatch.setattr(plain_markdown, 'DOCS', tmp_path)
-    with pytest.raises(ValueError, match=r'a\.md.*\{figure\}'):
-        plain_markdown.plain_page('a', read_source)
 
 
 def test_the_list_names_each_page_once_with_a_sentence(pages):

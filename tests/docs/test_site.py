@@ -3,12 +3,10 @@
 import pathlib
 import re
 
-import jupytext
 import optax
 import pytest
 
 import ci.reference_tables
-import jaxpruner
 from docs.extensions import (
     command_help,
     config_tables,
@@ -18,7 +16,6 @@ from docs.extensions import (
     other_libraries,
     pages_that_use,
     public_names,
-    reference_entries,
 )
 from helpers import seed_documents
 from jaxpruner.cli.main import commands
@@ -57,13 +54,6 @@ def test_every_name_in_the_original_documents_has_an_entry():
 def test_a_name_without_entry_is_found(code, missing):
     found = set(coverage.names_without_entry([code])) - set(coverage.names_without_entry())
     assert found == ({f'jaxpruner.{missing}'} if missing else set())
-
-
-def test_fields_that_hold_functions_are_no_methods():
-    mixin = reference_entries.described_members(jaxpruner.GlobalPruningMixin)
-    assert 'filter_fn' not in mixin
-    assert 'create_masks' in mixin
-    assert 'drop_fraction_fn' not in reference_entries.described_members(jaxpruner.RigL)
 
 
 def test_no_object_has_two_entries():
@@ -124,18 +114,6 @@ def test_tables_in_the_repository_are_up_to_date(page):
     assert made == page.read_text(), 'run: python -m ci.reference_tables'
 
 
-def test_a_table_is_filled_with_sources_and_docstrings():
-    head = '<!-- entries -->\n| name | what it is |\n|---|---|\n'
-    rows = '| `jaxpruner.apply_mask` | |\n| `jaxpruner.ALGORITHM_REGISTRY` | names |\n'
-    _, link, constant = ci.reference_tables.filled(head + rows).splitlines()[2:]
-    assert link.startswith(
-        '| [`jaxpruner.apply_mask`](../../src/jaxpruner/sparse_state.py) | Sets '
-    )
-    assert constant == '| `jaxpruner.ALGORITHM_REGISTRY` | names |'
-    with pytest.raises(ValueError, match=r'jaxpruner\.prune'):
-        ci.reference_tables.filled(head + '| jaxpruner.prune |\n')
-
-
 def test_every_key_has_a_meaning_and_every_meaning_a_key():
     meanings = config_tables.meanings()
     keys = config_tables.all_keys()
@@ -145,53 +123,6 @@ def test_every_key_has_a_meaning_and_every_meaning_a_key():
     described = config_tables.described(config_tables.api.create_updater_from_config)
     assert described.keys() <= set(keys)
     assert len(described) >= 10
-
-
-# A value of each key that is no field of most algorithms.
-EFFECTS = {
-    'dist_type': 'erk',
-    'filter_fn': lambda path, leaf: False,
-    'custom_sparsity_map': {'head': 0.3},
-    'count_excluded': True,
-    'update_freq': 7,
-    'update_start_step': 3,
-    'update_end_step': 33,
-    'power': 2.0,
-    'initial_sparsity': 0.25,
-    'drop_fraction': 0.2,
-}
-
-
-def made(**config):
-    """What a configuration makes, in plain values."""
-    config = {
-        'sparsity': 0.5,
-        'update_freq': 1,
-        'update_start_step': 1,
-        'update_end_step': 9,
-    } | config
-    if config['algorithm'] == 'iterative_nm':
-        config['sparsity_type'] = '2:4'
-    if 'count_excluded' in config:  # of ERK alone
-        config['dist_type'] = 'erk'
-    fields = dict(vars(jaxpruner.create_updater_from_config(config)))
-    distribution = fields['sparsity_distribution_fn']
-    if distribution is not None:
-        fields['sparsity_distribution_fn'] = (distribution.func, distribution.keywords)
-    if 'drop_fraction_fn' in fields:
-        fields['drop_fraction_fn'] = [float(fields['drop_fraction_fn'](step)) for step in (0, 5)]
-    return fields
-
-
-@pytest.mark.parametrize('key', EFFECTS)
-def test_the_algorithms_of_a_key_are_those_that_it_changes(key):
-    base = {'dist_type': 'erk'} if key == 'count_excluded' else {}
-    changed = []
-    for name in config_tables.pruning():
-        given = {'algorithm': name, **base}
-        if made(**given) != made(**given, **{key: EFFECTS[key]}):
-            changed.append(name)
-    assert config_tables.users(key) == changed
 
 
 def test_the_table_of_keys_says_who_uses_them():
@@ -216,19 +147,6 @@ def test_every_extra_is_described():
     assert extras_table.table(lines).count('words') == len(names)
     with pytest.raises(ValueError, match='plot'):
         extras_table.table([line for line in lines if not line.startswith('plot')])
-
-
-def test_links_out_of_the_documents_lead_to_pages_or_files():
-    text = '[a](../../CONTRIBUTING.md#b) [c](../CHANGELOG.md) [d.py](../examples/d.py)'
-    expected = '[a](../contributing.md#b) [c](changelog.md) {download}`d.py <../examples/d.py>`'
-    assert made_blocks.lead_links(text) == expected
-
-
-def test_a_notebook_offers_itself_before_its_first_code():
-    text = '# %% [markdown]\n# # Title\n\n# %%\n1\n\n# %%\n2\n'
-    cells = jupytext.reads(made_blocks.offer_download(text, 'name'), 'py:percent').cells
-    assert [cell.cell_type for cell in cells] == ['markdown', 'markdown', 'code', 'code']
-    assert cells[1].source.endswith('{nb-download}`name.ipynb`')
 
 
 def test_types_of_other_libraries_have_addresses():

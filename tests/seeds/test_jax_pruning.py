@@ -174,7 +174,7 @@ def test_each_model_as_printed(names, images, number):
 @pytest.mark.filterwarnings(
     'ignore:.*Dense_1-kernel has length 10 along axis -1, which m=4:UserWarning'
 )
-@pytest.mark.parametrize('strategy', range(STRATEGIES))
+@pytest.mark.parametrize('strategy', [0, 2])
 def test_the_training_loop_as_printed(names, images, strategy):
     """The fence that is opened twice, and the loop around it, with the functions of flax's example."""
     exec(holding('pruning_strategy = {')[strategy], names)
