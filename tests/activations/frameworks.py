@@ -132,12 +132,6 @@ FRAMEWORKS = {
         _jitted(lambda model, params, x: model.apply(params, x)),
         **_haiku,
     ),
-    'haiku_with_state': Framework(
-        lambda: hk.without_apply_rng(hk.transform_with_state(haiku_network)),
-        lambda model: _init(model)[0],
-        _jitted(lambda model, params, x: model.apply(params, {}, x)[0]),
-        **_haiku,
-    ),
     'nnx': Framework(
         NnxNetwork,
         lambda model: nnx.state(model, nnx.Param),

@@ -177,12 +177,9 @@ def check_used(followed: FollowedLeaves, algorithm: str) -> None:
             'given: lambda params, x: model.apply(params, x); with nnx merge them first: nnx.merge(graphdef, params)(x)'
         )
     if unused:
-        are, stay, them = ('these leaves have', 'stay', 'them')
-        if len(unused) == 1:
-            are, stay, them = ('this leaf has', 'stays', 'it')
         caller_warnings.warn(
-            f'{_names(unused)}: {are} no part in what apply_fn returns, and {stay} dense. A setting that leaves {them} '
-            f'out avoids this warning, such as {_dense_setting(unused)}'
+            f'these leaves have no part in what apply_fn returns, and stay dense: {_names(unused)}. A setting that '
+            f'leaves them out avoids this warning, such as {_dense_setting(unused)}'
         )
 
 

@@ -305,12 +305,11 @@ class SparseGPT(CalibratedPruning):
             if has_masks and self.keep_zeros is not None:
                 raise ValueError('masks say which weights go: leave keep_zeros out')
             return self
-        zeros, asked, size = 0, 0.0, 0
-        for path, leaf in zip(*tree_lib.flatten_with_paths(params)[:2], strict=True):
-            if path in targets:
-                zeros += leaf.size - utils.count_nonzero(leaf)
-                asked += float(targets[path].sparsity) * leaf.size
-                size += leaf.size
+        paths, leaves, _ = tree_lib.flatten_with_paths(params)
+        pruned = [(path, leaf) for path, leaf in zip(paths, leaves, strict=True) if path in targets]
+        size = sum(leaf.size for _, leaf in pruned)
+        zeros = size - sum(utils.count_nonzero(leaf) for _, leaf in pruned)
+        asked = sum(float(targets[path].sparsity) * leaf.size for path, leaf in pruned)
         if zeros <= asked:
             return self
         caller_warnings.warn(

@@ -84,14 +84,10 @@ class Taps:
         for number, uses in enumerate(places):
             for use in uses:
                 path, equation = use.site.path, use.site.equation
-                if equation is None:
+                if equation is None or leaves_a_program(path):
                     raise UnsupportedPrimitive(
-                        'a parameter that the model returns is an operand of nothing, so there is no tap'
-                    )
-                if leaves_a_program(path):
-                    raise UnsupportedPrimitive(
-                        f'a parameter leaves a program inside {equation.primitive.name} as one of its results '
-                        f'({use.where}); it is an operand of nothing there, so there is no tap'
+                        f'a parameter leaves a program as one of its results ({use.where}); it is an operand of '
+                        'nothing there, so there is no tap'
                     )
                 for length in range(1, len(path) + 1):
                     self.within.setdefault(path[:length], []).append(Tap(number, use))
