@@ -107,13 +107,6 @@ def test_what_is_left_out_is_said_with_the_reason():
     assert reasons.keys() == leaves.keys()
 
 
-def test_a_moment_that_is_named_in_full_is_pruned():
-    leaves = {'kernel': MATRIX, 'opt_state/mu/kernel': MATRIX}
-    assert choose(leaves, 0.5, only=['opt_state/mu/kernel']).keys() == {'opt_state/mu/kernel'}
-    with pytest.raises(ValueError, match='no leaf is left to prune'):
-        choose(leaves, 0.5, only=['opt_state/*'])
-
-
 @pytest.fixture
 def trained(tmp_path):
     """An orbax checkpoint after one step of Adam."""

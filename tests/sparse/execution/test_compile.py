@@ -188,19 +188,6 @@ def test_the_smallest_products_are_not_measured(timed):
     assert f'small: another format is no candidate: {reasons[1]}' in str(report)
 
 
-def test_layers_of_one_shape_are_measured_once(timed):
-    def apply_fn(p, x):
-        for kernel in p:
-            x = jnp.tanh(x @ kernel)
-        return x
-
-    clock = timed(products=[1e-3, 2e-3], whole=[1e-3])
-    kernel = sparse_normal(16, 16, kept=0.1) + jnp.eye(16)
-    params = [jnp.roll(kernel, number, 0) for number in range(4)]
-    compiling.compile(apply_fn, params, normal(3, 16), progress=False)
-    assert clock.calls <= 2
-
-
 def test_measuring_for_real():
     """Whatever the machine says, the results are those of the dense model, and each candidate was timed."""
     apply, packed, report = compiled('measure', rounds=2)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jaxpruner.sparse.execution import formats
 from jaxpruner.sparse.execution.formats import Blocks, Csr, Smaller, best_blocks
 from jaxpruner.sparse.operators import csr_kernel
 from jaxpruner.sparse.program.models import Products
@@ -82,12 +81,6 @@ def test_convolutions(format, window):
     np.testing.assert_allclose(result, convolved(params, image), rtol=1e-4, atol=1e-4)
     if isinstance(format, Smaller):
         assert arrays['matrix'].shape == (window[0] * window[1] * 4, 4)
-
-
-def test_bfloat16_has_no_csr_kernel():
-    found, refused = formats.candidates(leaf_of((8, 8), jnp.bfloat16), np.eye(8)[None] > 0)
-    assert 'bfloat16' in refused['csr']
-    assert Csr() not in found
 
 
 @pytest.mark.parametrize(

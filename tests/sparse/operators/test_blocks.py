@@ -116,11 +116,3 @@ def test_a_product_is_mapped_over_seeds_and_differentiated_twice():
         many = jnp.stack([values, 2 * values]), jnp.stack([indices, (indices + 1) % 3])
         results.append(jax.jit(jax.vmap(twice))(*many))
     np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-2)
-
-
-def test_rows_and_values_of_different_types_are_promoted():
-    rows, _, _, values, indices = case(12, 16, (4, 8), 2)
-    product = functools.partial(multiply, indices=indices, outputs=16)
-    found, back = jax.vjp(product, rows.astype('bfloat16'), values)
-    assert found.dtype == 'float32'
-    assert [x.dtype for x in back(found)] == ['bfloat16', 'float32']

@@ -353,9 +353,3 @@ def test_an_operator_multiplies_in_the_precision_of_the_model(precision, text):
     program = jax.make_jaxpr(products.apply)(weights, jnp.ones((4, 3)))
     (found,) = re.findall(r'precision=(\S+)', str(program)) or ['None']
     assert text in found
-
-
-def test_numbers_of_python_keep_their_weak_type():
-    products = Products(lambda p, x, scale: x @ p * scale, jnp.ones((3, 2)), jnp.ones((4, 3)), 2.0)
-    half = jnp.ones((4, 3), jnp.bfloat16)
-    assert products.apply(jnp.ones((3, 2), jnp.bfloat16), half, 2.0).dtype == jnp.bfloat16

@@ -171,12 +171,3 @@ def test_transposed_views_are_stored_in_their_own_order(tmp_path):
             assert_same_bits(found[name], tree[name])
     raw = safetensors.numpy.load_file(tmp_path / 'a.safetensors')
     np.testing.assert_array_equal(raw['dense'], array.T)
-
-
-def test_either_byte_order():
-    for dtype in ('>f4', '>c8', '>i2'):
-        array = np.zeros((64, 64), dtype)
-        array[3, 4] = 7
-        found = sparse.unpack(sparse.pack({'w': array}))['w']
-        assert found.dtype == np.dtype(dtype).newbyteorder('=')
-        np.testing.assert_array_equal(found, array)

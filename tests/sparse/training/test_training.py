@@ -93,19 +93,6 @@ def test_what_is_packed_comes_back(packed):
     assert all(array.dtype == jnp.int32 for array in jax.tree.leaves(topology))
 
 
-def test_several_seeds_train_in_one_program(packed):
-    _, weights, _, gradients = packed
-    doubled = jax.tree.map(lambda x: jnp.stack([x, 1.1 * x]), weights)
-    many = jax.vmap(gradients)(doubled)
-    for number in range(2):
-        alone = gradients(jax.tree.map(lambda x, number=number: x[number], doubled))
-        jax.tree.map(
-            lambda a, b, number=number: np.testing.assert_allclose(a[number], b, atol=1e-5),
-            many,
-            alone,
-        )
-
-
 @pytest.mark.parametrize('kind', KINDS)
 def test_what_is_kept_of_a_trained_model_is_the_largest(kind):
     params = jax.tree.map(jnp.zeros_like, PARAMS)

@@ -128,12 +128,12 @@ def asked_layers(products: Products, matrices: Matrices, setting: Any) -> Layers
     layers, refused = {}, {}
     for name, number in zip(matrices, numbers, strict=False):
         format, leaf, reasons = None, products.by_leaf[name], {}
+        own = None if number is None else asked[number]
         try:
-            if number is not None:
-                format = formats.resolve(asked[number], leaf, matrices[name] != 0)
+            format = formats.resolve(own, leaf, matrices[name] != 0)
         except UnsuitableFormatError as error:
             refused[name] = str(error)
-            reasons = {str(asked[number]): str(error)}
+            reasons = {str(own): str(error)}
         candidates = {} if format is None else {format: format.pack(matrices[name], leaf)}
         layers[name] = _layer(leaf, matrices[name], format, candidates, reasons)
     # A name for a format may match only leaves that are no matrices.

@@ -90,8 +90,7 @@ def save(
     atomic_files.check_target(path, overwrite)
     leaves: Mapping[str, Leaf]
     if isinstance(tree, Checkpoint):
-        masked = {} if masks is None else masks.leaves
-        for name in masked:
+        for name in [] if masks is None else masks.leaves:
             if name not in tree.leaves:
                 raise ValueError(
                     f'masks: {name!r} is no tensor of {tree.path}; {tree_lib.nearest(name, tree.leaves)}'
@@ -100,7 +99,9 @@ def save(
         leaves = tree.leaves
 
         def read(name: str) -> tuple[np.ndarray, Any]:
-            return tree.read(name), masks.read(name) if name in masked else None
+            if masks is None or name not in masks.leaves:
+                return tree.read(name), None
+            return tree.read(name), masks.read(name)
 
     else:
         named = host_arrays.named_arrays(tree)
