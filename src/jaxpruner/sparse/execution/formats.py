@@ -99,18 +99,18 @@ class Csr(ExecutedFormat):
 
     def pack(self, matrices: np.ndarray, leaf: MatrixLeaf) -> Arrays:
         transposed = matrices.swapaxes(1, 2).reshape(len(matrices), -1)
-        size = transposed.shape[1]
+        weights = _largest(np.count_nonzero(transposed, axis=1))
         # Numbers that fill a layer up stand behind its last row, and are never read.
-        padded = np.pad(transposed, ((0, 0), (0, 1)))
-        positions = np.sort(np.where(transposed != 0, np.arange(size), size), axis=1)
-        positions = positions[:, : _largest((transposed != 0).sum(1))].astype(np.int32)
+        compressed = np.zeros((len(matrices), weights), matrices.dtype)
+        positions = np.full((len(matrices), weights), leaf.inputs * leaf.outputs, np.int32)
+        row_offsets = np.zeros((len(matrices), leaf.outputs + 1), np.int32)
         first_of_rows = leaf.inputs * np.arange(leaf.outputs + 1)
-        row_offsets = [np.searchsorted(places, first_of_rows) for places in positions]
-        return {
-            'compressed': np.take_along_axis(padded, positions, axis=1),
-            'positions': positions,
-            'row_offsets': np.array(row_offsets, np.int32),
-        }
+        for layer, matrix in enumerate(transposed):
+            places = np.flatnonzero(matrix)
+            compressed[layer, : len(places)] = matrix[places]
+            positions[layer, : len(places)] = places
+            row_offsets[layer] = np.searchsorted(places, first_of_rows)
+        return {'compressed': compressed, 'positions': positions, 'row_offsets': row_offsets}
 
     def operator(self, arrays: Mapping[str, Any], leaf: MatrixLeaf) -> csr.CsrMatrix:
         return csr.CsrMatrix(**arrays)
