@@ -6,13 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpruner.structure import channel_groups
-from jaxpruner.structure.axes import (
-    Axis,
-    occurrences,
-    product,
-    total,
-)
-from jaxpruner.structure.cut import Cut, Lists
 from structure.doubles import keep_of
 
 
@@ -99,26 +92,3 @@ def test_any_program_of_moves_is_cut_as_its_axes_say(program, seed):
     np.testing.assert_array_equal(graph.expand(small, keep), zeroed)
     small_apply = graph.small_apply(keep)
     np.testing.assert_allclose(small_apply(small), apply(zeroed), rtol=1e-3, atol=1e-3)
-
-
-@given(st.data())
-def test_positions_of_all_atoms_cover_an_axis(data):
-    def draw_axis(depth):
-        if not depth or data.draw(st.booleans()):
-            return Axis(data.draw(st.integers(1, 4)))
-        parts = [draw_axis(depth - 1) for _ in range(data.draw(st.integers(2, 3)))]
-        return data.draw(st.sampled_from([product, total]))(parts)
-
-    axis = draw_axis(2)
-    keep = {}
-    removed = np.zeros(axis.size, bool)
-    for found in occurrences(axis):
-        kept = np.flatnonzero(
-            data.draw(st.lists(st.booleans(), min_size=found.atom.size, max_size=found.atom.size))
-        )
-        keep.setdefault(found.atom, kept)
-        gone = np.setdiff1d(np.arange(found.atom.size), keep[found.atom])
-        removed[found.positions()[gone].ravel()] = True
-    cut = Cut({each: Lists((), kept) for each, kept in keep.items()})
-    assert cut.stays((axis,), 0).tolist() == (~removed).tolist()
-    assert cut.size(axis) == np.count_nonzero(~removed)

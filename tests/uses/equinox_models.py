@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from uses.table import BIAS, KEY, Model, floats, rotary, stacked, tokens
+from uses.table import BIAS, KEY, Model, floats, stacked, tokens
 
 
 def _is_shape(leaf):
@@ -106,10 +106,6 @@ def _call_recurrent(cell, x):
     return jax.lax.scan(lambda hidden, x: (cell(x, hidden), None), jnp.zeros(6), x)[0]
 
 
-def _call_tied(embed, words):
-    return jax.vmap(embed)(words) @ embed.weight.T
-
-
 def _convolutions():
     return {
         'grouped': eqx.nn.Conv2d(4, 8, 3, padding=1, groups=2, use_bias=False, key=KEY),
@@ -120,30 +116,6 @@ def _convolutions():
 
 def _call_convolutions(modules, x):
     return modules['transposed'](modules['depthwise'](modules['grouped'](x)))
-
-
-def _call_rotary(modules, x):
-    query, key, value = (
-        jax.vmap(modules[name])(x).reshape(6, -1, 6) for name in ('query', 'key', 'value')
-    )
-    out = jax.nn.dot_product_attention(rotary(query[None])[0], rotary(key[None])[0], value)
-    return jax.vmap(modules['out'])(out.reshape(6, -1))
-
-
-def _grouped_queries():
-    def linear(inputs, outputs):
-        return eqx.nn.Linear(inputs, outputs, use_bias=False, key=KEY)
-
-    return {
-        'query': linear(8, 24),
-        'key': linear(8, 12),
-        'value': linear(8, 12),
-        'out': linear(24, 8),
-    }
-
-
-def _call_class_token(modules, x):
-    return (jnp.concatenate([modules['token'], x], 0) + modules['positions'])[0]
 
 
 LINEAR = {'*/weight': 'dot 1>0', '*/bias': BIAS}
@@ -172,26 +144,13 @@ MODELS = {
         {'weight*': 'dot 1>0', '*': BIAS},
         flops=2 * 7 * (2 * 3 * 18 + 2 * 6 * 18 + 18 + 6),
     ),
-    'tied': Model(
-        _model(lambda: eqx.nn.Embedding(11, 8, key=KEY), tokens(2, 6), call=_call_tied),
-        {'*': 'gather >01, dot 1>0'},
-    ),
     'convolutions': Model(
         _model(_convolutions, floats(2, 4, 8, 8), call=_call_convolutions),
         {'*': 'conv 123>0'},
         flops=2 * 2 * 64 * (9 * 2 * 8 + 9 * 8 + 9 * 8 * 4),
     ),
-    'grouped queries': Model(_model(_grouped_queries, floats(2, 6, 8), call=_call_rotary), LINEAR),
     'weight norm': Model(
         _model(lambda: eqx.nn.WeightNorm(eqx.nn.Linear(3, 4, key=KEY)), floats(2, 3)),
         {'*/weight': '~dot 1>0', '*/bias': BIAS, 'g': '~dot 1>0'},
-    ),
-    'class token': Model(
-        _model(
-            lambda: {'token': jnp.zeros((1, 8)), 'positions': jnp.zeros((5, 8))},
-            floats(2, 4, 8),
-            call=_call_class_token,
-        ),
-        {'*': 'elementwise >01'},
     ),
 }

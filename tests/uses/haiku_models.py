@@ -4,7 +4,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from uses.table import BIAS, KEY, Model, floats, rotary, stacked, tokens
+from uses.table import BIAS, KEY, Model, floats, stacked, tokens
 
 
 def _model(function, *inputs, state=False):
@@ -20,10 +20,6 @@ def _model(function, *inputs, state=False):
         return network.apply, jax.eval_shape(network.init, KEY, *inputs), inputs
 
     return make
-
-
-def _mlp(x):
-    return hk.Linear(5)(jax.nn.gelu(hk.Linear(4)(x)))
 
 
 def _resnet(x, is_training=False):
@@ -58,11 +54,6 @@ def _recurrent(x):
     return hk.dynamic_unroll(cell, x, cell.initial_state(x.shape[0]), time_major=False)[0]
 
 
-def _tied(words):
-    embed = hk.Embed(11, 8)
-    return embed(words) @ embed.embeddings.T
-
-
 def _convolutions(x):
     x = hk.Conv2D(8, 3, feature_group_count=2, with_bias=False, name='grouped')(x)
     x = hk.DepthwiseConv2D(1, 3, with_bias=False, name='depthwise')(x)
@@ -73,31 +64,9 @@ def _rms_norm(x):
     return hk.Linear(4)(hk.RMSNorm(-1)(x))
 
 
-def _grouped_queries(x):
-    def heads(count, name):
-        return hk.Linear(count * 6, with_bias=False, name=name)(x).reshape(*x.shape[:2], count, 6)
-
-    query, key, value = rotary(heads(4, 'query')), rotary(heads(2, 'key')), heads(2, 'value')
-    out = jax.nn.dot_product_attention(query, key, value)
-    return hk.Linear(8, with_bias=False, name='out')(out.reshape(*x.shape[:2], -1))
-
-
-def _class_token(x):
-    token = hk.get_parameter('token', (1, 1, 8), init=jnp.zeros)
-    positions = hk.get_parameter('positions', (1, 5, 8), init=jnp.zeros)
-    return (jnp.concatenate([jnp.tile(token, (x.shape[0], 1, 1)), x], 1) + positions)[:, 0]
-
-
-def _weight_norm(x):
-    v = hk.get_parameter('v', (3, 4), init=jnp.ones)
-    g = hk.get_parameter('g', (4,), init=jnp.ones)
-    return x @ (g * v / jnp.linalg.norm(v, axis=0))
-
-
 REST = {'*/w': 'dot 0>1', '*/b': BIAS, '*/scale': BIAS, '*/offset': BIAS}
 
 MODELS = {
-    'mlp': Model(_model(_mlp, floats(2, 3)), REST, flops=2 * 2 * (3 * 4 + 4 * 5) + 2 * (4 + 5)),
     'resnet': Model(
         _model(_resnet, floats(2, 8, 8, 3), state=True),
         {
@@ -117,14 +86,10 @@ MODELS = {
     ),
     'scanned': Model(_model(_scanned, floats(2, 6, 8)), stacked(REST)),
     'recurrent': Model(_model(_recurrent, floats(2, 7, 3)), REST),
-    'tied': Model(_model(_tied, tokens(2, 6)), {'*': 'gather >01, dot 1>0'}),
     'convolutions': Model(
         _model(_convolutions, floats(2, 8, 8, 4)),
         {'transposed/w': 'conv 013>2', '*': 'conv 012>3'},
         flops=2 * 2 * 64 * (9 * 2 * 8 + 9 * 8 + 9 * 8 * 4),
     ),
     'rms norm': Model(_model(_rms_norm, floats(2, 3)), REST),
-    'grouped queries': Model(_model(_grouped_queries, floats(2, 6, 8)), REST),
-    'class token': Model(_model(_class_token, floats(2, 4, 8)), {'*': 'elementwise >012'}),
-    'weight norm': Model(_model(_weight_norm, floats(2, 3)), {'*/v': '~dot 0>1', '*/g': '~dot >0'}),
 }

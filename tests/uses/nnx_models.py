@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from uses.table import ATTENTION, BIAS, REST, Model, floats, rotary, stacked, tokens
+from uses.table import ATTENTION, BIAS, REST, Model, floats, stacked, tokens
 
 
 def _model(make_module, *inputs):
@@ -23,14 +23,6 @@ def _model(make_module, *inputs):
         return apply_fn, params, inputs
 
     return make
-
-
-class MLP(nnx.Module):
-    def __init__(self, rngs):
-        self.first, self.second = nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 5, rngs=rngs)
-
-    def __call__(self, x):
-        return self.second(nnx.gelu(self.first(x)))
 
 
 class ResNet(nnx.Module):
@@ -120,44 +112,7 @@ class LoRA(nnx.Module):
         return self.lora(x)
 
 
-class ClassToken(nnx.Module):
-    def __init__(self, rngs):
-        self.norm = nnx.RMSNorm(8, rngs=rngs)
-        self.token, self.positions = (
-            nnx.Param(jnp.zeros((1, 1, 8))),
-            nnx.Param(jnp.zeros((1, 5, 8))),
-        )
-
-    def __call__(self, x):
-        token = jnp.broadcast_to(self.token[...], (x.shape[0], 1, 8))
-        return self.norm(jnp.concatenate([token, x], 1) + self.positions[...])[:, 0]
-
-
-class GroupedQueries(nnx.Module):
-    def __init__(self, rngs):
-        self.query = nnx.LinearGeneral(8, (4, 6), use_bias=False, rngs=rngs)
-        self.key = nnx.LinearGeneral(8, (2, 6), use_bias=False, rngs=rngs)
-        self.value = nnx.LinearGeneral(8, (2, 6), use_bias=False, rngs=rngs)
-        self.out = nnx.LinearGeneral((4, 6), 8, axis=(-2, -1), use_bias=False, rngs=rngs)
-
-    def __call__(self, x):
-        query, key = rotary(self.query(x)), rotary(self.key(x))
-        return self.out(jax.nn.dot_product_attention(query, key, self.value(x)))
-
-
-class Experts(nnx.Module):
-    def __init__(self, rngs):
-        self.router = nnx.Linear(4, 3, use_bias=False, rngs=rngs)
-        self.up, self.down = nnx.Param(jnp.zeros((3, 4, 8))), nnx.Param(jnp.zeros((3, 8, 4)))
-
-    def __call__(self, x):
-        hidden = jnp.einsum('btd,edf->btef', x, self.up[...])
-        gated = nnx.gelu(hidden) * nnx.softmax(self.router(x))[..., None]
-        return jnp.einsum('btef,efd->btd', gated, self.down[...])
-
-
 MODELS = {
-    'mlp': Model(_model(MLP, floats(2, 3)), REST, flops=2 * 2 * (3 * 4 + 4 * 5) + 2 * (4 + 5)),
     'resnet': Model(
         _model(ResNet, floats(2, 8, 8, 3)),
         {
@@ -181,14 +136,4 @@ MODELS = {
         flops=2 * 2 * 64 * (9 * 2 * 8 + 9 * 8 + 9 * 8 * 4),
     ),
     'lora': Model(_model(LoRA, floats(2, 3)), {'*/bias': BIAS, '*': 'dot 0>1'}),
-    'class token': Model(
-        _model(ClassToken, floats(2, 4, 8)), {'norm/scale': BIAS, '*': 'elementwise >012'}
-    ),
-    'grouped queries': Model(
-        _model(GroupedQueries, floats(2, 6, 8)), {'out/kernel': 'dot 01>2', '*': 'dot 0>12'}
-    ),
-    'experts': Model(
-        _model(Experts, floats(2, 6, 4)),
-        {'router/*': 'dot 0>1', 'up': 'dot 1>02', 'down': 'dot 01>2'},
-    ),
 }
