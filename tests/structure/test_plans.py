@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxpruner
 from jaxpruner.structure import channel_groups, load_plan, save_plan
 
 SHAPES = {'up': (2, 4), 'down': (4, 1)}
@@ -44,6 +45,11 @@ def test_lists_are_read_back(tmp_path):
     keep = {'up[2]': [[0, 1], [2, 4], [3, 5]]}
     save_plan(graph, keep, tmp_path / 'plan.json')
     np.testing.assert_array_equal(load_plan(graph, tmp_path / 'plan.json')['up[2]'], keep['up[2]'])
+    small = graph.shrink(params, keep, allow_inexact=True)
+    jaxpruner.save_small_model(graph, small, keep, tmp_path / 'small.safetensors')
+    loaded = jaxpruner.load_small_model(graph, tmp_path / 'small.safetensors')
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, small)
+    np.testing.assert_array_equal(loaded.keep['up[2]'], keep['up[2]'])
 
 
 OTHER_MODELS = {

@@ -27,116 +27,103 @@ from jaxpruner.trace.program import RULED_BACKWARDS, Program, bind
 Values = list[Any]
 
 
-class RuledCall:
-    """A call with a derivative rule of its own, run with smaller shapes.
+def run_ruled(
+    run: Callable[..., Values],
+    small: EquationCut,
+    position: Position,
+    replay: Callable[[Trace, Cut], Any],
+    values: Values,
+) -> Values:
+    """Runs a call with a derivative rule of its own with smaller shapes.
 
     Args:
       run: runs the program of the call.
       small: the call.
       position: of the call.
-      replayed: makes a run of a program with smaller shapes: `replay.Replay`.
+      replay: makes a `replay.Replay`, a run of a program with smaller shapes.
+      values: of the operands; `None` for those that the results do not depend on. Results may be `None`, too.
+
+    Raises:
+      ValueError: a derivative is taken, and the rule pins an axis that gets smaller.
     """
+    equation, axes, cut = small
+    operands = []
+    for value, variable, own in zip(values, equation.invars, axes.operands, strict=True):
+        missing = value is None
+        operands.append(jnp.zeros(cut.shape(own), variable.aval.dtype) if missing else value)
+    inputs, outputs = _differentiable(equation.invars), _differentiable(equation.outvars)
 
-    def __init__(
-        self,
-        run: Callable[..., Values],
-        small: EquationCut,
-        position: Position,
-        replayed: Callable[..., Any],
-    ):
-        self._run = run
-        self._small = small
-        self._position = position
-        self._replayed = replayed
-        self._operands = _differentiable(small.equation.invars)
-        self._results = _differentiable(small.equation.outvars)
+    @functools.cache
+    def derivative() -> Callable[[Values], Values]:
+        return _small_derivative(small, position, replay)
 
-    def __call__(self, *values: Any) -> Values:
-        """Runs the call. Operands that the results do not depend on are `None`.
-
-        Raises:
-          ValueError: a derivative is taken, and the rule pins an axis that gets smaller.
-        """
-        equation, axes, cut = self._small
-        operands = []
-        for value, variable, own in zip(values, equation.invars, axes.operands, strict=True):
-            missing = value is None
-            operands.append(jnp.zeros(cut.shape(own), variable.aval.dtype) if missing else value)
-        # Results may be `None`, too.
-        if equation.primitive.name in RULED_BACKWARDS:
-            function = jax.custom_vjp(lambda *values: self._run(*values))
-            function.defvjp(lambda *values: (self._run(*values), values), self._pull_back)
-        else:
-            function = jax.custom_jvp(lambda *values: self._run(*values))
-            function.defjvp(functools.partial(self._push_forward, function))
-        return function(*operands)
-
-    def _pull_back(self, values: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
-        derivatives = self._derivative([*values, *pick(cotangents, self._results)])
+    def pull_back(values: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
         gradients: Values = [None] * len(values)
-        for i, gradient in zip(self._operands, derivatives, strict=True):
+        derivatives = derivative()([*values, *pick(cotangents, outputs)])
+        for i, gradient in zip(inputs, derivatives, strict=True):
             gradients[i] = gradient
         return tuple(gradients)
 
-    def _push_forward(
-        self, function: Any, values: Sequence[Any], tangents: Sequence[Any]
-    ) -> tuple[Values, Values]:
+    def push_forward(values: Sequence[Any], tangents: Sequence[Any]) -> tuple[Values, Values]:
         results = function(*values)
-        derivatives = self._derivative([*values, *pick(tangents, self._operands)])
+        derivatives = derivative()([*values, *pick(tangents, inputs)])
         tangents_out: Values = [
             None if result is None else np.zeros(result.shape, jax.dtypes.float0)
             for result in results
         ]
-        for i, derivative in zip(self._results, derivatives, strict=True):
-            tangents_out[i] = None if results[i] is None else derivative
+        for i, tangent in zip(outputs, derivatives, strict=True):
+            tangents_out[i] = None if results[i] is None else tangent
         return results, tangents_out
 
-    @functools.cached_property
-    def _derivative(self) -> Callable[[Values], Values]:
-        """Runs the derivative of the call on the operands, and tangents of operands or cotangents of results."""
-        equation, axes, cut = self._small
-        ends = (axes.operands, self._operands), (axes.results, self._results)
-        if equation.primitive.name in RULED_BACKWARDS:
-            ends = ends[::-1]
-        seeds, derivatives = [pick(axes, numbers) for axes, numbers in ends]
-        program = self._trace_derivative()
-        copies = _Copies()
-        inference = Inference(())
-        inside = self._position.inside(equation, 0, (True,) * len(derivatives))._replace(path=())
-        inputs = list(map(copies.of, axes.operands + seeds))
-        outputs = inference.visit_program(Program.of(program), inputs, inside)
-        ties = Ties(functools.partial(pin_at, self._position, equation))
-        ties.unify_values(outputs, map(copies.of, derivatives))
-        name = f'{equation.primitive.name} at {self._position.line(equation)}'
-        trace = Trace(program, inference.equations, inference.constants, inference.trips)
-        return self._replayed(trace, copies.cut(cut, name)).run
+    function: Any
+    if equation.primitive.name in RULED_BACKWARDS:
+        function = jax.custom_vjp(lambda *values: run(*values))
+        function.defvjp(lambda *values: (run(*values), values), pull_back)
+    else:
+        function = jax.custom_jvp(lambda *values: run(*values))
+        function.defjvp(push_forward)
+    return function(*operands)
 
-    def _trace_derivative(self) -> Any:
-        """Traces the derivative of the call at the old shapes."""
-        equation = self._small.equation
-        is_backwards = equation.primitive.name in RULED_BACKWARDS
 
-        def derivative(values: Values, seeds: Values) -> Any:
-            def function(*inexact: Any) -> Values:
-                merged = list(values)
-                for i, value in zip(self._operands, inexact, strict=True):
-                    merged[i] = value
-                return list(pick(bind(equation, merged), self._results))
+def _small_derivative(
+    small: EquationCut, position: Position, replay: Callable[[Trace, Cut], Any]
+) -> Callable[[Values], Values]:
+    """Makes the derivative of a call of its operands, and of tangents of operands or cotangents of results."""
+    equation, axes, cut = small
+    inputs, outputs = _differentiable(equation.invars), _differentiable(equation.outvars)
+    is_backwards = equation.primitive.name in RULED_BACKWARDS
 
-            inexact = list(pick(values, self._operands))
-            if is_backwards:
-                _, pull_back = jax.vjp(function, *inexact)
-                return pull_back(seeds)
-            return jax.jvp(function, inexact, seeds)[1]
+    def derivative(values: Values, seeds: Values) -> Any:
+        def call(*inexact: Any) -> Values:
+            merged = list(values)
+            for i, value in zip(inputs, inexact, strict=True):
+                merged[i] = value
+            return list(pick(bind(equation, merged), outputs))
 
-        def shapes(variables: Sequence[Any]) -> Values:
-            avals = [variable.aval for variable in variables]
-            return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-
-        variables, numbers = equation.invars, self._operands
+        inexact = list(pick(values, inputs))
         if is_backwards:
-            variables, numbers = equation.outvars, self._results
-        return jax.make_jaxpr(derivative)(shapes(equation.invars), shapes(pick(variables, numbers)))
+            _, pull_back = jax.vjp(call, *inexact)
+            return pull_back(seeds)
+        return jax.jvp(call, inexact, seeds)[1]
+
+    def shapes(variables: Sequence[Any]) -> Values:
+        avals = [variable.aval for variable in variables]
+        return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+
+    # At the old shapes.
+    ends = (equation.invars, axes.operands, inputs), (equation.outvars, axes.results, outputs)
+    (seeded, seed_axes, seeds), (_, result_axes, results) = ends[::-1] if is_backwards else ends
+    program = jax.make_jaxpr(derivative)(shapes(equation.invars), shapes(pick(seeded, seeds)))
+    copies = _Copies()
+    inference = Inference(())
+    inside = position.inside(equation, 0, (True,) * len(results))._replace(path=())
+    arguments = list(map(copies.of, axes.operands + pick(seed_axes, seeds)))
+    found = inference.visit_program(Program.of(program), arguments, inside)
+    ties = Ties(functools.partial(pin_at, position, equation))
+    ties.unify_values(found, map(copies.of, pick(result_axes, results)))
+    name = f'{equation.primitive.name} at {position.line(equation)}'
+    trace = Trace(program, inference.equations, inference.constants, inference.trips)
+    return replay(trace, copies.cut(cut, name)).run
 
 
 def _differentiable(variables: Sequence[Any]) -> list[int]:

@@ -16,13 +16,13 @@ import dataclasses
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure.axes import Axes, Axis, Occurrence, Pin, atoms, drop, occurrences, sizes_of
+from jaxpruner.structure.axes import Axes, Axis, Pin, atoms, drop, occurrences, sizes_of
 from jaxpruner.structure.traces import Trace
 from jaxpruner.structure.zeros import inexact_atoms
 from jaxpruner.tree import Path
@@ -121,25 +121,13 @@ class PinnedAxis:
     pin: Pin | None
 
 
-class _Spot(NamedTuple):
-    """Where an atom lies along an axis of a leaf of the parameters or of the states."""
-
-    path: Path
-    leaf: int
-    axis: int
-    occurrence: Occurrence
-
-    def member(self) -> Member:
-        """This place, for users."""
-        _, offset, stride, repeats = self.occurrence
-        return Member(self.path, self.axis, offset, stride, repeats, self.occurrence)
-
-
-def _spots(leaves: Iterable[tuple[Path, Axes]]) -> Iterator[_Spot]:
-    for leaf, (path, axes) in enumerate(leaves):
+def _members(leaves: Iterable[tuple[Path, Axes]]) -> Iterator[tuple[Axis, Member]]:
+    """Where each atom lies along an axis of a leaf of the parameters or of the states."""
+    for path, axes in leaves:
         for i, axis in enumerate(axes):
             for occurrence in occurrences(axis):
-                yield _Spot(path, leaf, i, occurrence)
+                atom, offset, stride, repeats = occurrence
+                yield atom, Member(path, i, offset, stride, repeats, occurrence)
 
 
 def find_groups(
@@ -150,51 +138,52 @@ def find_groups(
     The groups are in the order in which the model uses their first leaves.
     """
     trace = traces[0]
-    used = [any(flags) for flags in zip(*[trace.used for trace in traces], strict=True)]
-    unused = [path for path, is_used in zip(trace.paths, used, strict=True) if not is_used]
+    leaves = dict(trace.named_leaves)
+    numbers = {path: number for number, path in enumerate(trace.paths)}
+    used = {path: any(each.used[number] for each in traces) for path, number in numbers.items()}
     pinned: list[PinnedAxis] = []
-    spots_of: dict[Axis, list[_Spot]] = defaultdict(list)
-    for (path, axes), is_used in zip(trace.named_leaves, used, strict=True):
-        if is_used and max(sizes_of(axes), default=1) <= 1:
+    members_of: dict[Axis, list[Member]] = defaultdict(list)
+    for path, axes in leaves.items():
+        if used[path] and max(sizes_of(axes), default=1) <= 1:
             pinned.append(PinnedAxis(path, None, 0, 1, None))
-    for spot in _spots(trace.named_leaves):
-        atom = spot.occurrence.atom
-        if not used[spot.leaf] or atom.size <= 1:
+    for atom, member in _members(leaves.items()):
+        if not used[member.path] or atom.size <= 1:
             continue
         if atom.pin is None:
-            spots_of[atom].append(spot)
+            members_of[atom].append(member)
         else:
-            place = spot.path, spot.axis, spot.occurrence.offset
+            place = member.path, member.axis, member.offset
             pinned.append(PinnedAxis(*place, atom.size, atom.pin))
     axes_of_states: dict[Path, Axes] = {}
     for each in traces:  # a leaf of several programs counts once
         axes_of_states = dict(each.named_states) | axes_of_states
     in_states: dict[Axis, list[Member]] = defaultdict(list)
-    for spot in _spots(axes_of_states.items()):
-        in_states[spot.occurrence.atom].append(spot.member())
+    for atom, member in _members(axes_of_states.items()):
+        in_states[atom].append(member)
 
-    def order(spot: _Spot) -> tuple[int, ...]:
+    def order(member: Member) -> tuple[int, ...]:
         """Sorts leaves by first use, axes of a leaf from last to first, and outer parts before inner ones."""
-        uses = [trace.first_uses[spot.leaf] for trace in traces]
-        return *uses, -spot.axis, spot.occurrence.offset, -spot.occurrence.stride
+        uses = [trace.first_uses[numbers[member.path]] for trace in traces]
+        return *uses, -member.axis, member.offset, -member.stride
 
     inexact = inexact_atoms(traces)
-    owners = _owners_of_lists(traces, spots_of)
+    owners = _owners_of_lists(traces, members_of)
     trips = {atom for trace in traces for atom in atoms(*trace.trips.values())}
-    first_spots = {atom: min(spots, key=order) for atom, spots in spots_of.items()}
+    first_members = {atom: min(members, key=order) for atom, members in members_of.items()}
     groups = {}
-    for atom in sorted(spots_of, key=lambda atom: order(first_spots[atom])):
+    for atom in sorted(members_of, key=lambda atom: order(first_members[atom])):
         reason = inexact.get(atom, '')
-        path, leaf, axis, (_, start, stride, _) = first_spots[atom]
-        name = f'{tree_lib.path_string(path)}[{axis}]'
-        if atom.size != trace.leaves[leaf][axis].size:
+        first, members = first_members[atom], members_of[atom]
+        name = f'{first.name}[{first.axis}]'
+        if atom.size != leaves[first.path][first.axis].size:
+            start, stride = first.offset, first.stride
             step = f':{stride}' if stride > 1 else ''
             name += f'[{start}:{start + atom.size * stride}{step}]'
         groups[name] = Group(
             name=name,
             size=atom.size,
-            members=tuple([spot.member() for spot in spots_of[atom]]),
-            parameters=_count_parameters(trace, spots_of[atom]),
+            members=tuple(members),
+            parameters=_count_parameters(leaves, members),
             exact=not reason,
             reason=reason,
             atom=atom,
@@ -202,20 +191,21 @@ def find_groups(
             is_depth=atom in trips,
             in_state=tuple(in_states.get(atom, ())),
         )
+    unused = [path for path, is_used in used.items() if not is_used]
     return groups, tuple(pinned), tuple(unused)
 
 
-def _count_parameters(trace: Trace, spots: Sequence[_Spot]) -> int:
+def _count_parameters(leaves: Mapping[Path, Axes], members: Iterable[Member]) -> int:
     """Counts the parameters along an atom, each once."""
-    # Leaf -> for each axis, flags of positions without a channel.
-    has_none: dict[int, list[np.ndarray]] = {}
-    for spot in spots:
-        sizes = sizes_of(trace.leaves[spot.leaf])
-        flags = has_none.setdefault(spot.leaf, [np.ones(size, bool) for size in sizes])
-        flags[spot.axis][spot.occurrence.positions()] = False
+    # For each axis of a leaf, flags of positions without a channel.
+    has_none: dict[Path, list[np.ndarray]] = {}
+    for member in members:
+        sizes = sizes_of(leaves[member.path])
+        flags = has_none.setdefault(member.path, [np.ones(size, bool) for size in sizes])
+        flags[member.axis][member.positions()] = False
     count = 0
-    for leaf, flags in has_none.items():
-        count += math.prod(sizes_of(trace.leaves[leaf]))
+    for path, flags in has_none.items():
+        count += math.prod(sizes_of(leaves[path]))
         count -= math.prod([int(np.count_nonzero(own)) for own in flags])
     return count
 

@@ -76,7 +76,7 @@ class Replay(Run):
             return keep(self.visit_program(call.program, operands, inner), inner.needed)
 
         small = self._small(equation, position)
-        return derivatives.RuledCall(run, small, position, Replay)(*operands)
+        return derivatives.run_ruled(run, small, position, Replay, operands)
 
     def slices(self, scan: Scan, position: Position) -> tuple[Any, int]:
         """The numbers of the trips that stay, if channels are listed for each trip."""

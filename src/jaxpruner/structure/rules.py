@@ -91,6 +91,11 @@ def _moved_windows(params: Mapping[str, Any], axes: Axes) -> list[int]:
     ]
 
 
+def _reshaped(param: str) -> Callable[[EquationCut, Values], Values]:
+    """The rule of a primitive that has the shape of its result as a parameter."""
+    return lambda small, operands: small.run(operands, **{param: small.result_shape})
+
+
 def bits_axes(ties: EquationTies) -> list[Axes]:
     """Reads bits as numbers of the same width."""
     if sizes_of(ties.operands[0]) != ties.shape:
@@ -309,10 +314,11 @@ def product_axes(ties: EquationTies) -> list[Axes]:
         ties.pin('data say how many rows a group has', left[0], right[0], *ties.operands[2])
     result = []
     for index in indices_of_contraction(ties.equation):
-        if index.left is not None and index.right is not None:
-            ties.unify(left[index.left], right[index.right])
+        places = zip((left, right), index[:2], strict=True)
+        own = [axes[i] for axes, i in places if i is not None]
+        ties.unify(own[0], own[-1])
         if index.result is not None:
-            result.append(right[index.right] if index.left is None else left[index.left])
+            result.append(own[0])
     return [tuple(result)]
 
 
@@ -398,7 +404,6 @@ COMPUTING = rules.ARITHMETIC | frozenset(
     """.split()
 )
 _MEET = 'elements follow one another along it'
-_PRODUCT = Row(product_axes, zeros.product_fills)
 _WINDOW = 'the window moves along it'
 _PINNED = Row(
     lambda ties: ties.pin_everything('nothing is known of this operation'), zeros.unknown_fills
@@ -410,32 +415,22 @@ ROWS: dict[str, Row] = {
         Row(lambda ties: list(ties.operands), lambda zeroed: zeroed.fills),
     ),
     'bitcast_convert_type': Row(bits_axes, zeros.unknown_fills),
-    **dict.fromkeys(('dot_general', *contractions.RAGGED), _PRODUCT),
+    'dot_general': Row(product_axes, zeros.product_fills),
+    **dict.fromkeys(contractions.RAGGED, Row(product_axes, zeros.product_fills)),
     'conv_general_dilated': Row(conv_axes, zeros.product_fills, conv_resized),
-    **dict.fromkeys(
-        (*zeros.NEUTRAL, *zeros.LESSER, *COLLECTIVES),
-        Row(reduce_axes, zeros.reduce_fills),
-    ),
+    **dict.fromkeys(zeros.REDUCTIONS, Row(reduce_axes, zeros.reduce_fills)),
     **dict.fromkeys(('argmax', 'argmin'), Row(index_axes, zeros.unknown_fills)),
-    'broadcast_in_dim': Row(
-        broadcast_axes,
-        moved(),
-        lambda small, operands: small.run(operands, shape=small.result_shape),
-    ),
+    'broadcast_in_dim': Row(broadcast_axes, moved(), _reshaped('shape')),
     'concatenate': Row(concatenate_axes, moved()),
     'dynamic_slice': Row(
         lambda ties: [window_axes(ties.operands[0], ties.params['slice_sizes'], ties)],
         moved(0),
-        lambda small, operands: small.run(operands, slice_sizes=small.result_shape),
+        _reshaped('slice_sizes'),
     ),
     'dynamic_update_slice': Row(dynamic_update_slice_axes, moved(0, 1)),
     'gather': Row(gather_axes, moved(0, also=_beyond_the_end), gather_resized),
     'pad': Row(pad_axes, moved(0, 1, also=_padding)),
-    'reshape': Row(
-        reshape_axes,
-        moved(),
-        lambda small, operands: small.run(operands, new_sizes=small.result_shape),
-    ),
+    'reshape': Row(reshape_axes, moved(), _reshaped('new_sizes')),
     'slice': Row(slice_axes, moved(), slice_resized),
     'split': Row(split_axes, moved(), split_resized),
     'squeeze': _reordered(lambda params, axes: drop(axes, params['dimensions'])),

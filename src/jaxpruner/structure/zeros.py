@@ -341,16 +341,12 @@ def signs_of(array: np.ndarray) -> Signs:
 
 
 # Reduction -> the scalar that changes no result.
-NEUTRAL: dict[str, Scalar] = {
-    'reduce_and': True,
-    'reduce_or': 0,
-    'reduce_prod': 1,
-    'reduce_sum': 0,
-}
+NEUTRAL: dict[str, Scalar] = {'reduce_and': 1, 'reduce_or': 0, 'reduce_prod': 1, 'reduce_sum': 0}
 # Reduction -> the sign of elements that it takes only if there is no 0.
 LESSER = {'reduce_max': -1, 'reduce_min': 1}
 # Reductions along an axis over which the program was mapped -> the same reductions of arrays.
 COLLECTIVES = {'pmax': 'reduce_max', 'pmin': 'reduce_min', 'psum': 'reduce_sum'}
+REDUCTIONS = (*NEUTRAL, *LESSER, *COLLECTIVES)
 
 
 def unknown_fills(zeroed: ZeroedEquation) -> Fills:
@@ -439,7 +435,7 @@ def product_fills(zeroed: ZeroedEquation) -> list[Fill]:
     indices = indices_of_contraction(zeroed.equation)
     summed: set[Axis] = set()
     for index in indices:
-        if index.result is None:
+        if index.result is None and index.right is not None:
             for atom in zeroed.candidates(right_axes[index.right]):
                 summed.add(atom)
                 scalar = multiply(left.at(index.left, atom), right.at(index.right, atom))
@@ -503,10 +499,7 @@ def _reduced(name: str, count: int, value: Scalar) -> Scalar:
         return value if value is None else NAN
     if name == 'reduce_sum':
         return value * count
-    if name == 'reduce_prod' and value not in (0, 1):
-        with np.errstate(over='ignore'):
-            return float(np.float64(value) ** count)
-    return value
+    return None if name == 'reduce_prod' and value not in (0, 1) else value
 
 
 def inexact_atoms(traces: Sequence[Trace], leaves: Sequence[Fill] | None = None) -> dict[Axis, str]:
