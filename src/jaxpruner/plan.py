@@ -141,9 +141,8 @@ def plan_leaves(pruner: Any, params: PyTree) -> PruningPlan:
     custom = sparsity_distributions.custom_sparsities(named, paths)
     is_global = pruner.ranked_together == 'model'
     together = [is_global and i not in custom for i in range(len(paths))]
-    is_counted = mask_calculator.own_topk_fn(pruner.topk_fn) is None and (
-        is_global or pruner.ranked_together == 'leaf'
-    )
+    has_own_ranking = mask_calculator.own_topk_fn(pruner.topk_fn) is not None
+    is_counted = not has_own_ranking and pruner.ranked_together in ('leaf', 'model')
     # One total: the target of any leaf in the ranking prunes the others, too.
     others_prune = any(
         target is not None and ranked and (tree_lib.is_traced(target) or float(target) > 0)
@@ -151,15 +150,30 @@ def plan_leaves(pruner: Any, params: PyTree) -> PruningPlan:
     )
     planned = []
     for i, leaf in enumerate(pruner.describe_leaves(paths, arrays)):
-        size = math.prod(leaf.shape)
-        unpruned = LeafPlan(**vars(leaf), kept=size, size=size, why_dense=None)
+        size, kept, why_dense = math.prod(leaf.shape), None, None
+        target = None if tree_lib.is_traced(targets[i]) else targets[i]
         is_ranked = together[i] and others_prune
-        leaf_plan = with_target(
-            unpruned, targets[i], reasons[i], is_counted and not together[i], is_ranked
+        if leaf.sparsity_type is None:
+            why_dense = 'its sparsity type is None'
+        elif not jnp.issubdtype(leaf.dtype, jnp.number):
+            why_dense = 'it holds no numbers that can be ranked'
+        elif targets[i] is None:
+            why_dense = reasons[i]
+        elif target is not None:
+            target = float(target)
+            if target == 0 and not is_ranked:
+                why_dense = 'its target is 0'
+            elif is_counted and not together[i] and not is_joint(leaf.sparsity_type):
+                kept = _kept(leaf, target)
+                why_dense = 'less than one weight would go' if kept == size else None
+        leaf_plan = LeafPlan(
+            **{**vars(leaf), 'target': target},
+            kept=size if why_dense else kept,
+            size=size,
+            why_dense=why_dense,
+            is_ranked_with_others=is_ranked and why_dense is None,
         )
-        planned.append(
-            dataclasses.replace(leaf_plan, is_ranked_with_others=is_ranked and leaf_plan.is_pruned)
-        )
+        planned.append(leaf_plan)
     if is_counted and not is_global:
         has_target = [target is not None for target in targets]
         for sparsity_type, indices in mask_calculator.tied_leaves(planned, has_target):
@@ -168,82 +182,51 @@ def plan_leaves(pruner: Any, params: PyTree) -> PruningPlan:
             if tree_lib.has_traced(own):
                 continue
             for path, kept in sparsity_type.kept_weights(shapes, own).items():
-                i = indices[path]
-                leaf = dataclasses.replace(planned[i], kept=kept, target=1 - kept / planned[i].size)
+                leaf = planned[indices[path]]
                 why = 'its groups lose less than one channel' if kept == leaf.size else None
-                planned[i] = dataclasses.replace(leaf, why_dense=why)
+                share = 1 - kept / leaf.size
+                planned[indices[path]] = dataclasses.replace(
+                    leaf, kept=kept, target=share, why_dense=why
+                )
     return PruningPlan(type(pruner).__name__, tuple(planned), _kept_in_all(planned, together))
 
 
-def with_target(
-    leaf: LeafPlan, target: Any, reason: str, is_counted: bool, shares_target: bool = False
-) -> LeafPlan:
-    """Plans a leaf with its target, and what follows from it.
-
-    Args:
-      leaf: with all of its weights kept.
-      target: the share to remove, `None` for none; may be traced.
-      reason: why it has no target, if it has none.
-      is_counted: whether shapes say how many of its weights are kept.
-      shares_target: whether the targets of other leaves prune it, too, so that its own may be 0.
-    """
-    if leaf.sparsity_type is None:
-        return dataclasses.replace(leaf, why_dense='its sparsity type is None')
-    if not jnp.issubdtype(leaf.dtype, jnp.number):
-        return dataclasses.replace(leaf, why_dense='it holds no numbers that can be ranked')
-    if target is None:
-        return dataclasses.replace(leaf, why_dense=reason)
-    if tree_lib.is_traced(target):
-        return dataclasses.replace(leaf, kept=None)
-    leaf = dataclasses.replace(leaf, target=float(target))
-    if leaf.target == 0 and not shares_target:
-        return dataclasses.replace(leaf, why_dense='its target is 0')
-    kept = None
-    if is_counted and not is_joint(leaf.sparsity_type):  # tied leaves are counted together
-        layers = 1 if leaf.layer_axis is None else leaf.shape[leaf.layer_axis]
-        kept_of_layer = _kept_of_layer(leaf) if leaf.size else 0
-        kept = None if kept_of_layer is None else layers * kept_of_layer
-    why_dense = 'less than one weight would go' if kept == leaf.size else None
-    return dataclasses.replace(leaf, kept=kept, why_dense=why_dense)
-
-
-def _kept_of_layer(leaf):
-    """Counts the weights that a layer keeps at its target, if it is ranked by itself and groups are of one size."""
+def _kept(leaf, target):
+    """Counts the weights that a leaf keeps, each layer at its target, if groups are of one size; else `None`."""
     shape, kind = leaf.layer_shape, leaf.sparsity_type
-    assert leaf.target is not None
     size = math.prod(shape)
+    if not size:
+        return 0
+    layers = math.prod(leaf.shape) // size
     if isinstance(kind, NByM):
         length = kind.line_length(shape)
-        return size // length * kind.kept_in_line(length)
-    groups = size
-    if not is_unstructured(kind):
-        scores = jax.ShapeDtypeStruct(shape, jnp.float32)
-        groups = jax.eval_shape(kind.group_scores, scores).size
-    kept = mask_calculator.number_to_keep_on_host(groups, leaf.target)
-    if kept == groups:
-        return size
-    is_even = groups == size or type(kind) is Channel
-    if type(kind) is Block:  # blocks at the edges may have fewer weights
-        lengths = zip(reversed(shape), reversed(kind.block_shape), strict=False)
-        is_even = all(length % block == 0 for length, block in lengths)
-    return size // groups * kept if is_even else None
+        return layers * (size // length * kind.kept_in_line(length))
+    scores = jax.ShapeDtypeStruct(shape, jnp.float32)
+    groups = size if is_unstructured(kind) else jax.eval_shape(kind.group_scores, scores).size
+    kept = mask_calculator.number_to_keep_on_host(groups, target)
+    # Blocks at the edges may have fewer weights.
+    blocks = reversed(kind.block_shape) if type(kind) is Block else ()
+    are_whole = all(n % block == 0 for n, block in zip(reversed(shape), blocks, strict=False))
+    if kept == groups or groups == size or (type(kind) in (Block, Channel) and are_whole):
+        return layers * size * kept // groups
+    return None
 
 
 def _kept_in_all(leaves, together):
     """Counts the kept weights of all leaves; those in one ranking over the model are counted together."""
-    unknown = [leaf for leaf in leaves if leaf.kept is None]
-    total = sum(leaf.kept or 0 for leaf in leaves)
-    if not unknown:
-        return total
-    ranked = [
-        leaf for leaf, own in zip(leaves, together, strict=True) if own and leaf.target is not None
-    ]
-    if not ranked or any(leaf.target is None for leaf in unknown):
-        return None
+    ranked, total = [], 0
+    for leaf, is_ranked in zip(leaves, together, strict=True):
+        if leaf.kept is None and (leaf.target is None or not is_ranked):
+            return None
+        if is_ranked and leaf.target is not None:
+            ranked.append(leaf)
+        else:
+            total += leaf.kept
+    if all(leaf.kept is not None for leaf in ranked):
+        return total + sum(leaf.kept for leaf in ranked)
     size = sum(leaf.size for leaf in ranked)
-    removed = sum((leaf.target or 0) * leaf.size for leaf in ranked)
-    counted = sum(leaf.kept or 0 for leaf in ranked)
-    return total - counted + mask_calculator.number_to_keep_on_host(size, removed / size)
+    removed = sum(leaf.target * leaf.size for leaf in ranked)
+    return total + mask_calculator.number_to_keep_on_host(size, removed / size)
 
 
 def _texts(leaf):

@@ -1,6 +1,7 @@
 """A model as a table: what each leaf has, what its mask keeps, and what that takes in memory."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -43,6 +44,12 @@ class TableRow:
         """The share of the weights that is not kept, 0 of no weights."""
         return 1 - self.kept / self.weights if self.weights else 0.0
 
+    @property
+    def words(self) -> list[str]:
+        """The numbers as they are printed: kept weights, bytes dense and packed, operations."""
+        sizes = [with_prefix(size, 'B') for size in (self.dense_bytes, self.packed_bytes)]
+        return [f'{self.kept:,}', *sizes, '-' if self.flops is None else with_prefix(self.flops)]
+
 
 @dataclasses.dataclass(frozen=True)
 class SparsityTable:
@@ -64,13 +71,6 @@ class SparsityTable:
 
     def to_text(self, width: int = text_tables.WIDTH) -> str:
         """Lays the table out as plain text with lines of at most `width` characters."""
-        has_flops = self.total.flops is not None
-
-        def numbers(row: TableRow) -> list[str]:
-            sizes = [with_prefix(size, 'B') for size in (row.dense_bytes, row.packed_bytes)]
-            flops = '-' if row.flops is None else with_prefix(row.flops)
-            return [f'{row.kept:,}', *sizes, *([flops] if has_flops else [])]
-
         names = [row.name for row in self.rows]
         alike = [(row.shape, row.dtype, row.flops is None) for row in self.rows]
         body = []
@@ -78,10 +78,12 @@ class SparsityTable:
             rows = [self.rows[i] for i in indices]
             shape = '×'.join(map(str, rows[0].shape or ())) or 'scalar'
             sparsity = text_tables.span([row.sparsity for row in rows], '{:.2%}'.format)
-            body.append([name, shape, rows[0].dtype, sparsity, *numbers(_sum(rows, name))])
+            body.append([name, shape, rows[0].dtype, sparsity, *_sum(rows, name).words])
         total = self.total
-        last = ['total', f'{total.weights:,}', '', f'{total.sparsity:.2%}', *numbers(total)]
-        columns = [*_COLUMNS, *([Column('FLOPs', align='right')] if has_flops else [])]
+        last = ['total', f'{total.weights:,}', '', f'{total.sparsity:.2%}', *total.words]
+        columns = [*_COLUMNS, Column('FLOPs', align='right')]
+        if total.flops is None:
+            columns, body, last = columns[:-1], [row[:-1] for row in body], last[:-1]
         return text_tables.to_text(columns, body, last, width)
 
     def __iter__(self) -> Iterator[TableRow]:
@@ -135,30 +137,29 @@ def tabulate(params: tree_lib.PyTree, masks: Any = None, graph: Any = None) -> S
     numbers = jax.tree.map(utils.array_of_numbers, params)
     paths, leaves, treedef = tree_lib.flatten_with_paths(numbers)
     names = list(map(tree_lib.path_string, paths))
-    mask_trees = [state.masks for state in sparse_state_lib.sparse_states(masks)] or [masks]
-    masks_of_leaves: list[Any] = [None] * len(leaves)
-    for tree in [] if masks is None else mask_trees:  # of several pruners
-        for i, mask in enumerate(tree_lib.leaves_like(treedef, tree)):
-            masks_of_leaves[i] = mask if masks_of_leaves[i] is None else masks_of_leaves[i]
+    counted: list[Any] = leaves
+    if masks is not None:
+        # Those of several pruners.
+        trees = [state.masks for state in sparse_state_lib.sparse_states(masks)] or [masks]
+        of_trees = zip(*(tree_lib.leaves_like(treedef, tree) for tree in trees), strict=True)
+        counted = [next((m for m in each if m is not None), None) for each in of_trees]
     counts = []
-    for name, leaf, mask in zip(names, leaves, masks_of_leaves, strict=True):
-        counted = leaf if masks is None else mask
-        if counted is None:
-            counts.append(math.prod(leaf.shape))
-            continue
-        if tree_lib.is_traced(counted) or isinstance(counted, jax.ShapeDtypeStruct):
+    for name, leaf, array in zip(names, leaves, counted, strict=True):
+        if tree_lib.is_traced(array) or isinstance(array, jax.ShapeDtypeStruct):
             raise TypeError(
-                f'{name}: a table needs numbers that are known, got {type(counted).__name__}; call tabulate outside '
-                'jit, and give masks where parameters are shapes alone (summarize_sparsity counts in jit)'
+                f'{name}: a table needs numbers that are known, got {type(array).__name__}; call tabulate outside jit, '
+                'and give masks where parameters are shapes alone (summarize_sparsity counts in jit)'
             )
-        if masks is None:
+        if array is None:
+            counts.append(math.prod(leaf.shape))
+        elif masks is None:
             counts.append(utils.count_nonzero(leaf))
-            continue
-        jax.eval_shape(
-            sparse_state_lib.unpack_masks, {name: mask}, {name: leaf}
-        )  # checks the shape
-        mask = mask if mask.dtype == jnp.uint8 else (mask != 0).astype(jnp.uint8)
-        counts.append(sparse_state_lib.kept_weights(mask))
+        else:
+            fits = functools.partial(sparse_state_lib.unpack_masks, {name: array})
+            jax.eval_shape(fits, {name: leaf})  # checks the shape
+            is_stored = array.dtype == jnp.uint8
+            mask = array if is_stored else (array != 0).astype(jnp.uint8)
+            counts.append(sparse_state_lib.kept_weights(mask))
     flops: list[Any] = [None] * len(leaves)
     if graph is not None:
         flops_of_rules: Mapping[Any, float] = getattr(graph, 'leaf_flops', graph)
@@ -166,20 +167,10 @@ def tabulate(params: tree_lib.PyTree, masks: Any = None, graph: Any = None) -> S
         rules = tree_lib.first_matches(flops_of_rules, paths, 'graph')
         flops = [None if rule is None else values[rule] for rule in rules]
     rows = []
-    for name, leaf, count, operations in zip(
-        names, leaves, map(int, jax.device_get(counts)), flops, strict=True
-    ):
-        weights, itemsize = math.prod(leaf.shape), leaf.dtype.itemsize
-        packed = utils.packed_bytes(weights, count, itemsize)
-        row = TableRow(
-            name,
-            tuple(leaf.shape),
-            str(leaf.dtype),
-            weights,
-            count,
-            weights * itemsize,
-            packed,
-            operations,
-        )
+    counts = map(int, jax.device_get(counts))
+    for name, leaf, count, operations in zip(names, leaves, counts, flops, strict=True):
+        weights, itemsize, dtype = math.prod(leaf.shape), leaf.dtype.itemsize, str(leaf.dtype)
+        sizes = weights * itemsize, utils.packed_bytes(weights, count, itemsize)
+        row = TableRow(name, tuple(leaf.shape), dtype, weights, count, *sizes, operations)
         rows.append(row)
     return SparsityTable(tuple(rows))

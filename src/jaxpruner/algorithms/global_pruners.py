@@ -127,7 +127,7 @@ class GlobalPruningMixin(_Pruner):
         # The tree of sparsities of a model that is one bare array is one number, too.
         is_number = treedef.num_nodes > 1 and tree_lib.is_number(target_sparsity)
         if is_number:
-            targets = [
+            targets: list[Any] = [
                 target_sparsity
                 if array is not None
                 and leaf.sparsity_type is not None
@@ -140,24 +140,24 @@ class GlobalPruningMixin(_Pruner):
         masks: list[Any] = [None] * len(arrays)
         together = []
         for i in sorted(range(len(paths)), key=paths.__getitem__):
-            target = targets[i]
-            if i in custom and (is_number or target is not None):
-                target = custom[i]  # no schedule delays these leaves
-            if target is None or (arrays[i] is None and is_number):
+            if i in custom and (is_number or targets[i] is not None):
+                targets[i] = custom[i]  # no schedule delays these leaves
+            if targets[i] is None or (arrays[i] is None and is_number):
                 continue
             mask_calculator.check_scores(arrays[i], tree_lib.path_string(paths[i]))
-            if i not in custom:
-                together.append(i)
+            if i in custom:
+                scores = selection.read(arrays[i])
+                masks[i] = mask_calculator.topk_mask_calculator(scores, targets[i])
             else:
-                masks[i] = mask_calculator.topk_mask_calculator(selection.read(arrays[i]), target)
+                together.append(i)
         if together:
-            normalizes = (
+            is_normalized = (
                 self.use_normalization if self.normalize_scores is None else self.normalize_scores
             )
             ranked = _keep_together(
                 [arrays[i] for i in together],
                 [targets[i] for i in together],
-                self.normalization_eps if normalizes else None,
+                self.normalization_eps if is_normalized else None,
             )
             for i, mask in zip(together, ranked, strict=True):
                 masks[i] = mask
@@ -180,28 +180,12 @@ def _keep_together(arrays, targets, normalization_eps):
     return selection.keep_largest_jointly(arrays, count, norms)
 
 
-@dataclasses.dataclass
-class _PublishedOrder:
-    """Gives the fields of the classes below JaxPruner's order, for code that passes them by position.
-
-    A dataclass collects the fields of its bases from the last base to the first. A field stays at the place where it
-    came first, and has the default that came last. So as the last base this class decides the order alone, and none of
-    its defaults is used. Without it `sparsity` would come before `custom_sparsity_map`.
-    """
-
-    scheduler: Any = None
-    skip_gradients: Any = None
-    is_sparse_gradients: Any = None
-    sparsity_type: Any = None
-    sparsity_distribution_fn: Any = None
-    rng_seed: Any = None
-    use_packed_masks: Any = None
-    topk_fn: Any = None
-    custom_sparsity_map: Any = None
-    filter_fn: Any = None
-    normalization_eps: Any = None
-    use_normalization: Any = None
-    sparsity: Any = None
+# Gives the fields of the classes below JaxPruner's order, for code that passes them by position. A dataclass collects
+# the fields of its bases from the last base to the first; a field stays at the place where it came first, and has the
+# default that came last. So this class, as the last base, decides the order alone: `sparsity` comes after these.
+_ORDER = [field.name for field in dataclasses.fields(BaseUpdater) if not field.kw_only]
+_ORDER += ['custom_sparsity_map', 'filter_fn', 'normalization_eps', 'use_normalization']
+_PublishedOrder = dataclasses.make_dataclass('_PublishedOrder', [(n, Any, None) for n in _ORDER])
 
 
 def total_sparsity(targets: list, sizes: list[int]) -> jax.Array:

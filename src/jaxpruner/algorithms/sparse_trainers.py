@@ -112,17 +112,15 @@ class SET(StaticRandomSparse):
 
     def plan(self, params, opt_state=None):
         """Also tells the drop fraction at the first and the last mask update."""
+        plan = super().plan(params, opt_state)
         steps = checks.update_steps(self.scheduler) or (0,)
         with jax.ensure_compile_time_eval():
-            first, last = self.drop_fraction_fn(steps[0]), self.drop_fraction_fn(steps[-1])
-        plan = super().plan(params, opt_state)
+            first, last = (self.drop_fraction_fn(steps[i]) for i in (0, -1))
         if not plan.pruned or tree_lib.has_traced((first, last)):
             return plan
-        words = f'{float(first):.4g} of the kept weights'
-        if float(first) != float(last):
-            words += f' at step {steps[0]}, {float(last):.4g} at step {steps[-1]}'
+        fractions = f'{float(first):.4g} of the kept weights at step {steps[0]}, {float(last):.4g} at {steps[-1]}'
         return dataclasses.replace(
-            plan, updates=f'drop_fraction_fn: a mask update replaces {words}'
+            plan, updates=f'drop_fraction_fn: a mask update replaces {fractions}'
         )
 
     @selection.says(of_each_weight=jnp.abs)
@@ -164,12 +162,10 @@ class SET(StaticRandomSparse):
     # JaxPruner's names, which `update_state` calls: a subclass may override either.
 
     def _get_drop_scores(self, sparse_state, params, grads, **extra_args):
-        known = checks.known_arguments(self.get_drop_scores, extra_args)
-        return self.get_drop_scores(sparse_state, params, grads, **known)
+        return checks.call(self.get_drop_scores, sparse_state, params, grads, **extra_args)
 
     def _get_grow_scores(self, sparse_state, params, grads, **extra_args):
-        known = checks.known_arguments(self.get_grow_scores, extra_args)
-        return self.get_grow_scores(sparse_state, params, grads, **known)
+        return checks.call(self.get_grow_scores, sparse_state, params, grads, **extra_args)
 
     def _update_masks(self, old_mask, drop_score, grow_score, drop_fraction):
         return self.update_masks(old_mask, drop_score, grow_score, drop_fraction)
@@ -187,21 +183,28 @@ class SET(StaticRandomSparse):
         rules = [
             getattr(rule, '__func__', None) for rule in (self.update_masks, self._update_masks)
         ]
-        replaces_together = rules == [SET.update_masks, SET._update_masks]
-        arguments = sparse_state, params, grads
-        drop, grow = (
-            self._scores(name, weights, treedef, replaces_together, extra_args, *arguments)
-            for name, weights in (('get_drop_scores', params), ('get_grow_scores', grads))
-        )
-        leaves = self.describe_leaves(paths, arrays)
+        is_together = rules == [SET.update_masks, SET._update_masks]
+
+        def scores(name, weights):
+            """Scores all leaves: lazily where the method says that it scores each weight by itself."""
+            method, function = getattr(self, f'_{name}'), None
+            if is_together and getattr(method, '__func__', None) is vars(SET)[f'_{name}']:
+                function = getattr(getattr(self, name), 'of_each_weight', None)
+            if function is None:
+                of_leaves = checks.call(method, sparse_state, params, grads, **extra_args)
+                return tree_lib.leaves_like(treedef, of_leaves)
+            return [selection.lazily(function, w) for w in tree_lib.leaves_like(treedef, weights)]
+
+        drop, grow = scores('get_drop_scores', params), scores('get_grow_scores', grads)
         masked: dict[int, mask_calculator.MaskedLeaf] = {}
+        leaves = self.describe_leaves(paths, arrays)
         for i, leaf in enumerate(leaves):
             if masks[i] is not None:
                 mask_calculator.check_scores(drop[i], leaf.name)
                 mask_calculator.check_scores(grow[i], leaf.name)
-                mask, dropped, grown = map(leaf.layers_first, (masks[i], drop[i], grow[i]))
-                masked[i] = mask_calculator.MaskedLeaf(mask, dropped, grown, leaf.groups)
-        if replaces_together:
+                parts = map(leaf.layers_first, (masks[i], drop[i], grow[i]))
+                masked[i] = mask_calculator.MaskedLeaf(*parts, leaf.groups)
+        if is_together:
             new_masks = mask_calculator.drop_and_grow(list(masked.values()), fraction)
         else:
             new_masks = [self._update_leaf(leaf, fraction) for leaf in masked.values()]
@@ -217,21 +220,10 @@ class SET(StaticRandomSparse):
                 name=type(self).__name__,
                 step=sparse_state.count,
                 fraction=fraction,
-                number=sum(jnp.sum(flags) for flags in jax.tree.leaves(regrown)),
+                number=sum(map(jnp.sum, jax.tree.leaves(regrown))),
             )
         inner_state = restart_inner_state(sparse_state.inner_state, regrown)
         return sparse_state._replace(masks=new_masks, inner_state=inner_state)
-
-    def _scores(self, name, weights, treedef, reads_lazy_scores, extra_args, *arguments):
-        """Lists the scores of all leaves; lazy ones where the method says that it scores each weight by itself."""
-        method, public = getattr(self, f'_{name}'), getattr(self, name)
-        is_default = getattr(method, '__func__', None) is vars(SET)[f'_{name}']
-        function = getattr(public, 'of_each_weight', None) if is_default else None
-        if function is not None and reads_lazy_scores:
-            leaves = tree_lib.leaves_like(treedef, weights)
-            return [selection.lazily(function, leaf) for leaf in leaves]
-        known = checks.known_arguments(method, extra_args)
-        return tree_lib.leaves_like(treedef, method(*arguments, **known))
 
     def _update_leaf(self, leaf, fraction):
         """Asks a subclass's `update_masks`, which sees the leaf's own type, and one layer at a time."""
