@@ -354,11 +354,6 @@ def test_an_algorithm_state_that_changes_its_form_is_refused(first, then, words)
         last(every(cls=Keeps, first=first, tracked=then), 1)
 
 
-def test_scores_that_need_a_state_say_so_where_there_is_none():
-    with pytest.raises(ValueError, match=r'Counting.*wrap_optax'):
-        Counting(sparsity=0.5).instant_sparsify(PARAMS)
-
-
 # Equality: pruners of equal settings are equal, and may be static arguments.
 
 

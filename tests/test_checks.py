@@ -202,10 +202,6 @@ def at_08(cls, *arguments, **settings):
     return lambda: getattr(jaxpruner, cls)(*arguments, **({'sparsity': 0.8} | settings))
 
 
-def dropping(fraction):
-    return optax.constant_schedule(fraction)
-
-
 # A pruner, and what its warning has to name: class, value, leaf or remedy.
 WARNINGS = {
     'no schedule': (at_08('MagnitudePruning'), 'MagnitudePruning.*NoUpdateSchedule'),
@@ -215,10 +211,6 @@ WARNINGS = {
     'phases that never begin': (at_08('ACDC', NO_MULTIPLE), 'ACDC'),
     'ends short': (at_08('MagnitudePruning', TOO_SHORT), '100.*150.*update_end_step=101'),
     'SET never updates': (at_08('SET'), 'SET'),
-    'RigL drops nothing': (
-        at_08('RigL', sparsity_schedules.PeriodicSchedule(100), drop_fraction_fn=dropping(0.0)),
-        'RigL.*drop_fraction',
-    ),
     'the default pruner': (jaxpruner.MagnitudePruning, 'MagnitudePruning.*dense|kernel.*sparsity='),
     'no distribution': (
         lambda: jaxpruner.MagnitudePruning(ONCE, sparsity_distribution_fn=None),
@@ -300,7 +292,7 @@ def test_a_schedule_of_ones_own_is_asked_how_far_it_comes():
 
 
 class SparseFromTheStart(jaxpruner.MagnitudePruning):
-    """Written for JaxPruner: no attribute says that its first masks are sparse."""
+    starts_sparse = True
 
     def get_initial_masks(self, params, target_sparsities):
         return jax.tree.map(lambda p: (p > 2).astype(jnp.uint8), params)

@@ -283,7 +283,6 @@ BAD = [
     ({'algorithm': 'magnitude', 'sparsty': 0.5}, "'sparsty'.*'sparsity'"),
     ({'algorithm': 'magnitude', 'total_steps': 100}, "'total_steps'"),
     ({'algorithm': 'magnitude', 'initial_sparsity': 0.5, 'update_freq': 1}, 'initial_sparsity'),
-    ({'algorithm': 'magnitude', 'dist_type': 'erk'}, 'dist_type.*sparsity'),
     ({'algorithm': 'rigl', 'update_start_step': 5}, 'update_start_step=5.*update_freq'),
     ({'algorithm': 'magnitude', 'custom_sparsity_map': {'x': 1.5}}, "'x'.*1.5"),
     (

@@ -4,20 +4,16 @@ import dataclasses
 import functools
 import importlib
 import inspect
-import logging
-from collections.abc import Mapping
 from typing import Any
 
 import optax
 
-from jaxpruner import algorithms, checks, sparsity_distributions, sparsity_schedules, sparsity_types
+from jaxpruner import algorithms, checks, sparsity_distributions, sparsity_schedules
 from jaxpruner.algorithms import ALGORITHM_REGISTRY as ALGORITHM_REGISTRY
 from jaxpruner.algorithms import acdc
 from jaxpruner.base_updater import BaseUpdater, NoPruning
 from jaxpruner.files import config_files
 from jaxpruner.tree import nearest
-
-logger = logging.getLogger(__name__)
 
 ALGORITHMS = ALGORITHM_REGISTRY
 
@@ -59,7 +55,7 @@ def all_algorithm_names() -> tuple[str, ...]:
 def register_algorithm(algorithm_name: str, algorithm: type[BaseUpdater]) -> None:
     """Makes an algorithm known by name; its fields become config keys.
 
-    It replaces the algorithm that has the name, and a line of the log says so.
+    It replaces the algorithm that has the name.
 
     Args:
       algorithm_name: its name in configs.
@@ -110,13 +106,6 @@ def _register(name, algorithm, registry):
                 f'{name!r}: {base.__name__} annotates {", ".join(settings)}, which are no fields, since it is no '
                 'dataclass; write @dataclasses.dataclass above it (or ClassVar[…] for what is no setting)'
             )
-    old, new = (
-        cls and f'{cls.__module__}.{cls.__qualname__}'
-        for cls in (_known_algorithms().get(name), algorithm)
-    )
-    # A cell of a notebook that is run again defines its class anew: that is no news.
-    if old not in (None, new):
-        logger.warning('the algorithm %r is now %s; it was %s', name, new, old)
     registry[name] = algorithm
 
 
@@ -246,19 +235,6 @@ def _distribution_settings(config, algorithm):
     given = {key: config[key] for key in _DISTRIBUTION_KEYS if key in config}
     if not given:
         return {}
-    if not {'sparsity', 'custom_sparsity_map'} & set(given):
-        # A sparsity type may decide itself how much is pruned, as N:M does; a function of leaves may return one.
-        types = sparsity_types.normalize_setting(
-            config.get('sparsity_type', algorithm.sparsity_type)
-        )
-        entries = types.values() if isinstance(types, Mapping) else [types]
-        are_known = all(
-            entry is None or sparsity_types.is_sparsity_type(entry) for entry in entries
-        )
-        if are_known and not any(isinstance(entry, sparsity_types.NByM) for entry in entries):
-            raise ValueError(
-                f'the configuration has {", ".join(given)} but no sparsity, so that nothing would be pruned'
-            )
     name = given.pop('dist_type', 'uniform')
     count_excluded = given.pop('count_excluded', None)
     if getattr(algorithm, 'ranks_named_leaves_alone', False):

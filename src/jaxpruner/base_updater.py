@@ -253,12 +253,9 @@ class BaseUpdater(EqualSettings):
             self.get_initial_masks(params, targets), params, self.packs_masks()
         )
 
-        def as_float(_, target):
-            return None if target is None else jnp.asarray(target, jnp.float32)
-
         return SparseState(
             masks=masks,
-            target_sparsities=tree_lib.map_with_missing(as_float, params, targets),
+            target_sparsities=jax.tree.map(lambda t: jnp.asarray(t, jnp.float32), targets),
             count=jnp.zeros([], jnp.int32),
             sizes=sparse_state_lib.mask_sizes(masks, params),
             algorithm_state=self.init_algorithm_state(params, targets),
@@ -385,9 +382,7 @@ class BaseUpdater(EqualSettings):
         >>> tx.init({'w': jnp.ones((2, 2))}).count
         Array(0, dtype=int32)
         """
-        if not callable(getattr(inner, 'init', None)) or not callable(
-            getattr(inner, 'update', None)
-        ):
+        if not (hasattr(inner, 'init') and hasattr(inner, 'update')):
             raise TypeError(
                 f'wrap_optax takes an optax transformation such as optax.adam(1e-3), got {inner!r}'
             )
@@ -400,10 +395,7 @@ class BaseUpdater(EqualSettings):
             state = self.init_state(params)
             with caller_warnings.silence():  # `init_state` has given them
                 plan = self.plan(params)
-            # Masks are looked at only where a warning may follow: a program for each shape counts in the first step.
-            is_fine = plan.pruned and checks.reaches_target(self.scheduler)
-            if self.starts_sparse or is_fine or not _are_sparse(state.masks):
-                self.check_plan(plan)
+            self.check_plan(plan)
             held = jax.tree.leaves(state.target_sparsities)
             seen[:] = [] if tree_lib.has_traced(held) else held
             # A user's own `init_state` may store masks in another way, and know nothing of the other fields.
@@ -435,7 +427,7 @@ class BaseUpdater(EqualSettings):
             held = jax.tree.leaves(state.target_sparsities)
             if not tree_lib.has_traced((held, params)):
                 if list(map(id, held)) != list(map(id, seen)):
-                    self._warn_of_other_targets(state, params)
+                    self._warn_of_other_target(state, params)
                 seen[:] = held
             is_due = _is_due(self.scheduler, state, update_masks)
             return _step(
@@ -501,7 +493,7 @@ class BaseUpdater(EqualSettings):
           ValueError: sparsities or shapes do not fit.
         """
         if opt_state is not None:
-            self._warn_of_other_targets(sparse_state_lib.only_sparse_state(opt_state), params)
+            self._warn_of_other_target(sparse_state_lib.only_sparse_state(opt_state), params)
         return plan_leaves(self, params)
 
     def retarget(self, opt_state: Any, params: PyTree) -> Any:
@@ -529,10 +521,10 @@ class BaseUpdater(EqualSettings):
         0.75
         """
         state = sparse_state_lib.only_sparse_state(opt_state)
-        if self.keeps_count and self._other_targets(state, params):
+        if self.keeps_count and (difference := self._other_target(state, params)):
             raise ValueError(
-                f'{type(self).__name__} keeps as many weights as its first masks do, whatever the targets; make a new '
-                'state with the init of the wrapped optimizer'
+                f'{difference}. {type(self).__name__} keeps as many weights as its first masks do, whatever the '
+                'targets; make a new state with the init of the wrapped optimizer'
             )
         new = self.init_state(params).target_sparsities
         forms = []
@@ -571,15 +563,7 @@ class BaseUpdater(EqualSettings):
         checks.check_taken(self.calculate_scores, extra_args, f'{name}.calculate_scores')
         arrays, grads = tree_lib.as_arrays(params), tree_lib.as_arrays(grads)
         targets = self.get_target_sparsities(arrays)
-        try:
-            scores = self.scores_to_rank(arrays, None, grads, extra_args)
-        except AttributeError as error:
-            if error.obj is not None or error.name not in SparseState._fields:
-                raise
-            raise ValueError(
-                f'{name} scores by what its state holds ({error.name}), and instant_sparsify has no state: train with '
-                'wrap_optax, whose state has the masks, or let calculate_scores do without where sparse_state is None'
-            ) from error
+        scores = self.scores_to_rank(arrays, None, grads, extra_args)
         masks = self.create_masks(scores, targets)
         checks.warn_of_emptied(masks, scores)
         checks.check_masks(self, arrays, masks)
@@ -622,7 +606,7 @@ class BaseUpdater(EqualSettings):
         return {} if self.sparsity is None else {'sparsity': self.sparsity}
 
     def scores_to_rank(
-        self, params: PyTree, sparse_state: Any, grads: Any, extra_args: Any, lazily: bool = True
+        self, params: PyTree, sparse_state: Any, grads: Any, extra_args: Any
     ) -> PyTree:
         """Returns the scores for `create_masks`, given those extra arguments that `calculate_scores` names.
 
@@ -630,7 +614,7 @@ class BaseUpdater(EqualSettings):
         by itself, and the ranking that it reads lazy scores. A subclass has functions of its own, which say nothing.
         """
         function = getattr(self.calculate_scores, 'of_each_weight', None)
-        if lazily and function and getattr(self.create_masks, 'reads_lazy_scores', False):
+        if function and getattr(self.create_masks, 'reads_lazy_scores', False):
             leaves, treedef = jax.tree.flatten(params)
             scores = [selection.lazily(function, leaf) for leaf in leaves]
             return tree_lib.unflatten(treedef, scores, leaves)
@@ -653,33 +637,29 @@ class BaseUpdater(EqualSettings):
         types = sparsity_types.resolve_types(setting, paths, arrays)
         return sparsity_types.resolve_leaves(paths, arrays, types, self.stacked)
 
-    def _other_targets(self, state, params):
-        """Lists the leaves whose targets differ: name, target in the state, target of the pruner."""
+    def _other_target(self, state, params):
+        """Says of the first leaf whose target in a state is not that of this pruner which they are, else `None`."""
         paths, _, treedef = tree_lib.flatten_with_paths(params)
         with caller_warnings.silence():  # given when state or plan was made
             new = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
         held = tree_lib.leaves_like(treedef, sparse_state_lib.leaf_targets(state))
-        return [
-            (tree_lib.path_string(path), float(old), float(target))
-            for path, old, target in zip(paths, held, new, strict=True)
-            if old is not None
-            and target is not None
-            and not (tree_lib.has_traced((old, target)) or jnp.shape(old))
-            and abs(float(old) - float(target)) > 1e-6  # they are held in float32
-        ]
+        for path, old, own in zip(paths, held, new, strict=True):
+            is_known = old is not None and own is not None and not tree_lib.has_traced((old, own))
+            # They are held in float32; of several trainings in one state nothing is said.
+            if is_known and not jnp.shape(old) and abs(float(old) - float(own)) > 1e-6:
+                return (
+                    f'{tree_lib.path_string(path)}: the target in the state is {float(old):.4g}, and that of '
+                    f'{type(self).__name__} {float(own):.4g}'
+                )
+        return None
 
-    def _warn_of_other_targets(self, state, params):
+    def _warn_of_other_target(self, state, params):
         """Warns where the targets of a state are not those of this pruner, which goes on with it."""
-        if differences := self._other_targets(state, params):
-            name, held, own = differences[0]
-            remedy = 'state = pruner.retarget(state, params) replaces it'
+        if difference := self._other_target(state, params):
+            remedy = 'state = pruner.retarget(state, params) replaces all that differ'
             if self.keeps_count:  # as many weights as its first masks do
                 remedy = 'make a new state with the init of the wrapped optimizer'
-            more = f' (and those of {len(differences) - 1} more leaves)' if differences[1:] else ''
-            caller_warnings.warn(
-                f'{name}: the target in the state is {held:.4g}{more}, and that of {type(self).__name__} {own:.4g}. '
-                f'The one in the state holds; {remedy}'
-            )
+            caller_warnings.warn(f'{difference}. The one in the state holds; {remedy}')
 
 
 class FromSettings(functools.partial):
@@ -821,15 +801,6 @@ def _jitted_new_masks(pruner, state, params, grads, extra_args):
         return new
 
     return control.run_once(True, make_masks, state)
-
-
-def _are_sparse(masks):
-    """Whether masks with known values prune something."""
-    leaves = jax.tree.leaves(masks)
-    return not tree_lib.has_traced(leaves) and not all(
-        leaf.dtype == sparse_state_lib.MASK_DTYPE and bool(checks.keeps_all(leaf))
-        for leaf in leaves
-    )
 
 
 @dataclasses.dataclass

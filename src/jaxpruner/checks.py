@@ -53,6 +53,7 @@ def _is_list_of(is_entry, value):
 _is_text = lambda value: isinstance(value, str)  # noqa: E731
 _is_name = lambda value: _is_text(value) or _is_list_of(_is_text, value)  # noqa: E731
 _are_names = lambda value: _is_text(value) or _is_list_of(_is_name, value)  # noqa: E731
+_are_blocks = lambda value: _is_list_of(_are_names, value)  # noqa: E731
 
 
 def _are_stacks(value):
@@ -95,22 +96,36 @@ _NOT_NEGATIVE = _numbers('a finite number from 0 up', 0)
 _STEP = sparsity_schedules.checked_step
 _sparsity = lambda key, value: sparsity_distributions.check_sparsity(value, key)  # noqa: E731
 
-# Key -> (key, value) -> None, or an error that names both.
-SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
+# Key -> (key, value) -> None, or an error that names both. First those that are alike.
+SETTINGS: dict[str, Callable[[str, Any], Any]] = {
+    key: check
+    for check, keys in (
+        (
+            _FLAG,
+            'skip_gradients is_sparse_gradients use_packed_masks is_packed count_excluded is_debug',
+        ),
+        (
+            _FLAG,
+            'normalize_scores use_normalization reset_optimizer reset_adam owl sequential keep_zeros',
+        ),
+        (_STEP, 'update_start_step update_end_step init_dense_steps_end final_sparse_steps_start'),
+        (_STEP, 'cycle_sparse_steps cycle_dense_steps'),
+        (_NOT_NEGATIVE, 'eps normalization_eps damping'),
+        (_COUNT, 'block_size rounds'),
+        (_sparsity, 'sparsity initial_sparsity'),
+    )
+    for key in keys.split()
+}
+SETTINGS |= {
     'algorithm': _expected("the name of an algorithm, such as 'magnitude'", _is_text),
     # How much of each leaf.
-    'sparsity': _sparsity,
     'dist_type': _one_of('uniform', 'erk'),
     'filter_fn': _expected('a function (path, leaf) -> bool', callable),
     'custom_sparsity_map': lambda key, value: sparsity_distributions.check_custom_map(value),
-    'count_excluded': _FLAG,
     'sparsity_distribution_fn': _distribution,
     # When.
     'update_freq': functools.partial(_STEP, minimum=1),
-    'update_start_step': _STEP,
-    'update_end_step': _STEP,
     'power': lambda key, value: sparsity_schedules.check_power(value, key),
-    'initial_sparsity': _sparsity,
     'scheduler': _scheduler,
     # Which weights together.
     'sparsity_type': lambda key, value: normalize_setting(value),
@@ -118,12 +133,7 @@ SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
         'a glob of leaves, a list of globs, or a mapping from globs to axes', _are_stacks
     ),
     'topk_fn': _expected('a function (scores, sparsity) -> mask', callable),
-    # All pruners.
-    'skip_gradients': _FLAG,
-    'is_sparse_gradients': _FLAG,
     'rng_seed': lambda key, value: seeds.check_seed(value),
-    'use_packed_masks': _FLAG,
-    'is_packed': _FLAG,
     # SET and RigL.
     'drop_fraction': _numbers(
         'a number between 0 and 1, the share of kept weights that is replaced', 0, 1
@@ -131,34 +141,12 @@ SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
     'drop_fraction_fn': _expected(
         'a function of the step, such as optax.constant_schedule(0.3)', callable
     ),
-    'eps': _NOT_NEGATIVE,
-    'is_debug': _FLAG,
-    # Global ranking.
-    'normalize_scores': _FLAG,
-    'use_normalization': _FLAG,
-    'normalization_eps': _NOT_NEGATIVE,
-    # AC/DC and Adam's Fisher information.
-    'reset_optimizer': _FLAG,
-    'reset_adam': _FLAG,
-    'init_dense_steps_end': _STEP,
-    'final_sparse_steps_start': _STEP,
-    'cycle_sparse_steps': _STEP,
-    'cycle_dense_steps': _STEP,
     # Pruned once.
     'per': _one_of('output', 'layer'),
-    'owl': _FLAG,
     'owl_per': _one_of('block', 'leaf'),
     'owl_multiple': _numbers('a finite number above 0', math.ulp(0.0)),
     'owl_deviation': _numbers('a number between 0 and 1', 0, 1),
-    'sequential': _FLAG,
-    'blocks': _expected(
-        'a list with a glob or a list of globs for each block',
-        functools.partial(_is_list_of, _are_names),
-    ),
-    'damping': _NOT_NEGATIVE,
-    'block_size': _COUNT,
-    'keep_zeros': _FLAG,
-    'rounds': _COUNT,
+    'blocks': _expected('a list with a glob or a list of globs for each block', _are_blocks),
 }
 
 # Field of a pruner -> keys of configurations that say the same, and how the field says it.
@@ -261,14 +249,7 @@ def check_drop_fraction(fraction: Any, name: str) -> None:
 
     >>> check_drop_fraction(0.3, 'drop_fraction')
     """
-    if tree_lib.is_traced(fraction):
-        return
-    if isinstance(fraction, str) or not hasattr(fraction, '__float__'):
-        raise TypeError(f'{name} must be a number between 0 and 1, got {fraction!r}')
-    if not 0 <= float(fraction) <= 1:
-        raise ValueError(
-            f'{name} must lie in [0, 1] (the share of kept weights that is replaced), got {fraction}'
-        )
+    SETTINGS['drop_fraction'](name, fraction)
 
 
 def check_not_joint(pruner: Any, sparsity_type: Any, where: str) -> None:
@@ -547,44 +528,22 @@ def check_plan(pruner: Any, plan: Any) -> None:
     if not plan.pruned:
         _warn_that_nothing_is_pruned(plan)
         return
-    # Masks that are sparse from the start, or made in each forward pass, need no update.
-    if pruner.starts_sparse or not pruner.lands_on_zero:
+    # Masks that are made once, or in each forward pass, need no update.
+    if (pruner.starts_sparse and not pruner.regrows_from_zero) or not pruner.lands_on_zero:
         return
-    # Of N:M any sparsity above 0 means N of M.
-    is_ranked_by_type = mask_calculator.own_topk_fn(pruner.topk_fn) is None
-    grows = not all(
-        is_ranked_by_type and isinstance(leaf.sparsity_type, NByM) for leaf in plan.pruned
-    )
     steps = update_steps(pruner.scheduler)
     if steps is not None and not steps:
         caller_warnings.warn(
-            f'{plan.algorithm} never updates its masks, so that all leaves stay dense: {pruner.scheduler!r} has no '
+            f'{plan.algorithm} never updates its masks, which stay as they are first made: {pruner.scheduler!r} has no '
             f'update step; {_SEE_PLAN}. Give a schedule that updates, such as PolynomialSchedule(update_freq, '
             'update_start_step, update_end_step); or call instant_sparsify to prune once without training, or '
             'pruner.new_masks where your own loop decides'
         )
-    elif grows and not reaches_target(pruner.scheduler):
-        warn_of_shortfall(plan.algorithm, pruner.scheduler)
-
-
-def check_replacement(pruner: Any, plan: Any) -> None:
-    """Warns where an algorithm that drops and grows weights never does."""
-    steps = update_steps(pruner.scheduler)
-    if not plan.pruned or steps is None:
-        return
-    if not steps:
-        reason = f'{pruner.scheduler!r} has no update step'
-    else:
-        with jax.ensure_compile_time_eval():
-            fraction = pruner.drop_fraction_fn(steps[0])
-        if tree_lib.is_traced(fraction) or float(fraction):
-            return
-        reason = f'drop_fraction_fn is 0 at the first update step, {steps[0]}'
-    caller_warnings.warn(
-        f'{plan.algorithm} replaces no weight, so that its masks stay as they were drawn: {reason}. Give a schedule '
-        'that updates, such as PeriodicSchedule(update_freq, update_start_step, update_end_step), and a drop fraction '
-        'above 0; or StaticRandomSparse for masks that stay as they are'
-    )
+    # Of N:M any sparsity above 0 means N of M.
+    elif not pruner.starts_sparse and not reaches_target(pruner.scheduler):
+        has_own_ranking = mask_calculator.own_topk_fn(pruner.topk_fn) is not None
+        if has_own_ranking or not all(isinstance(leaf.sparsity_type, NByM) for leaf in plan.pruned):
+            warn_of_shortfall(plan.algorithm, pruner.scheduler)
 
 
 def _warn_that_nothing_is_pruned(plan):
@@ -674,22 +633,18 @@ def check_algorithm_state(pruner: Any, method: str, before: Any, after: Any) -> 
     """
     if before is after:
         return
-    words = []
+    forms = []
     for state in (before, after):
         paths, leaves, _ = tree_lib.flatten_with_paths({'algorithm_state': state})
-        forms = [f'{jnp.result_type(leaf)}{list(jnp.shape(leaf))}' for leaf in leaves]
-        words.append(dict(zip(map(tree_lib.path_string, paths), forms, strict=True)))
-    old, new = words
-    changed = [
-        f'{name} was {old.get(name, "missing")} and is {new.get(name, "missing")}'
-        for name in old | new
-        if old.get(name) != new.get(name)
-    ]
-    if changed:
+        names = map(tree_lib.path_string, paths)
+        words = (f'{jnp.result_type(leaf)}{list(jnp.shape(leaf))}' for leaf in leaves)
+        forms.append(set(zip(names, words, strict=True)))
+    old, new = (', '.join(map(' '.join, sorted(a - b)[:3])) for a, b in (forms, forms[::-1]))
+    if old or new:
         raise TypeError(
             f'{type(pruner).__name__}.{method} changes the structure, shapes or dtypes of algorithm_state: '
-            f'{"; ".join(changed[:3])}. They must stay from step to step: make each leaf in init_algorithm_state as it '
-            'is computed later, such as jnp.zeros_like(param, dtype=jnp.float32)'
+            f'{old or "nothing"} became {new or "nothing"}. They must stay from step to step: make each leaf in '
+            'init_algorithm_state as it is computed later, such as jnp.zeros_like(param, dtype=jnp.float32)'
         )
 
 

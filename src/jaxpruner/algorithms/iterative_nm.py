@@ -1,12 +1,13 @@
 """N:M sparsity reached step by step."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import checks, mask_calculator, n_by_m, sparsity_types
+from jaxpruner import checks, mask_calculator, n_by_m, selection, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 
@@ -49,19 +50,18 @@ class IterativeNMPruning(pruners.MagnitudePruning):
         """Also warns where the last update leaves more than N of M."""
         super().check_plan(plan)
         share = checks.share_at_end(self.scheduler)
-        for leaf in plan.pruned:
-            assert isinstance(leaf.sparsity_type, sparsity_types.NByM)
-            removed = leaf.sparsity_type.m - leaf.sparsity_type.n
-            if round(removed * share) < removed:
-                checks.warn_of_shortfall(leaf.name, self.scheduler)
-                return
+        removed = [leaf.sparsity_type.m - leaf.sparsity_type.n for leaf in plan.pruned]
+        if any(round(number * share) < number for number in removed):
+            checks.warn_of_shortfall(plan.algorithm, self.scheduler)
 
     def update_state(self, sparse_state, params, grads, **extra_args):
         """Keeps in each group the number of weights that the schedule has reached."""
         targets = sparse_state.target_sparsities
         sparsities = self.scheduler.get_sparsity_at_step(targets, sparse_state.count)
-        scores = self.scores_to_rank(params, sparse_state, grads, extra_args, lazily=False)
-        paths, arrays, treedef = tree_lib.flatten_with_paths(scores, is_leaf=lambda x: x is None)
+        scores = self.scores_to_rank(params, sparse_state, grads, extra_args)
+        paths, arrays, treedef = tree_lib.flatten_with_paths(
+            scores, is_leaf=selection.is_score_leaf
+        )
         targets = tree_lib.leaves_like(treedef, targets)
         sparsities = tree_lib.leaves_like(treedef, sparsities)
         masks: list[Any] = [None] * len(paths)
@@ -70,12 +70,10 @@ class IterativeNMPruning(pruners.MagnitudePruning):
                 continue
             mask_calculator.check_scores(arrays[i], leaf.name)
             kind: Any = leaf.sparsity_type
-            progress = sparsities[i] / jnp.where(targets[i] > 0, targets[i], 1)
-            kept = self.kept_per_group(kind, progress)
-
-            def select(layer, kept=kept, kind=kind):
-                return n_by_m.keep_n_of_m(layer, kept, kind.m, kind.axis)
-
-            mask = leaf.groups.per_layer(select)(leaf.layers_first(arrays[i]))
-            masks[i] = leaf.layers_back(mask)
+            kept = self.kept_per_group(
+                kind, sparsities[i] / jnp.where(targets[i] > 0, targets[i], 1)
+            )
+            select = functools.partial(n_by_m.keep_n_of_m, n=kept, m=kind.m, axis=kind.axis)
+            layers = leaf.layers_first(selection.read(arrays[i]))
+            masks[i] = leaf.layers_back(leaf.groups.per_layer(select)(layers))
         return sparse_state._replace(masks=tree_lib.unflatten(treedef, masks, arrays))

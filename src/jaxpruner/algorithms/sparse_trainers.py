@@ -105,11 +105,6 @@ class SET(StaticRandomSparse):
         """Refuses optimizers whose moments cannot be zeroed."""
         sparse_state_lib.check_restartable(inner, params)
 
-    def check_plan(self, plan):
-        """Also warns where no weight is ever replaced."""
-        super().check_plan(plan)
-        checks.check_replacement(self, plan)
-
     def plan(self, params, opt_state=None):
         """Also tells the drop fraction at the first and the last mask update."""
         plan = super().plan(params, opt_state)
