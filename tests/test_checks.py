@@ -292,7 +292,7 @@ def test_a_schedule_of_ones_own_is_asked_how_far_it_comes():
 
 
 class SparseFromTheStart(jaxpruner.MagnitudePruning):
-    starts_sparse = True
+    """Written for JaxPruner: no attribute says that its first masks are sparse."""
 
     def get_initial_masks(self, params, target_sparsities):
         return jax.tree.map(lambda p: (p > 2).astype(jnp.uint8), params)

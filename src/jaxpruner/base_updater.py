@@ -395,7 +395,12 @@ class BaseUpdater(EqualSettings):
             state = self.init_state(params)
             with caller_warnings.silence():  # `init_state` has given them
                 plan = self.plan(params)
-            self.check_plan(plan)
+            # Masks are looked at only where a warning may follow: a program for each shape counts in the first step.
+            is_fine = plan.pruned and checks.reaches_target(self.scheduler)
+            masks = jax.tree.leaves(state.masks)
+            is_checked = self.starts_sparse or is_fine or tree_lib.has_traced(masks)
+            if is_checked or all(map(checks.keeps_all, masks)):  # else first masks of a user's own
+                self.check_plan(plan)
             held = jax.tree.leaves(state.target_sparsities)
             seen[:] = [] if tree_lib.has_traced(held) else held
             # A user's own `init_state` may store masks in another way, and know nothing of the other fields.

@@ -283,7 +283,7 @@ def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> 
     return {name: value for name, value in arguments.items() if name in names}
 
 
-def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+def call(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
     """Calls a function with those of the named arguments that it takes.
 
     >>> call(lambda a, b: a + b, 1, b=2, c=3)

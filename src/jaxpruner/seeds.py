@@ -43,21 +43,20 @@ def check_seed(seed: Any) -> None:
     A seed is a whole number (also a traced integer scalar) of at most 63 bits, a uint32 key, a typed key, or `None` for
     the default.
     """
-    if seed is None:
-        return
     if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
         if not 0 <= seed < _SEED_LIMIT:
             raise ValueError(
                 f'rng_seed must be a whole number from 0 to {_SEED_LIMIT - 1}, got {seed}'
             )
         return
-    if isinstance(seed, jax.Array | np.ndarray):
-        is_key = jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
-        if seed.ndim == 0 and (is_key or jnp.issubdtype(seed.dtype, jnp.integer)):
-            return
-        if seed.dtype == jnp.uint32 and seed.shape in ((2,), (4,)):
-            return
-    raise TypeError(f'rng_seed must be a whole number, a uint32 key or a typed key, got {seed!r}')
+    dtype, shape = getattr(seed, 'dtype', None), getattr(seed, 'shape', None)
+    is_scalar = shape == () and any(
+        jnp.issubdtype(dtype, kind) for kind in (jnp.integer, jax.dtypes.prng_key)
+    )
+    if seed is not None and not is_scalar and not (dtype == jnp.uint32 and shape in ((2,), (4,))):
+        raise TypeError(
+            f'rng_seed must be a whole number, a uint32 key or a typed key, got {seed!r}'
+        )
 
 
 def prng_key(seed: Any, step: Any = None) -> jax.Array:

@@ -115,25 +115,22 @@ class ACDC(pruners.MagnitudePruning):
 
     def __post_init__(self):
         counts = {name: getattr(self, name) for name in COUNTS}
-        given = ', '.join(f'{name}={count!r}' for name, count in counts.items() if count)
-        if given:
+        has_counts = any(counts.values())
+        if has_counts:
             if not isinstance(self.scheduler, sparsity_schedules.NoUpdateSchedule | PhasesSchedule):
                 raise ValueError(
-                    f'ACDC takes a scheduler or counts of steps, got {self.scheduler!r} and {given}'
+                    f'ACDC takes a scheduler or counts of steps, got {self.scheduler!r} and {counts}'
                 )
             self.scheduler = PhasesSchedule(**counts)
         if self.reset_optimizer is None:
-            self.reset_optimizer = not given
+            self.reset_optimizer = not has_counts
         super().__post_init__()
         # The one update of `OneShotSchedule` begins a sparse phase that lasts to the end. With `NoUpdateSchedule`
         # training stays dense.
-        allowed = (
-            PhasesSchedule,
-            sparsity_schedules.PeriodicSchedule,
-            sparsity_schedules.OneShotSchedule,
-            sparsity_schedules.NoUpdateSchedule,
-        )
-        if not isinstance(self.scheduler, allowed):
+        others = sparsity_schedules.OneShotSchedule | sparsity_schedules.NoUpdateSchedule
+        if not isinstance(
+            self.scheduler, PhasesSchedule | sparsity_schedules.PeriodicSchedule | others
+        ):
             raise TypeError(
                 f'ACDC needs a PeriodicSchedule, whose update_freq is the length of a phase; got {self.scheduler!r}'
             )
