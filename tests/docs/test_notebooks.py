@@ -138,7 +138,6 @@ def test_the_first_cell_installs_what_the_others_import(name, monkeypatch):
 @pytest.mark.parametrize('name', NOTEBOOKS)
 def test_links_lead_somewhere(name):
     targets = re.findall(r'\]\(([^)#:]+)\)', (FOLDER / f'{name}.py').read_text())
-    assert targets
     for target in targets:
         assert (FOLDER / target).exists(), target
 

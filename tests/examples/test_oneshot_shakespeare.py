@@ -101,7 +101,7 @@ def test_table_differences_and_plot_are_written_and_printed(finished, capsys, mo
 REFUSED = [
     (['--seeds', '1', '1'], '--seeds must be different whole numbers from 0 on, got (1, 1)'),
     (['--seeds', '-1'], '--seeds must be'),
-    ([], 'pass --data-dir with one that holds tinyshakespeare.txt'),
+    ([], 'needs --data-dir: a folder with tinyshakespeare.txt'),
     (['--data-dir', 'nowhere'], 'nowhere/tinyshakespeare.txt does not exist'),
     (['--table'], 'no results in out; without --table they are made'),
 ]
