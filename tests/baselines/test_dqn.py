@@ -9,10 +9,9 @@ import pytest
 from flax import nnx
 
 import jaxpruner
-from jaxpruner.baselines import minatar as device_replay
 from jaxpruner.baselines.dqn import DQNWorkload
-from jaxpruner.baselines.minatar import Transitions, explore, td_targets
-from jaxpruner.baselines.models import NATURE, Convolution, QNetwork
+from jaxpruner.baselines.minatar import Transitions, td_targets
+from jaxpruner.baselines.models import QNetwork
 from jaxpruner.baselines.task import Carry
 from jaxpruner.sparsity_distributions import uniform
 from jaxpruner.sparsity_schedules import OneShotSchedule
@@ -121,39 +120,13 @@ def test_the_target_network_follows_now_and_then(played):
     assert jaxpruner.summarize_sparsity(last.params)['dense/kernel'] == 0.5
 
 
-def test_returns_of_whole_games(played):
-    task, first, *_ = played
-    values = jax.jit(task.evaluate)(first.params, None)
-    assert set(values) == {'return'}
-    assert 0 <= values['return'] < 100
-
-
-def test_a_full_buffer_loses_the_oldest():
-    replay = device_replay.empty(4, (10, 10, 4))
-    for before, reward in [(0, 1.0), (2, 2.0), (4, 3.0)]:
-        replay = device_replay.insert(replay, transitions([reward] * 2), before)
-    assert replay.reward.tolist() == [3.0, 3.0, 2.0, 2.0]
-
-
-def test_exploring():
-    values = jnp.tile(jnp.array([0.0, 5.0, 1.0]), (3000, 1))
-    assert (explore(jax.random.key(0), values, 0.0) == 1).all()
-    shares = np.bincount(explore(jax.random.key(0), values, 0.3), minlength=3) / 3000
-    np.testing.assert_allclose(shares, [0.1, 0.8, 0.1], atol=0.03)
-
-
 @pytest.mark.parametrize(
-    ('shape', 'convolutions', 'hidden', 'actions', 'expected'),
-    [
-        ((10, 10, 4), [Convolution(16, 3, 1)], 128, 3, 132_179),
-        ((84, 84, 4), NATURE, 512, 9, 1_688_745),
-    ],
-    ids=['minatar', 'nature'],
+    ('preset', 'shape', 'actions', 'expected'),
+    [('default', (10, 10, 4), 3, 132_179), ('full', (84, 84, 4), 9, 1_688_745)],
 )
-def test_sizes_of_the_papers(shape, convolutions, hidden, actions, expected):
-    network = nnx.eval_shape(
-        lambda: QNetwork(shape, convolutions, hidden, actions, rngs=nnx.Rngs(0))
-    )
+def test_sizes_of_the_papers(preset, shape, actions, expected):
+    sizes = WORKLOAD.default(preset).model
+    network = nnx.eval_shape(lambda: QNetwork(shape, actions=actions, **sizes, rngs=nnx.Rngs(0)))
     assert (
         sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(network, nnx.Param)))
         == expected

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxpruner import tree
-from jaxpruner.baselines import WORKLOADS, data, images, models
+from jaxpruner.baselines import WORKLOADS, data, models
 from jaxpruner.baselines.models import convolution_as_matmul
 
 
@@ -56,14 +55,6 @@ def test_a_loss_falls_on_one_batch(name):
         params, state, loss = step(params, state)
         losses.append(float(loss))
     assert losses[-1] < 0.97 * losses[0]
-
-
-def test_kernels_alone_may_be_pruned():
-    params = shapes_of('vit', 'default')
-    assert jax.tree.leaves(params['positions'])[0].ndim == 3
-    paths, _, _ = tree.flatten_with_paths(params)
-    chosen = [path for path in paths if images.is_kernel(path, None)]
-    assert len(chosen) == 1 + 3 * 6 + 1
 
 
 def test_images_move_within_their_frame():

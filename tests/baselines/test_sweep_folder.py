@@ -8,7 +8,6 @@ import pytest
 
 from jaxpruner.baselines.recipe import Recipe, read_recipe
 from jaxpruner.baselines.sweeps import claimed, keep_recipe
-from jaxpruner.files import atomic_files
 
 RECIPE = Recipe('resnet')
 HOLDER = """
@@ -38,21 +37,6 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
         process.kill()
     with claimed(tmp_path, RECIPE):
         assert (tmp_path / '.lock').read_text().startswith(f'process {os.getpid()} on ')
-
-
-def test_a_folder_that_cannot_be_locked(tmp_path, monkeypatch):
-    def no_locks(*_):
-        raise OSError(37, 'No locks available')
-
-    monkeypatch.setattr(atomic_files.fcntl, 'flock', no_locks)
-    with (
-        pytest.warns(
-            UserWarning,
-            match=r'cannot be locked \(.*No locks available\): see to it that no other process',
-        ),
-        claimed(tmp_path, RECIPE),
-    ):
-        pass
 
 
 @pytest.mark.parametrize('made', ['cells/set_0.8_0.json', 'checkpoints/set_1a/00000/about/x'])

@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from helpers import hostile_packed
 from jaxpruner import sparse
 from jaxpruner.checkpoints import open_checkpoint, write_safetensors
 from jaxpruner.cli.main import main
@@ -185,17 +184,6 @@ def test_masks_of_prune_are_packed(capsys):
     run('pack regrown --masks masks --out packed', capsys)
     stored = sparse.open_packed('packed').stored_mask('mlp.down')
     np.testing.assert_array_equal(stored, open_checkpoint('masks').read('mlp.down'))
-
-
-@pytest.mark.parametrize('name', [*hostile_packed.FILES][::8])  # all of them where they are read
-def test_hostile_packed_files(name, place, capsys):
-    hostile_packed.FILES[name][0](place / 'hostile')
-    before = sorted(file.name for file in place.iterdir())
-    printed, said = run('unpack hostile --out out', capsys, status=2)
-    assert (printed, said.count('\n')) == ('', 1)
-    assert 'hostile' in said
-    assert len(said) < 1000
-    assert sorted(file.name for file in place.iterdir()) == before
 
 
 MODULE = """

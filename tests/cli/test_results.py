@@ -83,12 +83,10 @@ REFUSED = {
     'table': 'name at least one folder of results',
     'table nowhere': 'no folder nowhere',
     'table results --out table.txt': '--out table.txt: end it in .md or .csv, or say --format',
-    'table results --out t.md --format terminal': '--out t.md: end it in .md or .csv',
     'plot': 'name at least one folder of results',
     'plot results --cell rigl_0.8_0': 'for --kind masks exactly one, and with --cell one of',
     'plot results --kind masks': 'with --cell one of its cells, such as magnitude_0.8_0',
     'plot results more --kind masks --cell set_0.8_0': 'for --kind masks exactly one',
-    'plot results --out a.gif': 'cannot write a.gif: its name must end in .png',
     'plot results --kind masks --cell set_0.8_0 --out a.png': 'must end in .gif',
     'plot results --kind masks --cell c': 'no masks of c: looked for results/masks/c.npz; cells '
     'with masks there: set_0.8_0',

@@ -88,22 +88,6 @@ def test_recording_waits_for_nothing_and_states_of_several_models_are_summed():
     assert counts.steps.tolist() == [0, 7]
 
 
-def test_pruners_that_share_a_model_stand_side_by_side():
-    labels = {'first': 'a', 'second': 'b'}
-    both = {'a': make('static_sparse'), 'b': make('magnitude')}
-    recorded = MaskHistory()
-    recorded.record(optax.multi_transform(both, labels).init(draw(0)))
-    assert recorded.counts.leaves == ('first/kernel', 'second/kernel')
-    inner = make('static_sparse').init(draw(0))
-    recorded = MaskHistory()
-    recorded.record(make().init(draw(0))._replace(inner_state=inner))
-    assert recorded.counts.leaves[2:] == (
-        'first/kernel (another pruner)',
-        'second/kernel (another pruner)',
-    )
-    assert recorded.counts.kept.tolist() == [[384, 360, 96, 90]]
-
-
 def record_in_jit():
     jax.jit(lambda params: MaskHistory().record(make().init(params)))(draw(0))
 
@@ -171,19 +155,6 @@ def test_the_schedule_shows_all_layers_and_each():
     assert 'single layers' not in drawn
 
 
-def test_the_schedule_stands_where_masks_follow_it():
-    """Where masks are updated in every step, the curve goes through all that was recorded."""
-    schedule = jaxpruner.PolynomialSchedule(1, 0, 6)
-    tx = jaxpruner.MagnitudePruning(scheduler=schedule, sparsity=0.5).wrap_optax(optax.sgd(0.1))
-    history = MaskHistory()
-    for state, _ in train(tx, draw(0, {'w': (100, 10)}), 8):
-        history.record(state)
-    drawn = lines(plot_schedule(history, scheduler=schedule))
-    asked = dict(zip(*drawn['schedule'].get_data(), strict=True))
-    for step, sparsity in zip(*drawn['w'].get_data(), strict=True):
-        assert asked[step] == pytest.approx(sparsity, abs=0.1)
-
-
 def test_layers_with_targets_and_counts():
     (axes,) = plot_layers(record()).axes
     np.testing.assert_allclose([bar.get_width() for bar in axes.patches], [25, 75])
@@ -235,15 +206,3 @@ def check_sharded_masks(is_packed):
         recorded.record(state)
         expected.append(kept)
     assert recorded.counts.kept.tolist() == expected
-
-
-@pytest.mark.skipif(not hasattr(jax.sharding, 'AxisType'), reason='this JAX has no explicit axes')
-def check_masks_on_an_explicit_mesh():
-    explicit = (jax.sharding.AxisType.Explicit,) * 2
-    recorded = MaskHistory()
-    state = make(update_end_step=0).init(
-        sharded(PartitionSpec('rows', 'columns'), axis_types=explicit)
-    )
-    recorded.record(state)
-    recorded.record(state)
-    assert recorded.counts.kept.tolist() == [[240, 3072]] * 2

@@ -32,10 +32,7 @@ def test_a_convolution_is_a_grid_of_filters_and_a_large_matrix_shows_shares():
     [
         ((3, 3, 1, 10), (11, 15)),  # folded into a square, whose last two places stay empty
         ((3, 3, 64, 40), (127, 127)),  # the first 32
-        ((2, 3, 3, 4, 5), (4 * 3 - 1, 5 * 10 - 1)),
-        ((30, 4, 5), (30, 20)),
         ((12,), (1, 12)),
-        ((784, 300), (196, 150)),
         ((257, 10), (129, 10)),
     ],
 )
@@ -145,10 +142,8 @@ def test_a_gif_with_a_picture_for_each_step(tmp_path, monkeypatch, steps, frames
 STEPS = np.arange(2)
 WRONG = {
     'no masks': {'steps': STEPS},
-    'no steps': {'kernel': make_masks(2, 3, 4)},
     'another number': {'steps': STEPS, 'kernel': make_masks(3, 3, 4)},
     'other values': {'steps': STEPS, 'kernel': 2 * make_masks(2, 3, 4)},
-    'objects': {'steps': STEPS, 'kernel': np.array([{}, {}])},
     'a broken file': None,
 }
 
@@ -164,7 +159,6 @@ def test_other_files_are_refused_by_name(tmp_path, arrays):
 
 WEIGHTS = np.random.default_rng(0).normal(size=(8, 12, 16)).astype(np.float32)
 FOUND = {
-    'along the last axis': (jaxpruner.NByM(2, 4), (2, 4), (2,)),
     'sparser than asked': (jaxpruner.NByM(1, 4, axis=1), (2, 4), (1,)),
     'denser than asked': (jaxpruner.NByM(3, 4, axis=1), (2, 4), ()),
     'longer groups': (jaxpruner.NByM(4, 8, axis=0), (4, 8), (0,)),

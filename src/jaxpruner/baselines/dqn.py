@@ -10,11 +10,9 @@ from jaxpruner.baselines import atari
 from jaxpruner.baselines.atari import SHAPE, check_game, count_actions
 from jaxpruner.baselines.data import check_no_folder
 from jaxpruner.baselines.minatar import DeepQLearning, Games, minatar_task, target_network
-from jaxpruner.baselines.models import NATURE
 from jaxpruner.baselines.recipe import Optimizer, Recipe, Schedule
 from jaxpruner.baselines.task import Metric, PresetRecipes, Task
 
-_FILTERS, _KERNEL_SIZES, _STRIDES = zip(*NATURE, strict=True)
 _DEFAULT = Recipe(
     'dqn',
     data='Breakout-MinAtar',
@@ -46,7 +44,13 @@ _ATARI = Recipe(
     eval_every=0.2,
     optimizer=Optimizer(name='adam', learning_rate=2.5e-4, epsilon=1.5e-4),
     schedule=Schedule(decay='constant'),
-    model={'filters': _FILTERS, 'kernel_sizes': _KERNEL_SIZES, 'strides': _STRIDES, 'hidden': 512},
+    # Mnih et al. 2015, for images of 84 x 84 x 4.
+    model={
+        'filters': (32, 64, 64),
+        'kernel_sizes': (8, 4, 3),
+        'strides': (4, 2, 1),
+        'hidden': 512,
+    },
     task={
         'environments': 4,
         'moves': 4,

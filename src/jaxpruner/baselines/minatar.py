@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpruner.baselines.models import Convolution, Functional, QNetwork
+from jaxpruner.baselines.models import Functional, QNetwork
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Carry, Metric, Metrics, Task, step_key
 
@@ -87,20 +87,13 @@ class DeepQLearning:
     recipe: Recipe
     shape: tuple[int, ...]  # of an observation
     actions: int
-    network: Functional = dataclasses.field(init=False)
 
-    def __post_init__(self):
-        sizes: Any = self.recipe.model
-        dtype = jnp.dtype(self.recipe.dtype)
-        settings = sizes['filters'], sizes['kernel_sizes'], sizes['strides']
-        convolutions = [Convolution(*setting) for setting in zip(*settings, strict=True)]
-
-        def make(rngs):
-            hidden = sizes['hidden']
-            actions = self.actions
-            return QNetwork(self.shape, convolutions, hidden, actions, dtype, rngs=rngs)
-
-        object.__setattr__(self, 'network', Functional(make))
+    @functools.cached_property
+    def network(self) -> Functional:
+        """The values of actions as a function of parameters and observations."""
+        settings: Any = {**self.recipe.model, 'dtype': jnp.dtype(self.recipe.dtype)}
+        shape, actions = self.shape, self.actions
+        return Functional(lambda rngs: QNetwork(shape, actions=actions, **settings, rngs=rngs))
 
     def init(self, key: jax.Array) -> Any:
         """The parameters of the network."""
@@ -284,38 +277,17 @@ def returns(
     key_reset, key_play = jax.random.split(key)
     observations, games = game.reset(key_reset, count)
 
-    def move(now: _Evaluation) -> _Evaluation:
-        key = jax.random.fold_in(key_play, now.number)
-        key_action, key_game = jax.random.split(key)
-        actions = explore(key_action, values(now.observations), epsilon)
-        after, games, new, ended = game.play(key_game, now.games, now.observations, actions)
-        return _Evaluation(
-            number=now.number + 1,
-            games=games,
-            observations=after,
-            sums=now.sums + new.reward * now.is_playing,
-            is_playing=now.is_playing & ~ended,
-        )
+    def move(now):
+        number, games, observations, sums, is_playing = now
+        key_action, key_game = jax.random.split(jax.random.fold_in(key_play, number))
+        actions = explore(key_action, values(observations), epsilon)
+        observations, games, new, ended = game.play(key_game, games, observations, actions)
+        sums += new.reward * is_playing
+        return number + 1, games, observations, sums, is_playing & ~ended
 
-    start = _Evaluation(
-        number=0,
-        games=games,
-        observations=observations,
-        sums=jnp.zeros(count),
-        is_playing=jnp.ones(count, bool),
-    )
-    end = jax.lax.while_loop(lambda now: now.is_playing.any(), move, start)
-    return end.sums
-
-
-class _Evaluation(NamedTuple):
-    """Whole games that are played at the same time."""
-
-    number: Any  # of the move
-    games: Any  # the environments' states
-    observations: jax.Array
-    sums: jax.Array  # float32[count]: rewards so far
-    is_playing: jax.Array  # bool[count]
+    start = 0, games, observations, jnp.zeros(count), jnp.ones(count, bool)
+    _, _, _, sums, _ = jax.lax.while_loop(lambda now: now[-1].any(), move, start)
+    return sums
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ Classifiers are called with images and whether they train, and return logits.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -361,28 +361,18 @@ class ClientCNN(nnx.Module):
         return jnp.where(is_kept, features / (1 - rate), 0.0)
 
 
-class Convolution(NamedTuple):
-    """A layer of the network."""
-
-    filters: int
-    size: int  # pixels of a side
-    stride: int
-
-
-# Mnih et al. 2015, for images of 84 x 84 x 4; with 512 hidden units.
-NATURE = (Convolution(32, 8, 4), Convolution(64, 4, 2), Convolution(64, 3, 1))
-
-
 class QNetwork(nnx.Module):
     """From observations to the value of each action.
 
-    `shape` is height, width and channels.
+    `shape` is height, width and channels; each convolution has its filters, its size and its stride.
     """
 
     def __init__(
         self,
         shape: Sequence[int],
-        convolutions: Sequence[Convolution],
+        filters: Sequence[int],
+        kernel_sizes: Sequence[int],
+        strides: Sequence[int],
         hidden: int,
         actions: int,
         dtype: DTypeLike = jnp.float32,
@@ -391,19 +381,19 @@ class QNetwork(nnx.Module):
     ):
         self.dtype = dtype
         height, width, channels = shape
-        self.layers = len(convolutions)
+        self.layers = len(filters)
         # With strides XLA's own convolution is the faster, on a CPU, too.
-        is_strided = any(settings.stride > 1 for settings in convolutions)
-        convolve = jax.lax.conv_general_dilated if is_strided else fastest_convolution()
+        convolve = jax.lax.conv_general_dilated if max(strides) > 1 else fastest_convolution()
         convolution = functools.partial(
             nnx.Conv, padding='VALID', dtype=dtype, conv_general_dilated=convolve, rngs=rngs
         )
-        for number, (filters, size, stride) in enumerate(convolutions):
-            layer = convolution(channels, filters, (size, size), stride)
+        settings = zip(filters, kernel_sizes, strides, strict=True)
+        for number, (outputs, size, stride) in enumerate(settings):
+            layer = convolution(channels, outputs, (size, size), stride)
             setattr(self, f'conv{number + 1}', layer)
             height = (height - size) // stride + 1
             width = (width - size) // stride + 1
-            channels = filters
+            channels = outputs
         features = height * width * channels
         self.dense = nnx.Linear(features, hidden, dtype=dtype, rngs=rngs)
         self.head = nnx.Linear(hidden, actions, dtype=dtype, rngs=rngs)

@@ -80,8 +80,7 @@ class Cell:
 def write_cell(folder: Path, cell: Cell) -> None:
     """Writes `cells/<name>.json` into a folder of results, which is made where it is missing.
 
-    The file ends with a checksum of itself. It also holds checksums of the cell's metrics and masks, if those are
-    there already.
+    The file ends with a checksum of itself. It also holds that of the cell's masks, if those are there already.
 
     Args:
       folder: the folder of results.
@@ -95,8 +94,9 @@ def write_cell(folder: Path, cell: Cell) -> None:
     ['rigl_0.8_0.json']
     """
     folder = Path(folder)
-    files = [name for name in _files_of(cell.name) if (folder / name).is_file()]
-    checksums = {name: _digest((folder / name).read_bytes()) for name in files}
+    masks, checksums = f'masks/{cell.name}.npz', {}
+    if (folder / masks).is_file():
+        checksums[masks] = _digest((folder / masks).read_bytes())
     content = {'version': VERSION, **dataclasses.asdict(cell), 'files': checksums}
     head = json.dumps(content, indent=1).removesuffix('\n}').encode() + b',\n'
     sealed = head + _CHECKSUM + _digest(head).encode() + _END
@@ -109,8 +109,8 @@ def read_cells(folder: Path, set_aside: bool = False) -> list[Cell]:
 
     Args:
       folder: the folder of results.
-      set_aside: rename such a file to `….corrupt`, so that its cell counts as not yet run. A cell whose metrics or
-        masks have changed then counts as not yet run, too.
+      set_aside: rename such a file to `….corrupt`, so that its cell counts as not yet run. A cell whose masks
+        have changed then counts as not yet run, too.
 
     Returns:
       The cells that could be read, by file name.
@@ -141,14 +141,16 @@ def read_cells(folder: Path, set_aside: bool = False) -> list[Cell]:
             outcome = _outcome(path, set_aside, 'it is left out; a sweep runs its cell again')
             warn(f'{path} is no result of this version: {error}; {outcome}')
             continue
-        changed = [folder / name for name in checksums if _differs(folder / name, checksums[name])]
-        for other in changed:
-            remark = 'the result beside it is whole; a sweep runs its cell again'
-            outcome = _outcome(other, set_aside, remark)
-            warn(
-                f'{other} has changed since it was written: its checksum does not match; {outcome}'
-            )
-        if changed and set_aside:
+        is_changed = False
+        for name, checksum in checksums.items():
+            masks = folder / name
+            if masks.is_file() and _digest(masks.read_bytes()) != checksum:
+                remark = 'the result beside it is whole; a sweep runs its cell again'
+                outcome, is_changed = _outcome(masks, set_aside, remark), True
+                warn(
+                    f'{masks} has changed since it was written: its checksum does not match; {outcome}'
+                )
+        if is_changed and set_aside:
             _outcome(path, set_aside)
         else:
             cells.append(cell)
@@ -172,26 +174,13 @@ def _read(path: Path) -> tuple[Cell, dict[str, str]]:
     expected = {field.name for field in dataclasses.fields(Cell)}
     if content.keys() != expected:
         raise ValueError(f'it lacks or adds {", ".join(sorted(content.keys() ^ expected))}')
-    names = _files_of(path.stem)
-    if not isinstance(checksums, dict) or not checksums.keys() <= set(names):
-        raise ValueError(f'files must be {" or ".join(names)}, got {checksums!r}')
+    masks = f'masks/{path.stem}.npz'
+    if not isinstance(checksums, dict) or not checksums.keys() <= {masks}:
+        raise ValueError(f'files must be {masks}, got {checksums!r}')
     cell = Cell(**content)
     if cell.name != path.stem:
         raise ValueError(f'it holds the cell {cell.name}')
     return cell, checksums
-
-
-def _files_of(cell_name: str) -> tuple[str, ...]:
-    """Lists what may lie in a folder of results beside a cell."""
-    return f'metrics/{cell_name}.jsonl', f'masks/{cell_name}.npz'
-
-
-def _differs(path: Path, digest: str) -> bool:
-    """Whether something is there and has another checksum."""
-    try:
-        return path.exists() and _digest(input_files.read_file(path)) != digest
-    except OSError:
-        return True
 
 
 def _outcome(path: Path, set_aside: bool, remark: str = '') -> str:
