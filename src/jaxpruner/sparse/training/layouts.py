@@ -94,6 +94,10 @@ class Layout:
         """
         positions = np.empty((*self.rows, self.kept), np.int32)
         for layer in positions.reshape(-1, self.groups, self.kept):
+            if not self.block:
+                drawn = rng.choice(self.candidates, self.kept, replace=False, shuffle=False)
+                layer[0] = np.sort(drawn)
+                continue
             readers = np.zeros(self.candidates)  # how many groups read each block of inputs
             for group in layer:
                 # The blocks with the fewest readers come first; chance decides among equal ones.
