@@ -649,9 +649,10 @@ class BaseUpdater(EqualSettings):
             new = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
         held = tree_lib.leaves_like(treedef, sparse_state_lib.leaf_targets(state))
         for path, old, own in zip(paths, held, new, strict=True):
-            is_known = old is not None and own is not None and not tree_lib.has_traced((old, own))
+            if old is None or own is None or tree_lib.has_traced((old, own)):
+                continue
             # They are held in float32; of several trainings in one state nothing is said.
-            if is_known and not jnp.shape(old) and abs(float(old) - float(own)) > 1e-6:
+            if not jnp.shape(old) and abs(float(old) - float(own)) > 1e-6:
                 return (
                     f'{tree_lib.path_string(path)}: the target in the state is {float(old):.4g}, and that of '
                     f'{type(self).__name__} {float(own):.4g}'

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 

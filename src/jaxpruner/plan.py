@@ -221,7 +221,7 @@ def _kept_in_all(leaves, together):
         if is_ranked and leaf.target is not None:
             ranked.append(leaf)
         else:
-            total += leaf.kept
+            total += leaf.kept or 0
     if all(leaf.kept is not None for leaf in ranked):
         return total + sum(leaf.kept for leaf in ranked)
     size = sum(leaf.size for leaf in ranked)

@@ -49,7 +49,8 @@ def check_seed(seed: Any) -> None:
                 f'rng_seed must be a whole number from 0 to {_SEED_LIMIT - 1}, got {seed}'
             )
         return
-    dtype, shape = getattr(seed, 'dtype', None), getattr(seed, 'shape', None)
+    dtype: Any = getattr(seed, 'dtype', None)
+    shape = getattr(seed, 'shape', None)
     is_scalar = shape == () and any(
         jnp.issubdtype(dtype, kind) for kind in (jnp.integer, jax.dtypes.prng_key)
     )

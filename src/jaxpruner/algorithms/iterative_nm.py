@@ -50,8 +50,8 @@ class IterativeNMPruning(pruners.MagnitudePruning):
         """Also warns where the last update leaves more than N of M."""
         super().check_plan(plan)
         share = checks.share_at_end(self.scheduler)
-        removed = [leaf.sparsity_type.m - leaf.sparsity_type.n for leaf in plan.pruned]
-        if any(round(number * share) < number for number in removed):
+        types: list[Any] = [leaf.sparsity_type for leaf in plan.pruned]
+        if any(round((each.m - each.n) * share) < each.m - each.n for each in types):
             checks.warn_of_shortfall(plan.algorithm, self.scheduler)
 
     def update_state(self, sparse_state, params, grads, **extra_args):

@@ -197,8 +197,8 @@ class SET(StaticRandomSparse):
             if masks[i] is not None:
                 mask_calculator.check_scores(drop[i], leaf.name)
                 mask_calculator.check_scores(grow[i], leaf.name)
-                parts = map(leaf.layers_first, (masks[i], drop[i], grow[i]))
-                masked[i] = mask_calculator.MaskedLeaf(*parts, leaf.groups)
+                mask, dropped, grown = map(leaf.layers_first, (masks[i], drop[i], grow[i]))
+                masked[i] = mask_calculator.MaskedLeaf(mask, dropped, grown, leaf.groups)
         if is_together:
             new_masks = mask_calculator.drop_and_grow(list(masked.values()), fraction)
         else:
