@@ -83,7 +83,7 @@ VECTORS = {
     'stacked layers': (
         STACKED,
         (),
-        r"blocks/mlp/bias has shape \(6, 64\) .* bias or norm of 6 stacked layers.*stacked='blocks/\*'",
+        r"blocks/mlp/bias \(6, 64\), .*scale.* stacked='blocks/mlp/\*'.*NOT_BIAS_FILTER",
     ),
     'two dimensions': (
         ATTENTION,
