@@ -79,14 +79,14 @@ REFUSED = {
         ValueError,
         'PolynomialSchedule changes the number.*PeriodicSchedule',
     ),
-    'a fraction': ({'drop_fraction_fn': lambda step: 2.0}, ValueError, r'\[0, 1\].*2\.0'),
+    'a fraction': ({'drop_fraction_fn': lambda step: 2.0}, ValueError, r'between 0 and 1.*2\.0'),
     'a fraction that grows': (
         {
             'scheduler': sparsity_schedules.PeriodicSchedule(2),
             'drop_fraction_fn': lambda step: 0.3 + step,
         },
         ValueError,
-        r'drop_fraction_fn\(2\).*\[0, 1\].*2\.3',
+        r'drop_fraction_fn\(2\).*between 0 and 1.*2\.3',
     ),
     'a seed that is none': ({'rng_seed': 'eight'}, TypeError, "rng_seed.*'eight'"),
     'sparsity of 1': ({'sparsity': 1.0}, ValueError, 'sparsity must be below 1'),
