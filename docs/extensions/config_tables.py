@@ -68,8 +68,8 @@ def users(key: str) -> list[str]:
 
 
 def all_keys() -> list[str]:
-    """Every key that a configuration may have, those of the table of checks first."""
-    keys = list(checks.SETTINGS)
+    """Every key that a configuration may have, those of all algorithms first."""
+    keys = [*described(api.create_updater_from_config), *checks.SETTINGS]
     for algorithm in algorithms().values():
         keys += _fields(algorithm)
     return list(dict.fromkeys(keys))
