@@ -101,9 +101,10 @@ class Programs:
             return mapped(evaluate_one, params, state)
 
         def values(algorithm, targets, carries, observations):
-            assert self.task.values is not None, 'the feed asks for values; the task has none'
+            own = self.task.values
+            assert own is not None, 'the feed asks for values; the task has none'
             params = forward(algorithm, targets, carries)
-            return mapped(lambda params: self.task.values(params, observations), params)[0]
+            return mapped(lambda params: own(params, observations), params)[0]
 
         self._init = jax.jit(init)
         self._start = jax.jit(start, static_argnums=0)
@@ -172,11 +173,11 @@ class Programs:
             def padded(leaf, missing=size - count):
                 return np.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1))
 
-            model, batch = _spread((params, carries.state), jax.tree.map(padded, batch))
-            for name, each in self._evaluate(None, *model, batch).items():
+            model, whole = _spread((params, carries.state), jax.tree.map(padded, batch))
+            for name, each in self._evaluate(None, *model, whole).items():
                 total = float(np.asarray(each, np.float64)[0, :count].sum())
                 totals[name] = totals.get(name, 0.0) + total
-        return {name: np.float32([total / examples]) for name, total in totals.items()}
+        return {name: np.array([total / examples], np.float32) for name, total in totals.items()}
 
     def prunable(self) -> dict[str, int]:
         """The number of weights of each leaf that may be pruned, by path."""
