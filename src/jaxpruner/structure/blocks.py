@@ -240,7 +240,7 @@ def verify_without_blocks(
             if program.examples is None:
                 continue
             arguments = [(tree, *program.examples) for tree in (params, zeroed)]
-            arguments.append((dropped, *small.examples))
+            arguments.append((dropped, *(small.examples or ())))
             verifications.append(small_model.verify(program.apply_fn, small.apply_fn, arguments))
     return verifications
 

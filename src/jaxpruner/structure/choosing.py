@@ -224,8 +224,8 @@ def choose(
         batches = [samples]
 
     allowed: dict[str, list[int]] = {}
+    quantity, share = ('', 1.0) if budget is None else _parse_budget(budget)
     if counts is None:
-        quantity, share = _parse_budget(budget)
         allowed, remarks = _allowed_counts(groups, round_to, least, leave, depth, allow_inexact)
     else:
         if (ranking, round_to, least, leave, depth) != ('each', 1, 0.0, (), False):

@@ -4,7 +4,6 @@ An array belongs to the parameter whose path ends the array's own path, as in `m
 parameter if it has the parameter's shape, or if it is the parameter's mask, packed or not.
 """
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -93,7 +92,7 @@ def _changes(
     """
 
     def change(axes: Axes) -> _Change:
-        of_leaf = functools.partial(apply, axes=axes) if cut.shrinks(axes) else None
+        of_leaf = (lambda value: apply(value, axes)) if cut.shrinks(axes) else None
         return _Change(before(axes), after(axes), of_leaf)
 
     changes = {path: change(axes) for path, axes in traces[0].named_leaves}
