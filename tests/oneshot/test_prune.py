@@ -448,6 +448,12 @@ BAD = [
         lambda: SparseGPT().instant_sparsify(PARAMS, calibration=calibrate(mlp, PARAMS, [X])),
         "hold no Gram matrix; calibrate with kind='gram'",
     ),
+    (
+        lambda: Wanda().instant_sparsify(
+            PARAMS | {'up': normal(6, 16)}, calibration=calibrate(mlp, PARAMS, [X])
+        ),
+        r'up: the calibration is of parameters of shape \(8, 16\), got \(6, 16\)',
+    ),
     (lambda: wanda(batches=[X[:0]]), r'batches\[0\] holds no samples: .* \(0, 8\); leave it out'),
     (lambda: wanda(batches=INF), 'up: its inputs are not finite; look for NaN or inf'),
     (

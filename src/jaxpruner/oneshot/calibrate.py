@@ -75,6 +75,7 @@ class Calibration(dict[tree_lib.Path, tuple[CalibratedMatrices, ...]]):
 
     # Of all leaves that were asked for: it says why some have no statistics.
     followed: leaves_lib.FollowedLeaves
+    shapes: dict[tree_lib.Path, tuple[int, ...]]  # of all leaves of the parameters
 
     def __contains__(self, name: object) -> bool:
         return any(name in (path, tree_lib.path_string(path)) for path in self)
@@ -169,6 +170,8 @@ def calibrate(
     statistics = dict(zip(by_inputs, totals or (), strict=True))
     calibration = Calibration()
     calibration.followed = followed
+    paths, leaves, _ = tree_lib.flatten_with_paths(params)
+    calibration.shapes = {path: leaf.shape for path, leaf in zip(paths, leaves, strict=True)}
     for path, matrices in followed.matrices.items():
         entries = []
         for part in matrices:

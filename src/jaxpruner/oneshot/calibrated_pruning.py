@@ -227,7 +227,18 @@ class CalibratedPruning(base_updater.BaseUpdater):
             raise ValueError(
                 'sequential=True takes statistics as it goes; give apply_fn and batches alone'
             )
+        elif not isinstance(calibration, Calibration):
+            raise TypeError(
+                f'calibration must be what jaxpruner.oneshot.calibrate returns, got {type(calibration).__name__}'
+            )
         else:
+            for path, leaf in zip(*tree_lib.flatten_with_paths(params)[:2], strict=True):
+                shape = calibration.shapes.get(path, leaf.shape)
+                if path in selected and shape != leaf.shape:
+                    raise ValueError(
+                        f'{tree_lib.path_string(path)}: the calibration is of parameters of shape {shape}, got '
+                        f'{leaf.shape}; calibrate the parameters that are pruned'
+                    )
             followed = calibration.followed.among(selected)
             unknown = set(selected) - followed.matrices.keys() - followed.reasons.keys()
             if unknown:
