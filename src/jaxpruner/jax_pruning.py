@@ -222,7 +222,8 @@ def gradual_strategy(
     if not tree_lib.is_number(power) or not power > 0:
         raise ValueError(f'power must be a number above 0, got {power!r}')
     prefix = 'str' if isinstance(final, str | list | tuple | NByM) else 'unstr'
-    last = PruningEntry(numbers[-1], method or f'{prefix}_unified_local', final)
+    rates: Any = final
+    last = PruningEntry(numbers[-1], method or f'{prefix}_unified_local', rates)
     entries = []
     for i, epoch in enumerate(numbers[:-1], 1):
         removed = 1 - (1 - i / len(numbers)) ** power
@@ -236,11 +237,11 @@ def gradual_strategy(
 
 
 def _parse_epoch(epoch: Any) -> int:
-    if isinstance(epoch, str) and epoch.strip().isdecimal():
-        epoch = int(epoch)
-    if isinstance(epoch, bool) or not hasattr(epoch, '__index__'):
+    is_text = isinstance(epoch, str) and epoch.strip().isdecimal()
+    number: Any = int(epoch) if is_text else epoch
+    if isinstance(epoch, bool) or not hasattr(number, '__index__'):
         raise TypeError(f'an epoch must be a whole number, got {epoch!r}')
-    if (number := operator.index(epoch)) < 0:
+    if (number := operator.index(number)) < 0:
         raise ValueError(f'an epoch must not be negative, got {epoch}')
     return number
 
@@ -355,9 +356,7 @@ def _resolve(
         types: dict[tree_lib.Path, Any] = {}
         sparsities: dict[tree_lib.Path, float] = {}
         for path, rate in rates.items():
-            if isinstance(rate, float):
-                types[path], sparsities[path] = sparsity_types.Unstructured(), 1 - rate
-            elif rate is not None:
+            if isinstance(rate, NByM):
                 types[path], sparsities[path] = rate, 1 - rate.n / rate.m
                 where, shape = f'{entry.where}: {"-".join(path)}', shapes[path]
                 rest = rate.partial_group(shape, where)
@@ -366,6 +365,8 @@ def _resolve(
                         f'{where} has length {rate.line_length(shape)} along {rate.axis_words}, which m={rate.m} '
                         f'does not divide: its last group keeps {min(rate.n, rest)} of {rest}'
                     )
+            elif rate is not None:
+                types[path], sparsities[path] = sparsity_types.Unstructured(), 1 - rate
         resolved[entry.epoch] = _Resolved(entry.is_global, types, axes, sparsities)
     return resolved
 
@@ -494,7 +495,7 @@ def _parameters_of(state: Any) -> tuple[tree_lib.PyTree, Callable[[Any], Any]]:
     """The parameters, and how a state with others is made; a model may have a field or an entry called params, too."""
     replace = getattr(state, 'replace', None) or getattr(state, '_replace', None)
     is_state = hasattr(state, 'opt_state') or jax.tree_util.all_leaves([state])
-    if replace is None and is_state and dataclasses.is_dataclass(state):
+    if replace is None and is_state and hasattr(state, '__dataclass_fields__'):
         replace = functools.partial(dataclasses.replace, state)
     if replace is None or not hasattr(state, 'params') or isinstance(state, Mapping):
         return state, lambda params: params

@@ -221,7 +221,7 @@ def _flops_of_leaves(flops, selection):
     return [0.0 if rule is None else float(values[rule]) for rule in rules]
 
 
-def _densities(shapes, sizes, budget, power=1):
+def _densities(shapes, sizes, budget, power: float = 1):
     """Scales the raw shares of layers so that all together keep `budget` weights, or operations.
 
     >>> _densities([(8, 8), (2, 2)], [64, 4], 36)

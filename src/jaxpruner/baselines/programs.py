@@ -1,6 +1,7 @@
 """The compiled programs of a training: of many cells at once, or of one whose batches come from the host."""
 
 import collections
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -169,11 +170,8 @@ class Programs:
             count = _length(batch)
             size = size or count
             examples += count
-
-            def padded(leaf, missing=size - count):
-                return np.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1))
-
-            model, whole = _spread((params, carries.state), jax.tree.map(padded, batch))
+            padded = jax.tree.map(functools.partial(_padded, size), batch)
+            model, whole = _spread((params, carries.state), padded)
             for name, each in self._evaluate(None, *model, whole).items():
                 total = float(np.asarray(each, np.float64)[0, :count].sum())
                 totals[name] = totals.get(name, 0.0) + total
@@ -205,6 +203,10 @@ def masks_by_path(opt_state: Any) -> Masks:
 
 def _length(batch: Any) -> int:
     return len(jax.tree.leaves(batch)[0])
+
+
+def _padded(size: int, leaf: Any) -> Any:
+    return np.pad(leaf, [(0, size - len(leaf))] + [(0, 0)] * (leaf.ndim - 1))
 
 
 def _spread(tree: Any, batch: Any) -> tuple[Any, Any]:
