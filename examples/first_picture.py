@@ -19,7 +19,7 @@ import tyro
 import jaxpruner
 from jaxpruner.cli.main import main as run_command
 from jaxpruner.files import atomic_files
-from jaxpruner.report import figures, make_table, masks, plots, read_cells, to_csv
+from jaxpruner.report import figures, masks, plots, read_cells, to_csv
 from jaxpruner.report.experiments import DENSE, group_cells
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,7 +103,7 @@ def draw_accuracy(figure: Any, folder: Path) -> str:
     seeds = len({cell.seed for cell in cells})
     title = f'LeNet-300-100 on digits, mean ± deviation of {seeds} seeds'
     figure.suptitle(title, fontsize=12, color=figures.INK)
-    return to_csv(make_table(cells))
+    return to_csv(cells)
 
 
 def main() -> None:

@@ -111,8 +111,8 @@ def report(settings: Settings) -> None:
             error = cell.metrics[OUTPUT_ERROR]
             errors.append(dataclasses.replace(cell, metric=OUTPUT_ERROR, value=error))
     texts = {
-        'table.md': tables.to_markdown(tables.make_table(cells)),
-        'errors.md': tables.to_markdown(tables.make_table(errors)),
+        'table.md': tables.to_markdown(cells),
+        'errors.md': tables.to_markdown(errors),
         'differences.md': differences(recipe, out),
     }
     for name, text in texts.items():

@@ -37,7 +37,7 @@ def test_a_table_is_printed_as_asked_for(folder, capsys):
         assert text in capsys.readouterr().out
     assert main('table results more --format markdown'.split()) == 0
     row = capsys.readouterr().out.splitlines()[2]
-    values = [' 98.50 ± 0.71 ', ' 90.50 ± 0.71 ', ' **97.00** ', ' 95.50 ± 0.71 ', '   1–2 ']
+    values = [' 98.50 ± 0.71 ', ' 90.50 ± 0.71 ', ' **97.00** ', ' 95.50 ± 0.71 ', ' 1–2 ']
     assert row.split('|')[3:-1] == values
 
 

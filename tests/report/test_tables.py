@@ -11,7 +11,6 @@ from helpers.made_up_cells import make_cell, make_cells
 from jaxpruner.report import (
     Difference,
     group_cells,
-    make_table,
     paired_difference,
     to_csv,
     to_markdown,
@@ -32,31 +31,24 @@ BOTH = [
 ]
 
 
-def shown(row):
-    return [entry and entry.text for entry in row.entries]
-
-
-def marks(table):
-    (row,) = table.rows
-    pairs = zip(table.columns, row.entries, strict=True)
-    return {name: entry.mark for name, entry in pairs if entry and entry.mark}
+def rows_of(cells):
+    """The rows of a table in Markdown below its heading, as lists of texts."""
+    heading, _, *rows = to_markdown(cells).splitlines()
+    texts = [[text.strip() for text in row.split('|')[1:-1]] for row in (heading, *rows)]
+    return texts[0], texts[1:]
 
 
 def test_rows_and_columns_are_in_the_originals_order_and_entries_are_means_and_deviations():
-    table = make_table(BOTH)
-    assert table.columns == ('no_prune', 'random', 'magnitude', 'set', 'rigl', 'acdc')
-    assert [(row.label, row.sparsity, row.seeds) for row in table.rows] == [
-        ('resnet (digits): accuracy (%) ↑', 0.8, '1–3'),
-        ('t5 (text): loss ↓', 0.8, '2'),
-        ('resnet (digits): accuracy (%) ↑', 0.95, '2'),
+    heading, rows = rows_of(BOTH)
+    algorithms = ['no_prune', 'random', 'magnitude', 'set', 'rigl', 'acdc']
+    assert heading == ['', 'sparsity', *algorithms, 'seeds']
+    digits, text = 'resnet (digits): accuracy (%) ↑', 't5 (text): loss ↓'
+    dense, best = '98.50 ± 0.71', '**94.00 ± 1.41**'
+    assert rows == [
+        [digits, '80%', dense, '-', '90.00', '-', '91.00 ± 1.00', best, '1–3'],
+        [text, '80%', '2.500 ± 0.000', '3.000 ± 0.000', '-', '**2.800 ± 0.071**', '-', '-', '2'],
+        [digits, '95%', dense, '-', '-', '-', '**75.00 ± 7.07**', '-', '2'],
     ]
-    first = ['98.50 ± 0.71', None, '90.00', None, '91.00 ± 1.00', '94.00 ± 1.41']
-    second = ['2.500 ± 0.000', '3.000 ± 0.000', None, '2.800 ± 0.071', None, None]
-    third = ['98.50 ± 0.71', None, None, None, '75.00 ± 7.07', None]
-    assert list(map(shown, table.rows)) == [first, second, third]
-    entry = table.rows[0].entries[4]
-    assert math.isclose(entry.mean, np.mean(VALUES['rigl', 0.8]))
-    assert math.isclose(entry.deviation, np.std(VALUES['rigl', 0.8], ddof=1))
 
 
 NAN, INF = math.nan, math.inf
@@ -83,28 +75,26 @@ NAN, INF = math.nan, math.inf
 def test_the_best_and_what_may_be_as_good_are_marked(better, values, expected):
     sparsity = {'no_prune': 0.0}
     by_key = {(name, sparsity.get(name, 0.8)): of_seeds for name, of_seeds in values.items()}
-    assert marks(make_table(make_cells(by_key, metric='x', better=better))) == expected
+    _, table = to_text(make_cells(by_key, metric='x', better=better)).split('\n\n')
+    lines = [line.split() for line in table.splitlines()[2:-2]]
+    assert {line[0]: line[-1] for line in lines if line[-1] in '*~'} == expected
 
 
 def test_recipes_are_not_mixed_and_a_folder_named_twice_counts_once():
     first, second = make_cell(recipe='1' * 64, value=0.9), make_cell(recipe='2' * 64, value=0.8)
-    table = make_table([first, second, first])
-    labels = [row.label for row in table.rows]
-    assert labels == [f'resnet (digits, recipe {digit * 6}): accuracy (%) ↑' for digit in '12']
-    assert [shown(row) for row in table.rows] == [['90.00'], ['80.00']]
-    assert shown(make_table([make_cell(value=NAN), make_cell(value=NAN)]).rows[0]) == ['nan']
+    _, rows = rows_of([first, second, first])
+    label = 'resnet (digits, recipe {}): accuracy (%) ↑'
+    assert rows == [
+        [label.format('1' * 6), '80%', '**90.00**', '1'],
+        [label.format('2' * 6), '80%', '**80.00**', '1'],
+    ]
+    assert rows_of([make_cell(value=NAN), make_cell(value=NAN)])[1][0][2:] == ['nan', '1']
     with pytest.raises(ValueError, match=r'has magnitude_0.8_0 twice .* accuracy 0.9 and 0.8'):
         group_cells([make_cell(value=0.9), make_cell(value=0.8)])
     with pytest.raises(ValueError, match='no readable cell'):
-        make_table([])
+        to_text([])
 
 
-MARKDOWN = """
-|                   | sparsity |     no_prune | magnitude |             rigl |             acdc | seeds |
-|:------------------|---------:|-------------:|----------:|-----------------:|-----------------:|------:|
-| vit (a): return ↑ |      80% | 98.50 ± 0.71 |     90.00 |     91.00 ± 1.00 | **94.00 ± 1.41** |   1–3 |
-| vit (a): return ↑ |      95% | 98.50 ± 0.71 |         - | **75.00 ± 7.07** |                - |     2 |
-"""
 TEXT = """
 vit (a): return ↑
 
@@ -121,20 +111,19 @@ seeds                           1–3               2
 
 def test_the_three_ways_to_write_a_table():
     percents = {key: [100 * value for value in of_seeds] for key, of_seeds in VALUES.items()}
-    table = make_table(make_cells(percents, workload='vit', data='a', metric='return'))
-    assert to_markdown(table) == MARKDOWN.removeprefix('\n')
+    table = make_cells(percents, workload='vit', data='a', metric='return')
     assert to_text(table, remarks={'rigl': 'grows'}) == TEXT.strip()
     narrow = to_text(table, width=40)
     assert narrow.count('seeds') == 2  # a table for each sparsity
     assert max(map(len, narrow.splitlines())) <= 40
-    assert r'resnet (a\|b)' in to_markdown(make_table([make_cell(data='a|b')]))
-    lines = list(csv.DictReader(to_csv(make_table(make_cells(VALUES))).splitlines()))
+    assert r'resnet (a\|b)' in to_markdown([make_cell(data='a|b')])
+    lines = list(csv.DictReader(to_csv(make_cells(VALUES)).splitlines()))
     assert [(line['algorithm'], line['sparsity'], line['n']) for line in lines] == [
         ('no_prune', '0.0', '2'),  # once
         ('magnitude', '0.8', '1'),
         ('rigl', '0.8', '3'),
-        ('acdc', '0.8', '2'),
         ('rigl', '0.95', '2'),
+        ('acdc', '0.8', '2'),
     ]
     assert float(lines[2]['mean']) == np.mean(VALUES['rigl', 0.8])  # unrounded
     assert lines[1]['std'] == ''

@@ -29,11 +29,11 @@ def table(
         chosen = 'terminal' if out is None else _ENDINGS.get(out.suffix)
     if chosen is None or (out is not None and chosen == 'terminal'):
         raise ValueError(f'--out {out}: end it in .md or .csv, or say --format markdown or csv')
-    content = report.make_table(_read(results))
+    cells = _read(results)
     if chosen == 'terminal':
-        text = report.to_text(content, shutil.get_terminal_size().columns) + '\n'
+        text = report.to_text(cells, shutil.get_terminal_size().columns) + '\n'
     else:
-        text = report.to_markdown(content) if chosen == 'markdown' else report.to_csv(content)
+        text = report.to_markdown(cells) if chosen == 'markdown' else report.to_csv(cells)
     if out is None:
         print(text, end='')
     else:

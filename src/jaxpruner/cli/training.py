@@ -195,7 +195,7 @@ def _sweep(
     names = {cell.name for cell in set(sweep.finished()) & set(planned)}
     cells = [cell for cell in report.read_cells(out) if cell.name in names] if names else []
     if cells:
-        print(f'{report.to_text(report.make_table(cells), _width(), remarks)}\n')
+        print(f'{report.to_text(cells, _width(), remarks)}\n')
         print(f'{textwrap.fill(tables.MARKS_EXPLAINED, _width())}\n')
     minutes, seconds = divmod(round(time.perf_counter() - began), 60)
     done = f'{len(cells)} of {len(planned)} cells are in {out}'

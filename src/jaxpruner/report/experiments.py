@@ -108,15 +108,11 @@ def group_cells(cells: Iterable[Cell]) -> list[Experiment]:
         raise ValueError('no readable cell to show')
     recipes = collections.Counter((workload, data, metric) for workload, data, metric, *_ in groups)
     experiments = []
-    for (workload, data, metric, better, recipe), group in groups.items():
+    for key, group in groups.items():
+        workload, data, metric, _, recipe = key
         remark = f', recipe {recipe[:6]}' if recipes[workload, data, metric] > 1 else ''
-        members = sorted(
-            group.values(), key=lambda cell: (cell.algorithm, cell.sparsity, cell.seed)
-        )
-        label = f'{workload} ({data}{remark})'
-        experiments.append(
-            Experiment(label, workload, data, metric, better, recipe, tuple(members))
-        )
+        members = sorted(group.values(), key=lambda one: (one.algorithm, one.sparsity, one.seed))
+        experiments.append(Experiment(f'{workload} ({data}{remark})', *key, tuple(members)))
     order = {name: number for number, name in enumerate(WORKLOAD_ORDER)}
     return sorted(experiments, key=lambda one: (order.get(one.workload, len(order)), one.label))
 

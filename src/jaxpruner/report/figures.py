@@ -23,11 +23,10 @@ _MARKS = 'osD^vPX*h'
 _LINES = ('-', '--', ':')  # where there are more algorithms than colours
 
 
-def check_ending(path: Path | str, endings: tuple[str, ...] = IMAGE_ENDINGS) -> Path:
-    """Returns the path of an image; raises ValueError if its ending names no format that can be written."""
-    if Path(path).suffix not in endings:
+def check_ending(path: Path | str | None, endings: tuple[str, ...] = IMAGE_ENDINGS) -> None:
+    """Raises ValueError if the ending of an image's path, where there is one, names no format that can be written."""
+    if path is not None and Path(path).suffix not in endings:
         raise ValueError(f'cannot write {path}: its name must end in {" or ".join(endings)}')
-    return Path(path)
 
 
 def new_figure(width: float, height: float) -> 'Figure':

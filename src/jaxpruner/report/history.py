@@ -186,7 +186,8 @@ def plot_schedule(
     >>> plot_schedule(history).axes[0].get_ylabel()
     'pruned weights (%)'
     """
-    counts = _counts_to_draw(history, path, leaves)
+    figures.check_ending(path)
+    counts = history.counts.select(leaves)
     figure = figures.new_figure(6.4, 3.6)
     axes = figure.subplots()
     label = counts.leaves[0]
@@ -236,7 +237,8 @@ def plot_layers(
     >>> [label.get_text() for label in plot_layers(history).axes[0].get_yticklabels()]
     ['w']
     """
-    counts = _counts_to_draw(history, path, leaves)
+    figures.check_ending(path)
+    counts = history.counts.select(leaves)
     longest = max(map(len, counts.leaves))
     figure = figures.new_figure(0.072 * longest + 6, 0.26 * len(counts.leaves) + 1.2)
     axes = figure.subplots()
@@ -249,10 +251,3 @@ def plot_layers(
     axes.set_title(title, loc='left', fontsize=11, color=INK)
     figure.legend(loc='outside upper right', frameon=False)
     return figures.save(figure, path)
-
-
-def _counts_to_draw(history: MaskHistory, path: Path | str | None, leaves: Any) -> MaskCounts:
-    """Returns what is to be drawn; the path is checked before anything is computed."""
-    if path is not None:
-        figures.check_ending(path)
-    return history.counts.select(leaves)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_CHANNELS = 32  # of each axis that are shown of a convolution
-_MOST_PIXELS = 256  # of each side of a matrix; of a larger one, pixels show shares of kept weights
+_MOST_PIXELS = 256  # of each side; of a larger picture, pixels show shares of kept weights
 _MOST_COLUMNS = 4  # of panels
 _MOST_PANELS = 40
 _MOST_FRAMES = 60  # of an animation
@@ -31,7 +31,7 @@ def plot_masks(
     """Draws masks as images, a panel for each leaf: kept weights dark, pruned ones light.
 
     A matrix is drawn with its first axis down. Of a convolution each filter is drawn, inputs down and outputs across,
-    up to 32 of each. Of a matrix with a side above 256, a pixel is the share of a block of weights that is kept.
+    up to 32 of each. Where weights outnumber pixels, a pixel shows the share that is kept around it.
 
     Args:
       masks: an optimizer state that holds a pruner's, or a tree of masks, as `jaxpruner.prune` returns it.
@@ -54,8 +54,7 @@ def plot_masks(
     dense/kernel
     8×16, 64 of 128 kept
     """
-    if path is not None:
-        figures.check_ending(path)
+    figures.check_ending(path)
     stored: dict[str, Any] = {}
     for state in sparse_state_lib.sparse_states(masks) or [sparse_state_lib.SparseState(masks)]:
         if params is None and state.sizes is not None:
@@ -110,9 +109,11 @@ def draw_masks(figure: Any, masks: Mapping[str, np.ndarray], columns: int) -> di
         figures.make_panels(figure, len(masks), columns), masks.items(), strict=True
     ):
         picture = lay_out(mask)
-        aspect = 'auto' if max(picture.shape) > 3 * min(picture.shape) else 'equal'
-        look = {'cmap': colors, 'vmin': 0, 'vmax': 1, 'interpolation': 'nearest'}
-        images[name] = axes.imshow(picture, aspect=aspect, **look)
+        is_long = mask.ndim < 4 and max(picture.shape) > 3 * min(picture.shape)
+        # Matplotlib averages where weights outnumber pixels; elsewhere each weight has sharp edges.
+        interpolation = 'antialiased' if max(picture.shape) > _MOST_PIXELS else 'nearest'
+        look = {'cmap': colors, 'vmin': 0, 'vmax': 1, 'interpolation': interpolation}
+        images[name] = axes.imshow(picture, aspect='auto' if is_long else 'equal', **look)
         axes.axis('off')
         axes.set_title(_title(name, mask), fontsize=9, color=figures.INK)
         axes.set_anchor('N')
@@ -123,30 +124,16 @@ def lay_out(mask: np.ndarray) -> np.ndarray:
     """Lays a mask of any shape out as a picture.
 
     With four axes or more the last two are inputs and outputs, as in a convolution. Returns float [height, width] in
-    [0, 1], NaN between the filters of a convolution. Where a matrix has more than 256 rows or columns, each pixel is
-    the share of a block of weights that is kept.
+    [0, 1], NaN between the filters of a convolution.
 
     >>> lay_out(np.ones((3, 3, 2, 4))).shape  # 2 x 4 filters of 3 x 3 with gaps of 1
     (7, 15)
-    >>> lay_out(np.ones((784, 300))).shape
-    (196, 150)
     """
-    mask = np.asarray(mask, float)
+    mask = np.asarray(mask, np.float32)
     if mask.ndim < 4:
-        matrix = mask.reshape(len(mask) if mask.ndim > 1 else 1, -1)
-        for axis, side in enumerate(matrix.shape):
-            starts = np.arange(0, side, math.ceil(side / _MOST_PIXELS))
-            lengths = np.diff(starts, append=side)
-            sums = np.add.reduceat(matrix, starts, axis)
-            matrix = sums / np.expand_dims(lengths, 1 - axis)
-        return matrix
+        return mask.reshape(len(mask) if mask.ndim > 1 else 1, -1)
     height, *middle, inputs, outputs = mask.shape
     filters = mask.reshape(height, math.prod(middle), inputs, outputs)
-    if inputs == 1:  # a row of filters is folded into a square
-        columns = math.ceil(math.sqrt(outputs))
-        missing = -outputs % columns
-        filters = np.pad(filters, [(0, 0)] * 3 + [(0, missing)], constant_values=np.nan)
-        filters = filters.reshape(*filters.shape[:2], -1, columns)
     filters = filters[..., :_MOST_CHANNELS, :_MOST_CHANNELS]
     # Each filter is a tile with a gap below it and on its right; the last gaps are cut off.
     tiles = np.pad(filters, [(0, 1), (0, 1), (0, 0), (0, 0)], constant_values=np.nan)
@@ -157,13 +144,8 @@ def lay_out(mask: np.ndarray) -> np.ndarray:
 def _title(name: str, mask: np.ndarray) -> str:
     """Writes the title of a kernel: its name, its shape, what is shown of it, and how much is kept."""
     shape = '×'.join(map(str, mask.shape))
-    detail = ''
-    if mask.ndim >= 4 and mask.shape[-2] > 1 and max(mask.shape[-2:]) > _MOST_CHANNELS:
-        detail = f'first {_MOST_CHANNELS} channels shown, '
-    elif 1 < mask.ndim < 4:
-        sides = len(mask), mask.size // len(mask)
-        rows, columns = (math.ceil(side / _MOST_PIXELS) for side in sides)
-        detail = f'a pixel is {rows}×{columns} weights, ' if max(rows, columns) > 1 else ''
+    is_cut = mask.ndim >= 4 and max(mask.shape[-2:]) > _MOST_CHANNELS
+    detail = f'first {_MOST_CHANNELS} channels shown, ' if is_cut else ''
     return f'{name}\n{shape}, {detail}{int(mask.sum()):,} of {mask.size:,} kept'
 
 
@@ -192,8 +174,8 @@ def animate_masks(folder: Path, cell_name: str, path: Path) -> None:
     ...     Path(folder, 'masks.gif').exists()
     True
     """
-    path = figures.check_ending(path, ('.gif',))
-    steps, kernels = read_masks(Path(folder), cell_name)
+    figures.check_ending(path, ('.gif',))
+    steps, kernels = _read_masks(Path(folder), cell_name)
     evenly = np.linspace(0, len(steps) - 1, min(len(steps), _MOST_FRAMES))
     frames = np.unique(evenly.round().astype(int)).tolist()
     frames_per_second = min(max(round(len(frames) / 6), 2), 10)  # six seconds, if possible
@@ -221,15 +203,11 @@ def animate_masks(folder: Path, cell_name: str, path: Path) -> None:
     show(frames[0])
     figure.draw_without_rendering()
     figure.set_layout_engine('none')  # laid out once: nothing moves from picture to picture
-    atomic_files.replace_file(path, write, keeps_ending=True)
+    atomic_files.replace_file(Path(path), write, keeps_ending=True)
 
 
-def read_masks(folder: Path, cell_name: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Reads the masks that were kept while a cell was trained.
-
-    Returns the steps, int [n], and by path of the leaf its masks, 0 or 1, [n, ...shape of the leaf]. Raises
-    FileNotFoundError if there are none, and ValueError if the file holds something else.
-    """
+def _read_masks(folder: Path, cell_name: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Reads the steps, int [n], and by path of the leaf the masks of a cell, 0 or 1, [n, ...shape of the leaf]."""
     path = folder / 'masks' / f'{cell_name}.npz'
     if not path.is_file():
         kept = ', '.join(sorted(other.stem for other in path.parent.glob('*.npz'))) or 'none'
@@ -240,13 +218,9 @@ def read_masks(folder: Path, cell_name: str) -> tuple[np.ndarray, dict[str, np.n
         with path.open('rb') as stream, np.load(stream, allow_pickle=False) as file:
             arrays = dict(file)
         steps = arrays.pop('steps')
-        for masks in arrays.values():
-            if not (masks.ndim > 1 and masks.size and len(masks) == len(steps)):
-                raise ValueError(f'got masks of shape {masks.shape} for {len(steps)} steps')
-            if not np.isin(masks, (0, 1)).all():
-                raise ValueError('masks must be 0 and 1')
-        if not arrays:
-            raise ValueError('there are steps alone')
+        shapes = {name: masks.shape for name, masks in arrays.items()}
+        if not shapes or any(shape[:1] != steps.shape for shape in shapes.values()):
+            raise ValueError(f'got masks of shapes {shapes} for {len(steps)} steps')
     except Exception as error:  # a damaged zip file raises one of a dozen classes
         raise ValueError(f'{path} is no file of masks: {error}') from error
     return steps, arrays

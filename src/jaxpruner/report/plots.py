@@ -40,7 +40,7 @@ def plot_metric_against_sparsity(cells: Iterable[Cell], path: Path) -> None:
     ...     [path.name for path in Path(folder).iterdir()]
     ['sparsity.png']
     """
-    path = figures.check_ending(path)
+    figures.check_ending(path)
     experiments = [experiment for experiment in group_cells(cells) if experiment.sparsities]
     if not experiments:
         raise ValueError('no cell of a sparse algorithm to draw, only of the dense baseline')
@@ -113,7 +113,7 @@ def plot_layer_sparsity(cells: Iterable[Cell], path: Path) -> None:
     ...     [path.name for path in Path(folder).iterdir()]
     ['layers.png']
     """
-    path = figures.check_ending(path)
+    figures.check_ending(path)
     sparse_cells = [cell for cell in cells if cell.layers and cell.algorithm != DENSE]
     if not sparse_cells:
         raise ValueError('no cell of a sparse algorithm that names its layers')
