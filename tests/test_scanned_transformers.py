@@ -1,4 +1,4 @@
-"""Scanned transformers as Gemma and MaxText write them: one-shot pruning, channels, compiled weights."""
+"""Scanned transformers as Gemma writes them: one-shot pruning, channels, compiled weights."""
 
 import jax
 import jax.numpy as jnp

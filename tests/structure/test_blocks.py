@@ -102,7 +102,6 @@ EXPECTED = {
         'params/block/LayerNorm_1/scale': 296,
     },
     'linen resnet': {},  # the shortcut has a kernel
-    'nnx transformer': {'block/norm1/scale': 304, 'block/norm2/scale': 296},
 }
 
 

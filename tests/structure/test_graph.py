@@ -65,14 +65,6 @@ def test_explain(leaf, axis, parts):
         assert part in text
 
 
-def test_explain_names_what_an_axis_is_tied_to():
-    graph = make(lambda p, h: jnp.sort(h + p['b']), b=floats(8))
-    text = graph.explain('b', 0)
-    assert 'sort: elements follow one another along it' in text
-    assert 'test_graph.py' in text
-    assert 'tied to down[0], up[1]' in text
-
-
 def test_parts_of_an_axis_are_explained_each():
     def apply(p, x):
         first, second = jnp.split(x @ p['w'], [2], -1)
@@ -112,9 +104,6 @@ def unknown(h):
 PINNED = {
     'callback': (unknown, 'pure_callback: nothing is known of this operation'),
     'fft': (lambda h: jnp.fft.fft(h).real, 'fft: a Fourier transform goes along it'),
-    'largest': (lambda h: h * jnp.argmax(h, -1, keepdims=True), 'argmax: its result is an index'),
-    'cumulated': (lambda h: jnp.cumsum(h, -1), 'cumsum: elements follow one another'),
-    'flipped': (lambda h: h[:, ::-1], 'rev: it is reversed'),
     'taken at data': (
         lambda h: jnp.take_along_axis(h, jnp.int32(h), 1),
         'gather: an index says where along it',
@@ -126,14 +115,6 @@ PINNED = {
     'rows of groups': (
         lambda h: h.reshape(2, 4, 2).reshape(2, 2, 4)[:, :, :3].reshape(2, 6) @ jnp.ones((6, 8)),
         None,
-    ),
-    'dilated': (
-        lambda h: lax.pad(h, 0.0, ((0, 0, 0), (0, 0, 1)))[:, :8],
-        'pad: padding between elements',
-    ),
-    'every third': (
-        lambda h: lax.slice_in_dim(h, 0, 8, 3, axis=1) @ jnp.ones((3, 8)),
-        'slice: every few of it are taken',
     ),
 }
 

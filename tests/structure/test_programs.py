@@ -121,17 +121,6 @@ def test_what_is_not_exact_in_another_program_is_not_exact():
     assert both.groups['mid[1]'].exact
 
 
-def test_what_one_program_reads_of_a_leaf_is_read():
-    def trained(p, x):
-        return (x @ p['positions']) @ p['head']
-
-    shapes = {'positions': floats(6, 4), 'head': floats(4, 2)}
-    graph = channel_groups(lambda p, x: p['positions'][:3] * x @ p['head'], shapes, floats(3, 1))
-    assert 'does not read this part' in graph.explain('positions', 0)
-    graph = graph.also(trained, floats(5, 6))
-    assert 'does not read' not in graph.explain('positions', 0)
-
-
 def test_lists_of_layers_need_programs_that_keep_layers_apart():
     """A program that reads one layer of a scan's by its number does not know of other layers."""
 

@@ -219,22 +219,6 @@ def test_what_nothing_is_known_of_stays_whole():
         assert graph.verify(params, {group.name: [1]}, x).verdict == 'equal'
 
 
-def test_the_largest_of_each_segment_have_the_channels_of_what_they_are_chosen_from():
-    """A segment without elements has -inf, so that zeroed channels are not zero there, and it is not exact."""
-
-    def function(h):
-        segments = jax.ops.segment_max(h, jnp.array([1, 1]), 2)
-        return jnp.where(jnp.isfinite(segments), segments, 0)
-
-    with doubles():
-        model, params, x = make(function)
-        graph = channel_groups(model, params, x)
-        (group,) = graph.groups.values()
-        assert (group.size, group.exact) == (6, False)
-        keep = {group.name: KEEP['up[1]']}
-        assert graph.verify(params, keep, x, allow_inexact=True).verdict == 'equal'
-
-
 def test_whether_a_channel_is_finite_is_not_known_where_it_may_be_either():
     """Rows with elements have h + 5, which is 5 at zeroed channels, and the others have 0."""
 

@@ -47,29 +47,3 @@ def check_parameters_stay_on_their_devices(is_jitted):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     back = graph.expand(small, KEEP)
     np.testing.assert_array_equal(back['up'], graph.zeroed(params, KEEP)['up'])
-
-
-def check_scores_are_made_where_the_leaves_are():
-    rng = np.random.default_rng(0)
-    mesh = Mesh(np.array(jax.devices()), ('all',))
-    params = {
-        'up': jnp.asarray(rng.normal(size=(8, 32)), jnp.float32),
-        'down': jnp.asarray(rng.normal(size=(32, 8)), jnp.float32),
-    }
-    sharding = NamedSharding(mesh, PartitionSpec(None, 'all'))
-    sharded = jax.device_put(params, {'up': sharding, 'down': sharding})
-
-    def apply(p, x):
-        return jnp.tanh(x @ p['up']) @ p['down']
-
-    graph = channel_groups(apply, params, jnp.ones((5, 8)))
-    settings = {'round_to': 8, 'normalise': None}
-    choice = graph.choose(sharded, 'flops=0.5', **settings)
-    expected = graph.choose(params, 'flops=0.5', **settings)
-    np.testing.assert_array_equal(choice.keep['up[1]'], expected.keep['up[1]'])
-    np.testing.assert_allclose(choice.scores['up[1]'], expected.scores['up[1]'], rtol=1e-6)
-    assert graph.shrink(sharded, choice.keep, verify=False)['up'].shape == (8, 16)
-    # A width that the number of devices does not divide.
-    uneven = graph.choose(sharded, counts={'up[1]': 12})
-    small = graph.shrink(sharded, uneven.keep, verify=False)
-    np.testing.assert_array_equal(small['up'], params['up'][:, uneven.keep['up[1]']])

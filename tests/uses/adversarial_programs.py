@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from uses import layers
 from uses.table import floats, tokens
 
 X = floats(2, 4)
@@ -48,25 +47,9 @@ def _heterogeneous_layers_by_counter(p, x):
     )
 
 
-@model({'w': floats(4, 2, 3)}, X)
-def _repeated_heads(p, x):
-    return jnp.einsum('bi,ihd->bhd', x, jnp.repeat(p['w'], 2, 1))
-
-
-@model({'a': floats(2, 2, 1, 5), 'b': floats(2, 2, 2, 5)}, IMAGE)
-def _kernels_above_each_other(p, x):
-    return layers.conv(x, jnp.concatenate([p['a'], p['b']], 2))
-
-
 @model({'w': floats(3, 5)}, floats(2, 4))
 def _fourier(p, x):
     return jnp.fft.irfft(jnp.einsum('bf,fo->bo', jnp.fft.rfft(x), p['w']), axis=-1)
-
-
-@model({'w': floats(4, 5), 'v': floats(3, 5)}, X)
-def _stacked_from_others(p, x):
-    t = lax.scan(lambda c, v: (c, p['w'] * v), 0, p['v'])[1]
-    return jnp.einsum('bi,kio->bko', x, t)
 
 
 @model({'w': floats(2, 5, 3, 4, 4)}, X)
@@ -96,30 +79,9 @@ def _cond_in_scan(p, x):
     return lax.scan(body, x, p)[0]
 
 
-@model({'w': floats(6, 4, 4)}, X)
-def _scan_of_pairs_halves(p, x):
-    return lax.scan(
-        lambda x, w: (jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]), None),
-        x,
-        p['w'].reshape(2, 3, 4, 4).swapaxes(0, 1),
-    )[0]
-
-
-@model({'a': floats(4), 'b': floats(4)}, X)
-def _where_by_data(p, x):
-    return jnp.where(x > 0.5, p['a'], p['b']) * x
-
-
 @model({'w': floats(3, 4, 5)}, X, tokens(2))
 def _expert_choice(p, x, i):
     return jnp.einsum('bi,bio->bo', x, p['w'][i])
-
-
-@model({'w': floats(4, 12, 5)}, floats(2, 4, 3))
-def _local(p, x):
-    return lax.conv_general_dilated_local(
-        x, p['w'][:, :6], (1,), 'SAME', (2,), dimension_numbers=('NWC', 'WIO', 'NWC')
-    )
 
 
 @model({'w': floats(3, 4, 2, 5)}, floats(2, 6, 3, 4))
@@ -146,16 +108,6 @@ def _stack_carried_and_indexed_in_jit(p, x):
 def _kv_cache(p, x, cache):
     cache = lax.dynamic_update_slice(cache, x @ p['k'], (1, 0))
     return x @ p['q'] @ cache.T
-
-
-@model({'t': floats(3, 4), 'w': floats(4, 5)}, X)
-def _prefix(p, x):
-    return jnp.concatenate([p['t'], x]) @ p['w']
-
-
-@model({'a': floats(3, 4), 'b': floats(3, 5)}, X)
-def _outer_in_vmap(p, x):
-    return jax.vmap(lambda a, b: x @ jnp.outer(a, b))(p['a'], p['b'])
 
 
 @model({'w': floats(4, 4)}, X)

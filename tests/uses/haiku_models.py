@@ -2,9 +2,8 @@
 
 import haiku as hk
 import jax
-import jax.numpy as jnp
 
-from uses.table import BIAS, KEY, Model, floats, stacked, tokens
+from uses.table import BIAS, KEY, Model, floats, stacked
 
 
 def _model(function, *inputs, state=False):
@@ -40,28 +39,14 @@ def _block(x):
     return x + hk.Linear(8)(jax.nn.gelu(hk.Linear(16)(_norm()(x))))
 
 
-def _transformer(words):
-    positions = hk.get_parameter('positions', (16, 8), init=jnp.zeros)
-    return hk.Linear(11)(_block(hk.Embed(11, 8)(words) + positions[: words.shape[1]]))
-
-
 def _scanned(x):
     return hk.experimental.layer_stack(3)(hk.remat(_block))(x)
-
-
-def _recurrent(x):
-    cell = hk.LSTM(6)
-    return hk.dynamic_unroll(cell, x, cell.initial_state(x.shape[0]), time_major=False)[0]
 
 
 def _convolutions(x):
     x = hk.Conv2D(8, 3, feature_group_count=2, with_bias=False, name='grouped')(x)
     x = hk.DepthwiseConv2D(1, 3, with_bias=False, name='depthwise')(x)
     return hk.Conv2DTranspose(4, 3, stride=2, with_bias=False, name='transposed')(x)
-
-
-def _rms_norm(x):
-    return hk.Linear(4)(hk.RMSNorm(-1)(x))
 
 
 REST = {'*/w': 'dot 0>1', '*/b': BIAS, '*/scale': BIAS, '*/offset': BIAS}
@@ -80,16 +65,10 @@ MODELS = {
         },
         unused=('*_ema/counter', '*_ema/hidden'),
     ),
-    'transformer': Model(
-        _model(_transformer, tokens(2, 6)),
-        {'*embeddings': 'gather >01', '*positions': 'elementwise >01', **REST},
-    ),
     'scanned': Model(_model(_scanned, floats(2, 6, 8)), stacked(REST)),
-    'recurrent': Model(_model(_recurrent, floats(2, 7, 3)), REST),
     'convolutions': Model(
         _model(_convolutions, floats(2, 8, 8, 4)),
         {'transposed/w': 'conv 013>2', '*': 'conv 012>3'},
         flops=2 * 2 * 64 * (9 * 2 * 8 + 9 * 8 + 9 * 8 * 4),
     ),
-    'rms norm': Model(_model(_rms_norm, floats(2, 3)), REST),
 }

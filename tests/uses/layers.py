@@ -26,22 +26,6 @@ def learned_states(p, x):
     return other + state + states.sum(0)
 
 
-def learned_state_of_while(p, x):
-    def body(carried):
-        count, other, state = carried
-        return count + 1, other * 2, jnp.tanh(state @ p['w']) + x
-
-    return lax.while_loop(
-        lambda carried: carried[0] < 3, body, (0, x, jnp.broadcast_to(p['h'], x.shape))
-    )[2]
-
-
-def state_from_branch(p, x):
-    return (
-        lax.cond(x.sum() > 0, lambda x, h: jnp.tanh(x + h), lambda x, h: x * h, x, p['h']) @ p['w']
-    )
-
-
 @jax.custom_vjp
 def matmul(x, w):
     return x @ w
@@ -68,12 +52,6 @@ def nested(p, x):
     return scan(group, x, jnp.swapaxes(p['w'], 0, 1))
 
 
-def window(p, x):
-    return scan(
-        lambda x, i: jnp.tanh(x @ lax.dynamic_slice(p['w'], (0, 4 * i), (4, 4))), x, jnp.arange(3)
-    )
-
-
 def routed(p, x):
     """Tokens to experts, as many as each takes: dispatch and combine."""
     gate = jax.nn.softmax(x @ p['gate'])
@@ -90,7 +68,3 @@ def ring(p, x):
         return jnp.tanh(x @ a), b, c, a
 
     return lax.fori_loop(0, 5, body, (x, p['a'], p['b'], p['c']))[0]
-
-
-def lora(p, x):
-    return x @ (p['w'] + 0.5 * jnp.einsum('ir,ro->io', p['a'], p['b'])) + x @ p['a'] @ p['b']

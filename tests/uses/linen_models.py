@@ -20,14 +20,6 @@ class MLP(nn.Module):
         return nn.Dense(5)(nn.gelu(nn.Dense(4)(x)))
 
 
-class CNN(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        x = nn.max_pool(nn.relu(nn.Conv(4, (3, 3))(x)), (2, 2), (2, 2))
-        x = nn.relu(nn.Conv(6, (3, 3), strides=2)(x))
-        return nn.Dense(5)(x.reshape(x.shape[0], -1))
-
-
 class ResNet(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -96,16 +88,6 @@ class LoRA(nn.Module):
         return x @ w + x @ a @ b + x @ (w + 2 * a @ b)
 
 
-class ClassToken(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        x = nn.Conv(8, (4, 4), strides=(4, 4), name='patches')(x)
-        x = x.reshape(x.shape[0], -1, 8)
-        token = self.param('token', nn.initializers.zeros, (1, 1, 8))
-        x = jnp.concatenate([jnp.tile(token, (x.shape[0], 1, 1)), x], 1)
-        return x[:, 0] + self.param('positions', nn.initializers.zeros, (1, 5, 8))[:, 0]
-
-
 class Norms(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -143,11 +125,6 @@ BATCH_NORM = {
 
 MODELS = {
     'mlp': Model(_model(MLP(), floats(2, 3)), REST, flops=2 * 2 * (3 * 4 + 4 * 5) + 2 * (4 + 5)),
-    'cnn': Model(
-        _model(CNN(), floats(2, 8, 8, 3)),
-        {'*Conv*/kernel': 'conv 012>3', **REST},
-        flops=2 * (2 * 64 * 27 * 4 + 64 * 4 + 2 * 4 * 36 * 6 + 4 * 6 + 2 * 24 * 5 + 5),
-    ),
     'resnet': Model(
         _model(ResNet(), floats(2, 8, 8, 3)),
         {'*Dense*/kernel': 'dot 0>1', **BATCH_NORM, '*/kernel': 'conv 012>3', '*/bias': BIAS},
@@ -174,15 +151,6 @@ MODELS = {
     'lora': Model(
         _model(LoRA(), floats(2, 3)),
         {'*/w': 'dot 0>1, ~dot 0>1', '*/a': 'dot 0>1, ~dot 0>', '*/b': 'dot 0>1, ~dot >1'},
-    ),
-    'class token': Model(
-        _model(ClassToken(), floats(2, 8, 8, 3)),
-        {
-            '*patches/kernel': 'conv 012>3',
-            '*token': 'elementwise >012',
-            '*positions': 'elementwise >02',
-            '*': BIAS,
-        },
     ),
     'norms': Model(
         _model(Norms(), floats(2, 4)),

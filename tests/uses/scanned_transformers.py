@@ -1,4 +1,4 @@
-"""Tiny scanned transformers, written as Gemma and MaxText write theirs: function, shapes of parameters, groups.
+"""A tiny scanned transformer, written as Gemma writes it: function, shapes of parameters, groups.
 
 Of each group of channels there are the number of channels, that of parameters, and whether it is exact.
 """
@@ -35,10 +35,10 @@ def rms_norm(x, scale):
     return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-6) * scale
 
 
-def scan_layers(block, x, params, axis=0):
-    """Runs blocks whose parameters are stacked along an axis."""
+def scan_layers(block, x, params):
+    """Runs blocks whose parameters are stacked."""
     stacked = {
-        name.removeprefix('layers/'): jnp.moveaxis(leaf, axis, 0)
+        name.removeprefix('layers/'): leaf
         for name, leaf in params.items()
         if name.startswith('layers/')
     }
@@ -61,29 +61,8 @@ def gemma(params, ids):
     return x @ params['embedder'].T
 
 
-def maxtext(params, ids):
-    @jax.checkpoint
-    def block(p, x):
-        h = rms_norm(x, p['pre_self_attention_norm/scale'])
-        query, key, value = (
-            jnp.einsum('btd,dnh->btnh', h, p[f'self_attention/{name}/kernel'])
-            for name in ('query', 'key', 'value')
-        )
-        mixed = attend(rotate(query), rotate(key), value)
-        x = x + jnp.einsum('btnh,nhd->btd', mixed, p['self_attention/out/kernel'])
-        h = rms_norm(x, p['post_self_attention_norm/scale'])
-        gated = jax.nn.silu(h @ p['mlp/wi_0/kernel']) * (h @ p['mlp/wi_1/kernel'])
-        return x + gated @ p['mlp/wo/kernel']
-
-    x = params['token_embedder/embedding'][ids]
-    x = rms_norm(scan_layers(block, x, params, axis=1), params['decoder_norm/scale'])
-    return x @ params['logits_dense/kernel']
-
-
-def _stacked(shapes, axis=0):
-    return {
-        f'layers/{name}': (*shape[:axis], LAYERS, *shape[axis:]) for name, shape in shapes.items()
-    }
+def _stacked(shapes):
+    return {f'layers/{name}': (LAYERS, *shape) for name, shape in shapes.items()}
 
 
 MODELS = {
@@ -111,38 +90,6 @@ MODELS = {
             (2, 768, True),
             (2, 1568, True),
             (8, 1672, True),
-            (16, 768, True),
-        ],
-    ),
-    'maxtext': (
-        maxtext,
-        {
-            'token_embedder/embedding': (WORDS, WIDTH),
-            'decoder_norm/scale': (WIDTH,),
-            'logits_dense/kernel': (WIDTH, WORDS),
-            **_stacked(
-                {
-                    'self_attention/query/kernel': (WIDTH, HEADS, HEAD),
-                    'self_attention/key/kernel': (WIDTH, SHARED, HEAD),
-                    'self_attention/value/kernel': (WIDTH, SHARED, HEAD),
-                    'self_attention/out/kernel': (HEADS, HEAD, WIDTH),
-                    'mlp/wi_0/kernel': (WIDTH, HIDDEN),
-                    'mlp/wi_1/kernel': (WIDTH, HIDDEN),
-                    'mlp/wo/kernel': (HIDDEN, WIDTH),
-                    'pre_self_attention_norm/scale': (WIDTH,),
-                    'post_self_attention_norm/scale': (WIDTH,),
-                },
-                axis=1,
-            ),
-        },
-        # as above; the features of values are apart from those of keys
-        [
-            (2, 384, True),
-            (2, 512, True),
-            (2, 768, True),
-            (2, 1568, True),
-            (4, 384, True),
-            (8, 1768, True),
             (16, 768, True),
         ],
     ),

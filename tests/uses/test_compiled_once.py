@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxpruner
 from jaxpruner.trace import compiled_once
 from jaxpruner.trace.compiled_once import CompiledOnce
 
@@ -40,25 +39,3 @@ def test_what_calls_python_or_holds_large_arrays_is_not_kept(compiled):
         read = CompiledOnce(wrap(lambda i: frozen[i]))
         assert float(read(jnp.int32(299_999))) == 299_999
     assert not compiled
-
-
-@pytest.mark.parametrize('layers', [3, 6])
-def test_sequential_pruning_compiles_like_layers_once(compiled, layers):
-    keys = iter(jax.random.split(jax.random.key(0), 13))
-    x = jax.random.normal(next(keys), (64, 8))
-    params = {
-        f'{i}': {
-            'up': jax.random.normal(next(keys), (8, 16)),
-            'down': jax.random.normal(next(keys), (16, 8)),
-        }
-        for i in range(layers)
-    }
-
-    def apply(params, x):
-        for layer in params.values():
-            x = x + jnp.tanh(x @ layer['up']) @ layer['down']
-        return x
-
-    jaxpruner.prune(params, 0.5, 'wanda', apply_fn=apply, batches=[x], sequential=True)
-    # Whatever the number of layers: from one to the next, statistics, and matrices of each product.
-    assert len(compiled) <= 8
