@@ -1,6 +1,5 @@
 """A folder of results belongs to one recipe, and to one process at a time."""
 
-import os
 import subprocess
 import sys
 
@@ -14,7 +13,6 @@ HOLDER = """
 import fcntl, sys
 file = open(sys.argv[1], 'a')
 fcntl.flock(file, fcntl.LOCK_EX)
-print('process 7 on another', file=file, flush=True)
 print('locked', flush=True)
 sys.stdin.read()
 """
@@ -28,7 +26,7 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
         with (
             pytest.raises(
                 ValueError,
-                match=r'process 7 on another is writing to .*: wait until it has finished, or',
+                match=r'another process is writing to .*: wait until it has finished, or',
             ),
             claimed(tmp_path, RECIPE),
         ):
@@ -36,7 +34,7 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
         assert not (tmp_path / 'recipe.toml').exists()
         process.kill()
     with claimed(tmp_path, RECIPE):
-        assert (tmp_path / '.lock').read_text().startswith(f'process {os.getpid()} on ')
+        pass
 
 
 @pytest.mark.parametrize('made', ['cells/set_0.8_0.json', 'checkpoints/set_1a/00000/about/x'])

@@ -35,9 +35,8 @@ _RECIPE = 'recipe.toml'
 def claimed(out: Path, recipe: Recipe) -> Iterator[None]:
     """Keeps other processes and other recipes from writing to a folder of results.
 
-    The folder is made where it is missing. The file `.lock` in it names the process that writes;
-    the system releases the lock when that process ends, however it ends. A `ValueError` names what
-    is in the way.
+    The folder is made where it is missing. Who writes holds the file `.lock` in it; the system releases the lock when
+    that process ends, however it ends. A `ValueError` names what is in the way.
     """
     with contextlib.ExitStack() as stack:
         with errors_named(out):

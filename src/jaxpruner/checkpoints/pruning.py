@@ -126,7 +126,10 @@ def prune(
         return weights
 
     if isinstance(checkpoint, ShardedSafetensors):
-        with atomic_files.target_claimed(out), atomic_files.new_folder(out) as folder:
+        with (
+            atomic_files.target_claimed(out),
+            atomic_files.replacing(out, is_folder=True) as folder,
+        ):
             for file_name, shard in checkpoint.files.items():
                 write_tensors(folder / file_name, shard.leaves, read_pruned, shard.metadata)
             (folder / checkpoint.index.name).write_bytes(checkpoint.index.read_bytes())

@@ -10,20 +10,13 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxpruner.caller_warnings import warn
 from jaxpruner.files.system_errors import errors_named
-
-if sys.platform == 'win32':
-    import msvcrt
-else:
-    import fcntl
 
 _MARK = 'jaxpruner-tmp'
 _TEMPORARY = re.compile(rf'\.(.+)\.[0-9a-f]{{16}}\.{_MARK}(\..*)?', re.DOTALL)
@@ -42,7 +35,9 @@ def replace_file(path: Path, write: Callable[[Path], Any], keeps_ending: bool = 
 
 
 @contextlib.contextmanager
-def replacing(path: Path, keeps_ending: bool = False, overwrite: bool = True) -> Iterator[Path]:
+def replacing(
+    path: Path, keeps_ending: bool = False, overwrite: bool = True, is_folder: bool = False
+) -> Iterator[Path]:
     """Yields the path of an empty file to write, which afterwards stands in the place of the one that is there.
 
     A file that is replaced keeps its permissions. Where a link stands, the file that it leads to is replaced.
@@ -52,51 +47,35 @@ def replacing(path: Path, keeps_ending: bool = False, overwrite: bool = True) ->
       keeps_ending: whether the temporary path ends as the file's own does; readers that look for an ending would then
         find it.
       overwrite: whether a file that is there is replaced.
+      is_folder: yields an empty folder to fill instead; nothing is replaced by it.
 
     Raises:
       FileExistsError: something stands there that is not to be replaced, or that is no file.
       OSError: it cannot be written; the error names the file and the remedy.
     """
     target = Path(os.path.realpath(path))
-    temporary = _temporary_name(target, path.suffix if keeps_ending else '')
-    try:
-        with errors_named(path, temporary):
-            permissions = _replaceable_permissions(path, overwrite)
+    ending = path.suffix if keeps_ending else ''
+    temporary = target.with_name(f'.{target.name}.{secrets.token_hex(8)}.{_MARK}{ending}')
+    with errors_named(path, temporary):
+        check_target(path, overwrite, is_folder)
+        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
+        if is_folder:
+            temporary.mkdir()
+        else:
             # What is private is so from the beginning.
-            mode = 0o666 if permissions is None else permissions | 0o600
-            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
+            first_mode = 0o666 if mode is None else mode | 0o600
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, first_mode))
+        try:
             yield temporary
-            _sync(temporary)
-            permissions = _replaceable_permissions(path, overwrite)
-            if permissions is not None and permissions != stat.S_IMODE(temporary.stat().st_mode):
-                temporary.chmod(permissions)  # which fails on file systems that have no others
+            for written in [*temporary.rglob('*'), temporary]:
+                _sync(written)
+            if mode is not None and mode != stat.S_IMODE(temporary.stat().st_mode):
+                temporary.chmod(mode)  # which fails on file systems that have no others
+            check_target(path, overwrite, is_folder)  # something may have come meanwhile
             os.replace(temporary, target)
             _sync(target.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """Yields the path of an empty folder to fill, which afterwards has its own; nothing is there yet.
-
-    Raises:
-      FileExistsError: something is there.
-      OSError: it cannot be written; the error names the folder and the remedy.
-    """
-    temporary = _temporary_name(path)
-    try:
-        with errors_named(path, temporary):
-            check_target(path, overwrite=False, is_folder=True)
-            temporary.mkdir()
-            yield temporary
-            for inside in [*temporary.rglob('*'), temporary]:
-                _sync(inside)
-            check_target(path, overwrite=False, is_folder=True)
-            os.replace(temporary, path)
-            _sync(path.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        finally:
+            _remove(temporary)
 
 
 def check_target(path: Path, overwrite: bool, is_folder: bool = False) -> None:
@@ -107,6 +86,9 @@ def check_target(path: Path, overwrite: bool, is_folder: bool = False) -> None:
     if os.path.lexists(path) and (is_folder or not overwrite):
         hint = 'choose another name' if is_folder else 'choose another name, or overwrite it'
         raise FileExistsError(f'{path} exists; {hint}')
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise FileExistsError(f'{path} is no file but a device or a pipe; name a file')
 
 
 @contextlib.contextmanager
@@ -121,56 +103,45 @@ def target_claimed(path: Path) -> Iterator[None]:
     """
     target = Path(os.path.realpath(path))
     lock = target.with_name(f'.{target.name}.lock')
-    with errors_named(path, lock), locked(lock, path):
+    with errors_named(path, lock), locked(lock, path, removes=True):
         remove_strays(target.parent, target.name)
-        try:
-            yield
-        finally:
-            # While it is still held: whoever waits for it then sees that it is gone, and makes another.
-            with contextlib.suppress(OSError):  # Windows removes no open file
-                lock.unlink(missing_ok=True)
+        yield
 
 
 @contextlib.contextmanager
-def locked(lock: Path, target: Path) -> Iterator[None]:
-    """Holds a lock file, made where it is missing, while a target is written; in it stands which process holds it.
+def locked(lock: Path, target: Path, removes: bool = False) -> Iterator[None]:
+    """Holds a lock file, made where it is missing, while a target is written.
 
-    The system releases it when the process ends, however it ends.
+    The system releases it when the process ends, however it ends. `removes` says that the file goes afterwards.
 
     Raises:
       BlockingIOError: another process, or another thread, holds it; the error names the target.
     """
-    with contextlib.ExitStack() as stack:
-        while True:
-            file = stack.enter_context(lock.open('a+b', buffering=0))
+    import filelock  # an extra needs it
+
+    held = filelock.FileLock(lock, timeout=0)
+    is_held = False
+    while not is_held:
+        lock.touch()
+        # Whoever held the lock may have removed it. The file that is locked must be the one that others find.
+        with contextlib.suppress(FileNotFoundError):
+            number = lock.stat().st_ino
             try:
-                if sys.platform == 'win32':
-                    msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-                else:
-                    # Not lockf, whose lock ends when the process closes any other descriptor of the file.
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    # Otherwise the lock would last as long as a forked process has the file open.
-                    stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
-            except (BlockingIOError, PermissionError):
-                holder = ''
-                with contextlib.suppress(OSError):  # Windows reads no locked file
-                    file.seek(0)
-                    holder = file.read().decode(errors='replace').strip()
+                held.acquire()
+            except filelock.Timeout:
                 raise BlockingIOError(
-                    f'{holder or "another process"} is writing to {target}: wait until it has finished, or write '
-                    'elsewhere'
+                    f'another process is writing to {target}: wait until it has finished, or write elsewhere'
                 ) from None
-            except OSError as error:  # some network file systems have no locks
-                warn(
-                    f'{target} cannot be locked ({error}): see to it that no other process writes there'
-                )
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
-                    break  # else the process that held it has removed it in the meantime
-        with contextlib.suppress(OSError):  # on a full disk the lock holds, too
-            file.truncate(0)
-            file.write(f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
+            is_held = lock.stat().st_ino == number
+        if not is_held:
+            held.release()
+    try:
         yield
+    finally:
+        if removes:
+            with contextlib.suppress(OSError):  # Windows removes no open file
+                lock.unlink(missing_ok=True)
+        held.release()
 
 
 def remove_strays(folder: Path, name: str | None = None) -> None:
@@ -178,20 +149,17 @@ def remove_strays(folder: Path, name: str | None = None) -> None:
 
     `name` is the file or folder that they were writing, `None` for all; the folder may be missing.
     """
-    if not folder.is_dir():
-        return
-    for entry in folder.iterdir():
+    for entry in folder.iterdir() if folder.is_dir() else ():
         match = _TEMPORARY.fullmatch(entry.name)
-        if match is None or name not in (None, match[1]):
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entry.unlink(missing_ok=True)
+        if match is not None and name in (None, match[1]):
+            _remove(entry)
 
 
-def _temporary_name(path: Path, ending: str = '') -> Path:
-    return path.with_name(f'.{path.name}.{secrets.token_hex(8)}.{_MARK}{ending}')
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:
@@ -208,18 +176,3 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _replaceable_permissions(path: Path, overwrite: bool) -> int | None:
-    """Returns the permissions of the file that is replaced, `None` if there is none, and refuses all but files."""
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        return None
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(f'{path} is a folder; choose another name')
-    if not stat.S_ISREG(mode):
-        raise FileExistsError(f'{path} is no file but a device or a pipe; name a file')
-    if not overwrite:
-        raise FileExistsError(f'{path} exists; choose another name, or overwrite it')
-    return stat.S_IMODE(mode)
