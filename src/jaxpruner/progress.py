@@ -3,7 +3,7 @@
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 
@@ -42,3 +42,18 @@ def progress_bar(
             progress.update(task, description=description, completed=done)
 
         yield show
+
+
+@contextlib.contextmanager
+def leaf_progress(sizes: Mapping[str, int], is_wanted: bool) -> Iterator[Callable[..., None]]:
+    """Shows which leaf is being read, of leaves of some bytes; yields a function to call with its name before it is."""
+    with progress_bar(sum(sizes.values()), is_wanted, in_bytes=True) as show:
+        bytes_behind = 0
+
+        def on_leaf(name: str, *leaf: Any) -> None:
+            del leaf
+            nonlocal bytes_behind
+            show(name, bytes_behind)
+            bytes_behind += sizes[name]
+
+        yield on_leaf

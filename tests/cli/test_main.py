@@ -32,7 +32,7 @@ def test_only_the_command_that_needs_them_loads_optional_packages():
     code = """
 import sys
 from jaxpruner.cli.main import main
-for line in ('--help', 'prune --help', 'inspect nowhere', 'table nowhere', 'compare vit --nothing'):
+for line in ('--help', 'prune --help', 'table nowhere', 'compare vit --nothing'):
     main(line.split())
 print(sorted({'flax', 'orbax', 'matplotlib', 'safetensors'} & sys.modules.keys()))
 """

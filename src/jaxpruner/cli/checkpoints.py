@@ -1,11 +1,10 @@
 """`jaxpruner inspect`, `prune`, `pack` and `unpack`: checkpoints on disk, tensor by tensor."""
 
-import contextlib
 import json
 import pkgutil
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,24 +12,15 @@ from tyro.conf import arg
 
 from jaxpruner import text_tables
 from jaxpruner.cli import options
-from jaxpruner.files import input_files
 from jaxpruner.plan import type_words
-from jaxpruner.progress import progress_bar
+from jaxpruner.progress import leaf_progress
 from jaxpruner.sparsity_types import NByM
 from jaxpruner.structure import ChannelGraph
 from jaxpruner.text_tables import Column, with_prefix
 
 if TYPE_CHECKING:
-    from jaxpruner.checkpoints import Leaf
     from jaxpruner.sparse.storage.packed_files import PackedFile
 
-_FORMATS = {
-    'dense': 'dense',
-    'n_by_m': 'N:M',
-    'blocks': 'blocks',
-    'csr': 'CSR',
-    'bitmask': 'a bit each',
-}
 _LEAF = Column('leaf', overflow='fold')
 
 
@@ -47,21 +37,8 @@ def _bytes(*counts: int) -> list[str]:
     return [with_prefix(count, 'B') for count in counts]
 
 
-@contextlib.contextmanager
-def _leaf_progress(
-    leaves: 'Mapping[str, Leaf]', is_wanted: bool
-) -> 'Iterator[Callable[[str, Leaf], None]]':
-    """Shows which tensor is being read; yields a function to call with name and leaf of each before it is read."""
-    with progress_bar(
-        sum(leaf.bytes for leaf in leaves.values()), is_wanted, in_bytes=True
-    ) as show:
-        behind = [0]
-
-        def on_leaf(name: str, leaf: 'Leaf') -> None:
-            show(name, behind[0])
-            behind[0] += leaf.bytes
-
-        yield on_leaf
+def _sizes(checkpoint: Any) -> dict[str, int]:
+    return {name: leaf.bytes for name, leaf in checkpoint.leaves.items()}
 
 
 def inspect(
@@ -83,7 +60,6 @@ def inspect(
       as_json: print JSON instead of tables.
       progress: show a progress bar if stderr is a terminal.
     """
-    input_files.check_exists(checkpoint)
     from jaxpruner import checkpoints
     from jaxpruner.checkpoints.inspection import totals, zero_groups
     from jaxpruner.sparse.storage import packed_files
@@ -91,7 +67,7 @@ def inspect(
     channels = None if graph is None else _load_graph(graph)
     opened = packed_files.open_packed_or_dense(checkpoint)
     reports, leaves = [], []
-    with _leaf_progress(opened.leaves, progress) as on_leaf:
+    with leaf_progress(_sizes(opened), progress) as on_leaf:
         for one in checkpoints.inspect_leaves(opened, on_leaf):
             sizes, smallest = packed_files.format_bytes(opened, one.name)
             reports.append(one)
@@ -147,7 +123,7 @@ def _print_leaves(leaves: Sequence[Mapping[str, Any]], total: Mapping[str, Any])
         sparsity = text_tables.span([leaf['sparsity'] for leaf in group], '{:.2%}'.format)
         packed = sum(leaf['formats'][smallest] for leaf in group)
         sizes = _bytes(sum(leaf['bytes'] for leaf in group), packed)
-        rows.append([name, shape or 'scalar', dtype, sparsity, *sizes, _FORMATS[smallest]])
+        rows.append([name, shape or 'scalar', dtype, sparsity, *sizes, smallest])
     packed = sum(leaf['formats'][leaf['smallest']] for leaf in leaves)
     last = [f'{len(leaves)} leaves', f'{total["weights"]:,}', '', f'{total["sparsity"]:.2%}']
     columns = [_LEAF, Column('shape'), Column('dtype'), *_numbers('sparsity', 'dense', 'packed')]
@@ -209,7 +185,6 @@ def prune(
       overwrite: replace a file that is there.
       progress: show a progress bar if stderr is a terminal.
     """
-    input_files.check_exists(checkpoint)
     from jaxpruner import checkpoints
     from jaxpruner.checkpoints.choosing import LOOKS_LIKE_EMBEDDING, LOOKS_LIKE_HEAD
     from jaxpruner.sparse.storage.packed_files import open_packed_or_dense
@@ -222,7 +197,7 @@ def prune(
         rules.append((name or None, text.strip()))
     names = options.flat(only), options.flat(skip)
     choices = checkpoints.choose(leaves, sparsity, distribution, rules, *names)
-    with _leaf_progress(leaves, progress) as on_leaf:
+    with leaf_progress(_sizes(opened), progress) as on_leaf:
         kept = checkpoints.prune(
             opened,
             out,
@@ -249,11 +224,9 @@ def prune(
     for words, alike in names_of.items():
         weights = sum(leaves[name].size for name in alike)
         rows.append([str(len(alike)), f'{weights:,}', words, alike[0]])
-    sentence, name = (
-        Column('what happened', overflow='wrap'),
-        Column('first of them', overflow='fold'),
-    )
-    _print_table([*_numbers('tensors', 'weights'), sentence, name], rows)
+    sentence = Column('what happened', overflow='wrap')
+    first = Column('first of them', overflow='fold')
+    _print_table([*_numbers('tensors', 'weights'), sentence, first], rows)
     looked_up = (LOOKS_LIKE_EMBEDDING, LOOKS_LIKE_HEAD)
     dense = [text_tables.printable(name) for name in reasons if reasons[name] in looked_up]
     if dense:
@@ -290,9 +263,6 @@ def pack(
       overwrite: replace a file that is there.
       progress: show a progress bar if stderr is a terminal.
     """
-    for path in (checkpoint, masks):
-        if path is not None:
-            input_files.check_exists(path)
     from jaxpruner import checkpoints, sparse
     from jaxpruner.sparse.storage.packed_files import MANIFEST_KEY
 
@@ -309,19 +279,7 @@ def pack(
         overwrite=overwrite,
         progress=progress,
     )
-    packed = sparse.open_packed(out)
-    print(f'{out}: {_packing_words(packed)}')
-    rows = []
-    for format_name, heading in _FORMATS.items():
-        names = [name for name, other in packed.formats.items() if other == format_name]
-        if names:
-            weights = sum(packed.leaves[name].size for name in names)
-            dense = sum(packed.leaves[name].bytes for name in names)
-            stored = sum(packed.stored_bytes[name] for name in names)
-            numbers = str(len(names)), f'{weights:,}', *_bytes(dense, stored)
-            rows.append([heading, *numbers, names[0]])
-    numbers = _numbers('leaves', 'weights', 'dense', 'packed')
-    _print_table([Column('format'), *numbers, Column('first of them', overflow='fold')], rows)
+    print(f'{out}: {_packing_words(sparse.open_packed(out))}')
 
 
 def unpack(
@@ -335,15 +293,14 @@ def unpack(
       overwrite: replace a file that is there.
       progress: show a progress bar if stderr is a terminal.
     """
-    input_files.check_exists(packed)
     from jaxpruner import sparse
     from jaxpruner.checkpoints.writing import write_tensors
 
     opened = sparse.open_packed(packed)
-    with _leaf_progress(opened.leaves, progress) as on_leaf:
+    with leaf_progress(_sizes(opened), progress) as on_leaf:
 
         def read(name: str) -> Any:
-            on_leaf(name, opened.leaves[name])
+            on_leaf(name)
             return opened.read(name)
 
         write_tensors(out, opened.leaves, read, opened.metadata, overwrite)

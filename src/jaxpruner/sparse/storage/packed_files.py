@@ -11,11 +11,10 @@ A dense leaf is the tensor of its name; any other has a tensor for each array, s
 """
 
 import collections
-import contextlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ import numpy as np
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.files import atomic_files, dtypes, host_arrays, input_files
-from jaxpruner.progress import progress_bar
+from jaxpruner.progress import leaf_progress
 from jaxpruner.sparse.formats import array_checks, table
 from jaxpruner.sparse.formats.plans import StoredArrays
 from jaxpruner.sparse.storage import packing
@@ -126,7 +125,7 @@ def save(
     places: dict[str, tuple[str, str]] = {}  # of each tensor: its leaf, and its key there
     entries: dict[str, Any] = {}
     sizes = {name: leaf.bytes for name, leaf in leaves.items()}
-    with _leaf_progress(sizes, progress) as on_leaf:
+    with leaf_progress(sizes, progress) as on_leaf:
         # Each leaf is packed twice: the header, which comes first, has the shapes and digests of all.
         for name, leaf in leaves.items():
             on_leaf(name)
@@ -386,7 +385,7 @@ def load(
     Array([-0., -0.], dtype=float32)
     """
     file = open_packed(path)
-    with _leaf_progress(file.stored_bytes, progress) as on_leaf:
+    with leaf_progress(file.stored_bytes, progress) as on_leaf:
 
         def read(name: str) -> np.ndarray:
             on_leaf(name)
@@ -422,7 +421,7 @@ def load_packed(path: os.PathLike[str] | str, *, progress: bool = True) -> Any:
     """
     file = open_packed(path)
     leaves: dict[tree_lib.Path, Any] = {}
-    with _leaf_progress(file.stored_bytes, progress) as on_leaf:
+    with leaf_progress(file.stored_bytes, progress) as on_leaf:
         for name, leaf_path in file.paths.items():
             on_leaf(name)
             arrays = file.read_packed(name)
@@ -451,17 +450,3 @@ def format_bytes(checkpoint: 'Checkpoint', name: str) -> tuple[dict[str, int | N
         if plan.bytes < values.nbytes or format_name == 'dense':
             sizes[format_name] = plan.bytes
     return sizes, table.smallest(kept, values.itemsize, plans)
-
-
-@contextlib.contextmanager
-def _leaf_progress(sizes: Mapping[str, int], is_shown: bool) -> Iterator[Callable[[str], None]]:
-    """Shows which leaf is being read; yields a function to call with its name before it is."""
-    with progress_bar(sum(sizes.values()), is_shown, in_bytes=True) as show:
-        bytes_behind = 0
-
-        def on_leaf(name: str) -> None:
-            nonlocal bytes_behind
-            show(name, bytes_behind)
-            bytes_behind += sizes[name]
-
-        yield on_leaf
