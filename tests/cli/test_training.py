@@ -1,5 +1,6 @@
 """`jaxpruner run`, `compare` and `demo`: what WORKLOAD means, what is refused, a short training."""
 
+import shutil
 import sys
 import tomllib
 
@@ -10,7 +11,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 from jaxpruner import api, sparsity_types
-from jaxpruner.baselines import WORKLOADS, data
+from jaxpruner.baselines import data
 from jaxpruner.checkpoints import open_checkpoint, write_safetensors
 from jaxpruner.cli import training
 from jaxpruner.cli.main import main
@@ -35,23 +36,16 @@ def test_a_name_may_begin_with_data(capsys):
     }
     for line, names in expected.items():
         assert printed_recipe(line, capsys) == names
-    for workload in WORKLOADS.values():
-        for preset in workload.presets:
-            name = workload.default(preset).data
-            assert printed_recipe(f'run {name}-{workload.name}', capsys)[0] == name
 
 
 REFUSED = {
     'lenett': "there is no workload 'lenett'; did you mean 'lenet'",
     'digits-lenet --preset data': 'digits-lenet trains on digits, but --preset, --recipe or --set',
-    'digits-lenet --set data=mnist': 'ask for mnist: leave them out, or say lenet',
     'digits-lenet --data-dir here': 'digits is read from no folder: leave --data-dir here out',
     'mnist-lenet': "the preset 'data' of lenet needs --data-dir",
     'lenet --set step=3': "--set step=3: the recipe has no key 'step'; did you mean 'steps'?",
-    'lenet --recipe nowhere.toml': "No such file or directory: 'nowhere.toml'",
     'lenet --algorithms riggl': "'riggl' is unknown; did you mean 'rigl'?",
     'lenet --sparsities 80': 'sparsity must lie in [0, 1] (the share of weights removed), got 80.0',
-    'lenet --modules nowhere': "No module named 'nowhere'",
 }
 
 
@@ -65,20 +59,11 @@ def test_what_cannot_be_meant_is_refused_before_any_work(line, tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ('wrong', 'words'),
-    [
-        ('schedule.decay=cosin', "schedule.decay 'cosin' is unknown"),
-        ('pruning.sparsity_type=2-4', "unknown sparsity type '2-4'"),
-        # Wrong for the second algorithm alone.
-        ('pruning.trainer_start=0.9', 'the end 0.75 lies before the start 0.9'),
-    ],
-)
-def test_a_wrong_recipe_is_refused_before_anything_is_written(wrong, words, tmp_path, capsys):
+def test_a_recipe_that_is_wrong_for_one_algorithm_is_refused_before_any_training(tmp_path, capsys):
     options = ['digits-lenet', '--out', str(tmp_path / 'out'), '--no-compilation-cache', *TINY]
     options += ['--algorithms', 'magnitude', 'set', '--seeds', '0', '--sparsities', '0.5']
-    assert main(['compare', *options, '--set', wrong]) == 2
-    assert words in capsys.readouterr().err
+    assert main(['compare', *options, '--set', 'pruning.trainer_start=0.9']) == 2  # for set
+    assert 'the end 0.75 lies before the start 0.9' in capsys.readouterr().err
     assert [path.name for path in (tmp_path / 'out').iterdir()] == ['.lock']
 
 
@@ -187,6 +172,11 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_programs_are_kept_for_the_user_alone(cache):
+    jax.config.update('jax_compilation_cache_dir', 'mine')
+    training._keep_programs()
+    assert jax.config.jax_compilation_cache_dir == 'mine'
+    jax.config.update('jax_compilation_cache_dir', None)
+
     jax.jit(lambda x: x + 1)(1.0)  # JAX then knows that there is no cache
     training._keep_programs()
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
@@ -194,20 +184,15 @@ def test_programs_are_kept_for_the_user_alone(cache):
     whole = list(cache.glob('*-cache'))
     assert whole
     assert cache.stat().st_mode & 0o777 == 0o700
-    assert jax.config.jax_compilation_cache_max_size == 2**30
     half = cache / 'jit_step-0123-cache'  # the disk was full, or the process was killed
     half.write_bytes(whole[0].read_bytes()[:50])
     jax.config.update('jax_compilation_cache_dir', None)
     training._keep_programs()
     assert list(cache.glob('*-cache')) == whole
 
-
-def test_a_folder_that_the_user_named_holds_and_one_that_cannot_be_made_is_said(cache):
-    jax.config.update('jax_compilation_cache_dir', 'mine')
-    training._keep_programs()
-    assert jax.config.jax_compilation_cache_dir == 'mine'
-    jax.config.update('jax_compilation_cache_dir', None)
+    shutil.rmtree(cache.parents[1])
     cache.parents[1].write_bytes(b'')
+    jax.config.update('jax_compilation_cache_dir', None)
     with pytest.warns(UserWarning, match='compiled programs are not kept: .*Not a directory'):
         training._keep_programs()
     assert jax.config.jax_compilation_cache_dir is None
