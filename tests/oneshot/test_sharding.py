@@ -31,9 +31,7 @@ def loss_fn(params, x):
 
 CASES = [
     ('wanda', {'apply_fn': apply}),
-    ('sparsegpt', {'apply_fn': apply, 'owl': True}),
-    ('sparsegpt', {'apply_fn': apply, 'sequential': True}),
-    ('snip', {'loss_fn': loss_fn, 'rounds': 2}),
+    ('sparsegpt', {'apply_fn': apply, 'owl': True, 'sequential': True}),
     ('grasp', {'loss_fn': loss_fn}),
     ('synflow', {'apply_fn': linear}),  # of magnitudes: a tanh would be flat, up to rounding
 ]

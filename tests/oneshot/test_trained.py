@@ -97,47 +97,6 @@ def test_an_array_that_is_two_leaves_is_not_freed():
     assert [int((leaf == 0).sum()) for leaf in pruned.values()] == [3, 3]
 
 
-class LargestOfInput(Wanda):
-    """Scores a weight by its rank among the weights of its input."""
-
-    def score_matrices(self, weights, second_moment):
-        del second_moment
-        order = jnp.argsort(jnp.abs(weights), axis=-1)
-        return jnp.argsort(order, axis=-1).astype(jnp.float32)
-
-
-def test_a_subclass_prunes_by_its_own_scores():
-    weights, pruner = model.normal(8, 300), LargestOfInput(sparsity_distribution_fn=half)
-    given = {'apply_fn': lambda params, x: x @ params['w'], 'batches': [model.normal(32, 8)]}
-    _, masks = pruner.instant_sparsify({'w': weights}, **given)
-    scores = pruner.score_matrices(weights, jnp.ones(8))
-    expected = references.mask_of(np.asarray(scores), 0.5, None, pruner.per)
-    np.testing.assert_array_equal(masks['w'], expected)
-
-
-class Counting(SparseGPT):
-    """Counts how often Gram matrices are decomposed."""
-
-    def prepare(self, statistics):
-        self.prepared = [*getattr(self, 'prepared', []), statistics.gram.shape]
-        return super().prepare(statistics)
-
-
-@pytest.mark.parametrize('sequential', [False, True])
-def test_leaves_that_share_their_inputs_share_a_decomposition(sequential):
-    params = {name: model.normal(8, 6) for name in ('query', 'key', 'value')}
-    params['out'] = model.normal(6, 8)
-
-    def attention(params, x):
-        query, key, value = (x @ params[name] for name in ('query', 'key', 'value'))
-        return jax.nn.softmax(query @ key.T) @ value @ params['out']
-
-    counting = Counting(sparsity_distribution_fn=half, sequential=sequential)
-    _, masks = counting.instant_sparsify(params, apply_fn=attention, batches=[model.normal(32, 8)])
-    assert sorted(counting.prepared) == [(6, 6), (8, 8)]
-    assert all(int(mask.sum()) == 24 for mask in masks.values())
-
-
 # Block by block.
 
 LAYERS = 3
@@ -191,17 +150,6 @@ def test_a_scan_is_pruned_as_its_layers_one_after_another(donate):
     at_once = SparseGPT(sparsity_distribution_fn=half)
     _, other = at_once.instant_sparsify(STACKED, apply_fn=scanned, batches=BATCHES)
     assert any((other[name] != found[1][name]).any() for name in STACKED)
-
-
-def test_one_block_is_the_whole_at_once():
-    """Every way in which a model reads its weights, and batches of two shapes; a scan's trips stay apart."""
-    given = {'apply_fn': model.apply, 'batches': model.BATCHES}
-    given['sparsity_type'] = {'stack': None, '*': 'unstructured'}
-    found, expected = (
-        jaxpruner.prune(model.PARAMS, 0.5, 'sparsegpt', **given, **blocks)
-        for blocks in ({'sequential': True, 'blocks': ['*']}, {})
-    )
-    equal(found, expected, atol=1e-6)
 
 
 TURNS = {'in': model.normal(8, 8), 'shared': model.normal(8, 8), 'out': model.normal(8, 4)}

@@ -9,7 +9,6 @@ import pytest
 
 import jaxpruner
 from jaxpruner.sparse.execution import compiling
-from jaxpruner.sparse.execution.report import ExecutionReport, LayerExecution
 from jaxpruner.sparse.operators import csr_kernel
 
 RNG = np.random.default_rng(0)
@@ -173,21 +172,6 @@ def test_a_model_stays_dense_if_the_whole_is_not_faster(timed):
     )
 
 
-def test_the_smallest_products_are_not_measured(timed):
-    def apply_fn(p, x):
-        return x @ p['large'] @ p['small']
-
-    timed(products=[4e-3, 1e-3], whole=[3e-3, 1e-3])
-    small, reasons = normal(32, 1), []
-    for inputs in (32, 256):
-        params = {'large': sparse_normal(inputs, 32), 'small': small}
-        report = compiling.compile(apply_fn, params, normal(3, inputs), progress=False).report
-        assert 'another format' not in report.layers['large'].not_measured
-        reasons.append(report.layers['small'].not_measured.get('another format'))
-    assert reasons == [None, 'such products are less than 1% of all together']
-    assert f'small: another format is no candidate: {reasons[1]}' in str(report)
-
-
 def test_measuring_for_real():
     """Whatever the machine says, the results are those of the dense model, and each candidate was timed."""
     apply, packed, report = compiled('measure', rounds=2)
@@ -196,36 +180,6 @@ def test_measuring_for_real():
     for layer in report.layers.values():
         assert {'dense', layer.format} <= set(layer.milliseconds) | {'dense'}
         assert set(layer.milliseconds) <= set(layer.bytes)
-
-
-def test_a_report_is_a_table():
-    layer = LayerExecution(
-        op='dot',
-        shape=(64, 64),
-        density=0.02,
-        format='csr',
-        milliseconds={'dense': 2.0, 'csr': 0.5, 'blocks 8x32': 3.0},
-        bytes={'dense': 16384, 'csr': 900},
-        not_measured={'smaller': 'no inputs or outputs are zero'},
-    )
-    report = ExecutionReport(
-        layers={'layer/kernel': layer},
-        dense_leaves={'bias': 'no contraction reads it'},
-        pattern='0',
-        device='a device',
-        channels={'up[1]': 3},
-        milliseconds=2.5,
-        measured=1.25,
-        notes=('a note',),
-    )
-    assert str(report).splitlines()[2:] == [
-        'layer/kernel  64×64   2.0%  csr     0.5         2  blocks 8x32: 3    900',
-        'channels that are zero were removed: 3 of up[1]',
-        'a call: dense 2.5 ms, measured 1.25 ms on a device',
-        'layer/kernel: smaller is no candidate: no inputs or outputs are zero',
-        'bias: dense, since no contraction reads it',
-        'a note',
-    ]
 
 
 def test_a_report_says_that_nothing_makes_n_by_m_faster():

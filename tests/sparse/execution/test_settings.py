@@ -59,12 +59,6 @@ def test_a_model_without_matrices_says_why():
     assert 'w: dense, since ' in str(report)
 
 
-@pytest.mark.parametrize(('rounds', 'error'), [(1, ValueError), (2.5, TypeError)])
-def test_a_number_of_rounds_that_says_nothing_is_refused(rounds, error):
-    with pytest.raises(error, match=f'rounds .*{rounds}'):
-        sparse.compile(apply_fn, PARAMS, X, rounds=rounds)
-
-
 def test_blocks_are_refused_where_windows_would_take_much_memory():
     def convolved(params, x):
         numbers = ('NHWC', 'HWIO', 'NHWC')

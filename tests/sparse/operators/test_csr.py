@@ -61,25 +61,6 @@ def test_product_and_derivatives_are_those_of_the_dense_matrix(name):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@needs_kernel
-def test_under_vmap():
-    mask = EDGES['one in ten']
-    _, compressed, arrays = matrix_of(mask)
-    rows = jnp.stack([rows_of(mask), 2 * rows_of(mask)])
-
-    def loss(rows, compressed):
-        return jnp.sum(CsrMatrix(compressed, **arrays).multiply(rows) ** 2)
-
-    of_both = jax.vmap(jax.grad(loss, (0, 1)))(rows, jnp.stack([compressed, 3 * compressed]))
-    of_rows = jax.vmap(jax.grad(loss), (0, None))(rows, compressed)
-    for number, scale in enumerate((1, 3)):
-        expected = jax.grad(loss, (0, 1))(rows[number], scale * compressed)
-        np.testing.assert_allclose(of_both[0][number], expected[0], rtol=1e-5)
-        np.testing.assert_allclose(of_both[1][number], expected[1], rtol=1e-5)
-        alone = jax.grad(loss)(rows[number], compressed)
-        np.testing.assert_allclose(of_rows[number], alone, rtol=1e-5)
-
-
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 def test_what_has_no_kernel_is_refused(monkeypatch, dtype):
     mask = EDGES['one in ten']

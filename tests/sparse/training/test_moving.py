@@ -1,6 +1,5 @@
 """Blocks and weights move when they are due. What leaves is replaced by what starts at zero, with zero moments."""
 
-import functools
 import itertools
 
 import jax
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from jaxpruner import mask_calculator, sparsity_schedules, sparsity_types
 from jaxpruner.sparse.training.layouts import Layout
 from sparse.training.models import (
-    BLOCK,
     PARAMS,
     PRUNED,
     made,
@@ -128,9 +126,6 @@ def test_weights_are_replaced_as_under_a_mask():
     np.testing.assert_array_equal(moved, dense['kernel'] * stays)
 
 
-ROW = functools.partial(Layout, (), outputs=1, block=(1, 1))
-
-
 def replaced(layout, positions, magnitudes, scores, fraction):
     """New positions of blocks whose weights are their magnitudes."""
     values = jnp.asarray(magnitudes).reshape(*layout.rows, layout.kept, *layout.unit)
@@ -140,27 +135,6 @@ def replaced(layout, positions, magnitudes, scores, fraction):
 
 def share_of(stored, fraction):
     return int(np.round(np.float32(stored) * np.float32(fraction)))
-
-
-# (stored, fraction): how many are dropped, rounded half to even.
-DROPPED = {(10, 0.3): 3, (5, 0.5): 2, (4, 0): 0, (4, 1): 4}
-
-
-@pytest.mark.parametrize(('stored', 'fraction'), DROPPED)
-def test_the_smallest_are_dropped_as_many_as_under_a_mask(stored, fraction):
-    for layout in (
-        ROW(inputs=2 * stored, kept=stored),
-        Layout((), inputs=2 * stored, outputs=1, kept=stored),
-    ):
-        rows = (1,) if layout.block else ()
-        positions = np.arange(stored).reshape(*rows, -1)
-        new, places = replaced(
-            layout, positions, np.arange(1.0, stored + 1), np.arange(2.0 * stored), fraction
-        )
-        count = DROPPED[stored, fraction]
-        expected = [*range(count, stored), *range(2 * stored - count, 2 * stored)]
-        assert new.ravel().tolist() == expected
-        assert places.ravel().tolist() == [*range(count, stored), *[stored] * count]
 
 
 @settings(max_examples=8)
@@ -184,24 +158,6 @@ def test_the_smallest_blocks_of_a_matrix_are_dropped_whatever_group_they_are_in(
     for old, new, gone in zip(positions, after, is_dropped.reshape(groups, blocks), strict=True):
         assert (np.diff(new) > 0).all()
         assert set(old[~gone]) == set(old) & set(np.asarray(new).tolist())
-
-
-def test_what_a_group_has_learned_stays_unless_all_of_it_is_dropped():
-    layout = Layout((), inputs=3, outputs=2, kept=1, block=(1, 1))
-    settings = layout, [[2], [0]], [1.0, 5.0], [[9.0, 2.0, 1.0], [0.0, 2.0, 9.0]]
-    assert replaced(*settings, 0.3)[0].tolist() == [[2], [0]]
-    assert replaced(*settings, 1.0)[0].tolist() == [[0], [2]]
-    with_single_blocks = {'up/kernel': (5, 8), 'layers/kernel': BLOCK}
-    model = moving('blocks', 'set', block=with_single_blocks)
-    assert 'the block of each group stays' in model.plan.leaves['up/kernel'].note
-    assert not model.plan.leaves['layers/kernel'].note
-
-
-def test_blocks_at_an_edge_are_not_dropped_for_their_padding():
-    layout = Layout((), inputs=5, outputs=9, kept=2, block=(4, 8))
-    positions = jnp.array([[0, 1], [0, 1]])
-    values = layout.store(jnp.ones((5, 9)), positions, jax.random.key(0))['values']
-    np.testing.assert_allclose(layout.magnitudes(values, positions), np.ones((2, 2)), rtol=1e-6)
 
 
 @settings(max_examples=10)

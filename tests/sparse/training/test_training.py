@@ -22,11 +22,7 @@ from sparse.training.models import (
 )
 
 OPTIMIZERS = {
-    'sgd': optax.sgd(0.1),
-    'momentum': optax.sgd(0.1, momentum=0.9),
-    'adam': optax.adam(1e-2),
     'adamw': optax.adamw(1e-2, weight_decay=0.1),
-    'lion': optax.lion(1e-2),
     'lamb': optax.lamb(1e-2),
     'clipped when accumulated': optax.MultiSteps(
         optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)), 2
