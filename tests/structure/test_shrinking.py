@@ -29,6 +29,10 @@ def arrays_of(module):
     return params, state
 
 
+def mapped(module, x):
+    return jax.vmap(module)(x)
+
+
 def nnx_cnn():
     """A network whose norms have scales and statistics as after a training."""
     model = shrunk_models.CNN(nnx.Rngs(0))
@@ -103,74 +107,106 @@ def test_an_nnx_network_is_trained_on_with_its_optimizer():
     assert small.model.norm1.mean.shape == (len(kept),)
 
 
-@pytest.mark.parametrize('name', shrunk_models.FOLLOWING)
-def test_modules_that_follow_their_arrays(name):
-    """The module equals the traced program of the smaller shapes; numbers are set only where it needs them."""
-    make, settings, numbers = shrunk_models.FOLLOWING[name]
-    model, inputs, call = make()
-    budget = None if 'counts' in settings else 'flops=0.6'
-    small = jaxpruner.shrink(model, inputs, budget, call=call, **settings)
-    assert type(small.model) is type(model)
-    assert small.keep
-    assert small.numbers == numbers
-    for path, (_, new) in numbers.items():
-        value = small.model
-        for part in path.split('.'):
-            value = value[int(part)] if part.isdigit() else getattr(value, part)
-        assert value == new
-    inputs = inputs if type(inputs) is tuple else (inputs,)
-    if isinstance(model, nnx.Module):
-        params, state = arrays_of(small.model)
-        states = (state,) if jax.tree.leaves(state) else ()
-        small.model.eval()
-        found = small.model(*inputs)
-    else:
-        arrays = eqx.filter(small.model, eqx.is_array)
-        structure = jax.tree.structure(small.graph.model.params)
-        params = jax.tree.unflatten(structure, jax.tree.leaves(arrays))
-        moments = small.shrink_state({'mu': eqx.filter(model, eqx.is_array)})['mu']
-        assert jax.tree.structure(moments) == jax.tree.structure(arrays)
-        is_state = [isinstance(value, eqx.nn.State) for value in inputs]
-        inputs = [
-            small.shrink_state(x) if own else x for x, own in zip(inputs, is_state, strict=True)
-        ]
-        states = [x for x, own in zip(inputs, is_state, strict=True) if own]
-        module = eqx.nn.inference_mode(small.model)
-        found = call(module, *inputs) if call else module(*inputs)
-        inputs = [x for x, own in zip(inputs, is_state, strict=True) if not own]
-    if not settings.get('allow_inexact'):
-        expected = small.graph.small_apply(small.keep)(params, *states, *inputs)
-        close(jax.tree.leaves(found), jax.tree.leaves(expected))
+@pytest.mark.parametrize(
+    ('module', 'counts', 'numbers'),
+    [
+        (
+            shrunk_models.Depthwise,
+            {'stem/kernel[3]': 4},
+            {
+                'depthwise.feature_group_count': (8, 4),
+                'stem.kernel_shape': ((3, 3, 3, 8), (3, 3, 3, 4)),
+            },
+        ),
+        (shrunk_models.GroupNorm, {'stem/kernel[3][0:8:2]': 3}, {'norm.num_groups': (4, 3)}),
+    ],
+    ids=['depthwise', 'group norm'],
+)
+def test_layers_of_flax_get_their_new_widths_if_they_need_them(module, counts, numbers):
+    x = jax.random.normal(jax.random.key(1), (4, 8, 8, 3))
+    small = jaxpruner.shrink(module(nnx.Rngs(0)), x, counts=counts)
+    for path, widths in numbers.items():
+        layer, attribute = path.split('.')
+        assert small.numbers[path] == widths
+        assert getattr(getattr(small.model, layer), attribute) == widths[1]
+    params, _ = arrays_of(small.model)
+    close(small.model(x), small.graph.small_apply(small.keep)(params, x))
+    again = jaxpruner.shrink(small.model, x, counts={'stem/kernel[3]*': 2})
+    assert again.numbers.keys() >= numbers.keys()
 
 
-def test_a_smaller_module_says_what_was_set_and_can_be_shrunk_again():
-    make, settings, _ = shrunk_models.FOLLOWING['nnx depthwise']
-    model, inputs, _ = make()
-    small = jaxpruner.shrink(model, inputs, **settings)
-    again = jaxpruner.shrink(small.model, inputs, counts={'stem/kernel[3]': 3})
-    assert again.model.depthwise.feature_group_count == 3
-    assert 'depthwise.feature_group_count: 8 -> 4' in str(small)
-    assert repr(small).startswith('ShrunkModel(Depthwise')
+def test_an_equinox_network_with_statistics():
+    def call(module, x, state):
+        batched = jax.vmap(module, axis_name='batch', in_axes=(0, None), out_axes=(0, None))
+        return batched(x, state)
+
+    model, state = eqx.nn.make_with_state(shrunk_models.EquinoxCNN)(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (4, 3, 8, 8))
+    _, state = call(model, x, state)
+    small = jaxpruner.shrink(model, (x, state), 'flops=0.6', call=call)
+    assert not small.numbers
+    params, small_state = eqx.filter(small.model, eqx.is_array), small.shrink_state(state)
+    found = call(eqx.nn.inference_mode(small.model), x, small_state)
+    close(found, small.graph.small_apply(small.keep)(params, small_state, x))
 
 
-@pytest.mark.parametrize('name', shrunk_models.NOT_FOLLOWING)
-def test_modules_whose_code_does_not_follow_are_refused_by_name(name):
-    make, words, leave = shrunk_models.NOT_FOLLOWING[name]
-    model, inputs, call = make()
+def test_an_equinox_layer_norm_has_a_new_shape():
+    model = shrunk_models.EquinoxNormed(jax.random.key(0))
+    settings = {'counts': {'up/weight[0]': 5}, 'call': mapped}
+    small = jaxpruner.shrink(model, jnp.ones((6, 3)), allow_inexact=True, **settings)
+    assert small.numbers['norm.shape'] == ((8,), (5,))
+    assert small.model.norm.shape == (5,)
+    moments = small.shrink_state({'mu': eqx.filter(model, eqx.is_array)})['mu']
+    assert jax.tree.structure(moments) == jax.tree.structure(eqx.filter(small.model, eqx.is_array))
+
+
+@pytest.mark.parametrize(
+    ('module', 'shape', 'settings', 'words'),
+    [
+        (
+            shrunk_models.Transformer,
+            (2, 5, 3),
+            {'budget': 'flops=0.6'},
+            ['code of Transformer', 'attention.in_features=16', 'embed/kernel[1]'],
+        ),
+        (
+            shrunk_models.Ambiguous,
+            (6, 3),
+            {'budget': 'flops=0.6'},
+            ['TypeError: ', 'width=8', 'cut were up/kernel[1], middle/kernel[1]'],
+        ),
+        (
+            shrunk_models.Configured,
+            (2, 5, 6),
+            {'counts': {'*[0:8:2]': 2}},
+            ['layers.*.config.heads=4'],
+        ),
+        (
+            shrunk_models.EquinoxAttention,
+            (2, 5, 8),
+            {'counts': {'*[0:8:2]': 3}, 'call': mapped},
+            ['attention.num_heads=4'],
+        ),
+    ],
+    ids=lambda value: getattr(value, '__name__', ''),
+)
+def test_modules_whose_code_does_not_follow_are_refused_with_the_numbers_that_they_hold(
+    module, shape, settings, words
+):
+    model = module(nnx.Rngs(0) if issubclass(module, nnx.Module) else jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), shape)
     with pytest.raises(ValueError, match='does not follow') as refusal:
-        jaxpruner.shrink(model, inputs, 'flops=0.6', call=call)
+        jaxpruner.shrink(model, x, **settings)
     for word in words:
         assert word in str(refusal.value)
-    proposed = re.search(r'leave=(\[.*?\'\])', str(refusal.value))
-    assert proposed is not None
-    assert eval(proposed[1]) == leave
-    if name == 'nnx transformer':
-        counts = {'up/kernel[1]': 12, 'attention/query/kernel[1]': 2}
-        small = jaxpruner.shrink(model, inputs, counts=counts)
-        close(
-            small.model(inputs),
-            small.graph.small_apply(small.keep)(*arrays_of(small.model)[:1], inputs),
-        )
+
+
+def test_heads_of_flax_attention_are_removed():
+    x = jax.random.normal(jax.random.key(1), (2, 5, 3))
+    counts = {'up/kernel[1]': 12, 'attention/query/kernel[1]': 2}
+    small = jaxpruner.shrink(shrunk_models.Transformer(nnx.Rngs(0)), x, counts=counts)
+    params, _ = arrays_of(small.model)
+    close(small.model(x), small.graph.small_apply(small.keep)(params, x))
 
 
 LINEN = shrunk_models.LinenCNN()

@@ -1,14 +1,13 @@
 """Modules of Equinox: pytrees of arrays and other values. Batch statistics are in an `equinox.nn.State`, an input."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 
-from jaxpruner import tree as tree_lib
 from jaxpruner.structure.modules import ModelArrays
-from jaxpruner.tree import Path, PyTree
+from jaxpruner.tree import PyTree
 
 _ONE_EXAMPLE = (
     'A module of Equinox takes one example. jaxpruner.shrink maps it over a batch with '
@@ -48,17 +47,4 @@ def arrays_of(
         inputs=tuple(value for i, value in enumerate(inputs) if i not in positions[:1]),
         make=make,
         run=run,
-        submodules=lambda module: dict(_walk(module, ())),
     )
-
-
-def _walk(module: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    yield path, module
-
-    def is_child(node: Any) -> bool:
-        return node is not module and isinstance(node, eqx.Module)
-
-    names, children, _ = tree_lib.flatten_with_paths(module, is_leaf=is_child)
-    for name, child in zip(names, children, strict=True):
-        if isinstance(child, eqx.Module):
-            yield from _walk(child, (*path, *name))

@@ -3,12 +3,12 @@
 import dataclasses
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from jaxpruner import text_tables
 from jaxpruner.activations import models
-from jaxpruner.tree import Path, PyTree
+from jaxpruner.tree import PyTree
 
 _FILES = {
     'nnx': 'jaxpruner.structure.nnx_modules',
@@ -29,7 +29,6 @@ class ModelArrays:
       inputs: of the model, without its state.
       make: `(params, state) -> model`, a new one with these arrays.
       run: `(model, state, *inputs) -> results`, in evaluation mode. It may change the model's mode.
-      submodules: path -> module, for a module and all that it holds.
     """
 
     params: PyTree
@@ -37,7 +36,6 @@ class ModelArrays:
     inputs: tuple[Any, ...]
     make: Callable[[PyTree, PyTree], Any]
     run: Callable[..., Any]
-    submodules: Callable[[Any], Mapping[Path, Any]] = lambda model: {}
 
     def apply(self, params: PyTree, *arguments: Any) -> Any:
         """The model as a function `(params, *inputs)`, or `(params, state, *inputs)` if there is a state."""

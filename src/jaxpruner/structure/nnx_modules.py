@@ -1,13 +1,13 @@
 """Modules of Flax NNX: a graph, parameters, and other arrays such as batch statistics."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from flax import nnx
 
 from jaxpruner.structure.modules import ModelArrays
-from jaxpruner.tree import Path, PyTree
+from jaxpruner.tree import PyTree
 
 
 def arrays_of(module: Any, inputs: tuple[Any, ...], call: Callable[..., Any] | None) -> ModelArrays:
@@ -18,10 +18,6 @@ def arrays_of(module: Any, inputs: tuple[Any, ...], call: Callable[..., Any] | N
         parts = (params, keys) if state is None else (params, keys, state)
         # The module may take the variables as they are, so that others would see what it changes.
         return nnx.merge(graphdef, *jax.tree.map(lambda array: array, parts))
-
-    def submodules(module: Any) -> Mapping[Path, Any]:
-        graph = nnx.iter_graph(module)
-        return {tuple(map(str, path)): v for path, v in graph if isinstance(v, nnx.Module)}
 
     def run(module: Any, state: PyTree, *inputs: Any) -> Any:
         del state  # the module holds it
@@ -34,7 +30,6 @@ def arrays_of(module: Any, inputs: tuple[Any, ...], call: Callable[..., Any] | N
         inputs=inputs,
         make=make,
         run=run,
-        submodules=submodules,
     )
 
 

@@ -1,7 +1,6 @@
 """`shrink`: from a model to a smaller one of the same kind, in one call."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -25,8 +24,6 @@ class ShrunkModel:
       model: of the kind that was given: a module, or the pair `(small_apply, small_params)`.
       plan: which channels stay, and what the model costs before and after.
       graph: of the whole model, for what one call does not do.
-      numbers: attribute of the module, such as `'attention.num_heads'` -> its old and its new value, for the
-        attributes that had to be set.
 
     >>> import jax, jax.numpy as jnp
     >>> def apply_fn(params, x):
@@ -42,13 +39,17 @@ class ShrunkModel:
     model: Any
     plan: Choice
     graph: ChannelGraph
-    numbers: Mapping[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
-    _set_numbers: Callable[[PyTree], PyTree] = lambda tree: tree
+    _numbers: shrunk_modules.Numbers = dataclasses.field(default_factory=dict)
 
     @property
     def keep(self) -> Mapping[str, np.ndarray]:
         """Name of a group -> the indices of its channels that stay; groups that stay whole have no entry."""
         return self.plan.keep
+
+    @property
+    def numbers(self) -> Mapping[str, tuple[Any, Any]]:
+        """Attribute, such as `'conv.feature_group_count'` -> old and new value, for those that had to be set."""
+        return {'.'.join(path): widths for path, widths in self._numbers.items()}
 
     def shrink_state(self, state: PyTree) -> Any:
         """Cuts an optimizer's state along: moments, masks and averages lose the channels that the model lost.
@@ -66,7 +67,7 @@ class ShrunkModel:
 
         def shrink_tree(tree: PyTree) -> Any:
             small = self.graph.shrink(tree, self.keep, allow_inexact=True, verify=False)
-            return self._set_numbers(small)
+            return shrunk_modules.set_numbers(small, type(self.model), self._numbers)
 
         optimizer = modules.shrunk_optimizer(state, shrink_tree, self.model)
         return shrink_tree(state) if optimizer is None else optimizer
@@ -75,7 +76,7 @@ class ShrunkModel:
         return f'ShrunkModel({type(self.model).__name__}, {self.plan!r})'
 
     def __str__(self) -> str:
-        return '\n'.join([str(self.plan), *shrunk_modules.describe(self.numbers)])
+        return str(self.plan)
 
 
 def shrink(
@@ -93,9 +94,9 @@ def shrink(
     evaluation mode, and stays as it is.
 
     A smaller NNX or Equinox module has the code of the whole one, and smaller arrays, batch statistics too. It runs on
-    the inputs, and has to give what the whole module gives with zeros at the removed channels. If it does not, numbers
-    that it holds, such as `num_heads`, are set to the new widths. If its results still differ, it is refused. Numbers
-    that change nothing stay as they are.
+    the inputs, and has to give what the whole module gives with zeros at the removed channels. If it does not, layers
+    whose own arrays were cut get their new widths, such as the `feature_group_count` of `nnx.Conv`. If it still does
+    not, it is refused, with the widths that other modules hold, such as `num_heads`.
 
     Args:
       model: an NNX module, an Equinox module, or a pair `(apply_fn, params)` with `apply_fn(params, *inputs)`. If the
@@ -147,21 +148,8 @@ def shrink(
     plan = graph.choose(arrays.params, budget, **settings)
     allow_inexact = settings.get('allow_inexact', False)
     if not is_pair:
-        candidates = shrunk_modules.ShrunkModules(arrays, graph)
-        numbers = candidates.numbers(plan.keep, allow_inexact)
-        module = candidates.module(plan.keep, numbers)
-        return ShrunkModel(
-            model=module,
-            plan=plan,
-            graph=graph,
-            numbers={number.name: (number.old, number.new) for number in numbers},
-            _set_numbers=functools.partial(
-                shrunk_modules.set_numbers,
-                kind=type(module),
-                submodules=arrays.submodules,
-                numbers=numbers,
-            ),
-        )
+        module, numbers = shrunk_modules.shrunk_module(arrays, graph, plan.keep, allow_inexact)
+        return ShrunkModel(module, plan, graph, numbers)
     small_params = graph.shrink(arrays.params, plan.keep, allow_inexact)
     small_state = graph.shrink(arrays.state, plan.keep, allow_inexact)
     small_variables = arrays.make(small_params, small_state)

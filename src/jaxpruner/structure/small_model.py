@@ -34,11 +34,6 @@ class SmallApply:
         shapes = (graph.model.params, self._program.arguments)
         self._graphs: dict[Hashable, Any] = {signature(shapes): graph}
 
-    @property
-    def program(self) -> Any:
-        """The traced program of the whole model, a jaxpr."""
-        return self._graph.traces[self._number].program.jaxpr
-
     def __call__(self, params: PyTree, *arguments: Any) -> Any:
         """Runs the smaller model.
 
@@ -169,26 +164,41 @@ class Verification:
         )
 
 
-def compare(
-    whole: Sequence[Any], zeroed: Sequence[Any], small: Sequence[Any], precision: float = 0.0
+def verify(
+    apply_fn: Callable[..., Any],
+    small_apply: Callable[..., Any],
+    arguments: Sequence[Sequence[Any]],
+    leaves_of: Callable[[Any], Sequence[Any]] = jax.tree.leaves,
 ) -> Verification:
-    """Compares the results of the whole model, of the zeroed one, and of the smaller one.
+    """Runs the whole model twice, and the smaller one, on arguments unchanged, zeroed and cut.
 
     The bound for rounding allows a thousand operations on the largest element. They are in the coarsest dtype of the
-    results or of the program, whose precision is given.
+    program.
+
+    Args:
+      apply_fn: of the whole model.
+      small_apply: of the smaller model.
+      arguments: for the three runs.
+      leaves_of: results of the whole model -> the leaves that those of the smaller one are compared with.
     """
-    error = max(map(_distance, zeroed, small), default=0.0)
-    change = max(map(_distance, whole, zeroed), default=0.0)
+    run = jax.jit(apply_fn)
+    whole, zeroed = (leaves_of(run(*each)) for each in arguments[:2])
+    small = jax.tree.leaves(jax.jit(small_apply)(*arguments[2]))
+    precision = _coarsest_precision(jax.make_jaxpr(run)(*arguments[0]).jaxpr)
     largest = 0.0
     for result in zeroed:
         if jnp.issubdtype(result.dtype, jnp.inexact):
-            precision = max(precision, float(jnp.finfo(result.dtype).eps))
             array = np.abs(_doubles(result))
             largest = max(largest, float(array[np.isfinite(array)].max(initial=0.0)))
-    return Verification(error, change, precision**0.5, 1000 * precision * largest)
+    return Verification(
+        error=max(map(_distance, zeroed, small), default=0.0),
+        change=max(map(_distance, whole, zeroed), default=0.0),
+        tolerance=precision**0.5,
+        rounding=1000 * precision * largest,
+    )
 
 
-def coarsest_precision(jaxpr: Any) -> float:
+def _coarsest_precision(jaxpr: Any) -> float:
     """The relative precision of the coarsest floating dtype in which a program computes."""
     coarsest = 0.0
     for equation in jaxpr.eqns:
@@ -199,7 +209,7 @@ def coarsest_precision(jaxpr: Any) -> float:
         for parameter in jax.tree.leaves(list(equation.params.values())):
             inner = getattr(parameter, 'jaxpr', parameter)
             if hasattr(inner, 'eqns'):
-                coarsest = max(coarsest, coarsest_precision(inner))
+                coarsest = max(coarsest, _coarsest_precision(inner))
     return coarsest
 
 
@@ -215,24 +225,3 @@ def _distance(first: Any, second: Any) -> float:
     with np.errstate(invalid='ignore'):
         differences = np.where(is_same, 0, np.abs(first - second))
     return float(np.nan_to_num(differences, nan=np.inf, posinf=np.inf).max(initial=0.0))
-
-
-def verify(
-    apply_fn: Callable[..., Any],
-    small_apply: Callable[..., Any],
-    arguments: Sequence[Sequence[Any]],
-    leaves_of: Callable[[Any], Sequence[Any]] = jax.tree.leaves,
-) -> Verification:
-    """Runs the whole model twice, and the smaller one, on arguments unchanged, zeroed and cut.
-
-    Args:
-      apply_fn: of the whole model.
-      small_apply: of the smaller model.
-      arguments: for the three runs.
-      leaves_of: results of the whole model -> the leaves that those of the smaller one are compared with.
-    """
-    whole, zeroed, small = arguments
-    run = jax.jit(apply_fn)
-    precision = coarsest_precision(jax.make_jaxpr(run)(*whole).jaxpr)
-    small_results = jax.tree.leaves(jax.jit(small_apply)(*small))
-    return compare(leaves_of(run(*whole)), leaves_of(run(*zeroed)), small_results, precision)
