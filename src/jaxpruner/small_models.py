@@ -78,11 +78,11 @@ def save_small_model(
     """
     cut = check_keep(graph.groups, keep, allow_inexact=True)
     arrays: dict[str, Any] = {}
-    for part, tree in zip(_parts(graph), (params, state), strict=True):
+    for (part, paths, axes, treedef), tree in zip(_parts(graph), (params, state), strict=True):
         if tree is not None:
-            check_structure(part.name, jax.tree.structure(tree), part.treedef)
-            check_small(tree, part.paths, part.axes, cut)
-            arrays |= zip(map('.'.join, part.paths), jax.tree.leaves(tree), strict=True)
+            check_structure(part, jax.tree.structure(tree), treedef)
+            check_small(tree, paths, axes, cut)
+            arrays |= zip(map('.'.join, paths), jax.tree.leaves(tree), strict=True)
     from jaxpruner.checkpoints import writing  # loads libraries that the core does without
 
     named = host_arrays.named_arrays(arrays).items()
@@ -129,17 +129,16 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
         )
     keep = keep_of_json(graph, checkpoint.metadata[_PLAN].encode(), path)
     cut = check_keep(graph.groups, keep, allow_inexact=True)
-    parts = _parts(graph)
-    if {'.'.join(leaf) for leaf in parts[1].paths}.isdisjoint(checkpoint.leaves):
-        parts = parts[:1]  # no state was saved
-    names = {'.'.join(leaf) for part in parts for leaf in part.paths}
-    for name in sorted(names ^ checkpoint.leaves.keys()):
-        words = f'lacks {name}' if name in names else f'has {name}, which the model has not'
-        raise ValueError(f'{path} {words}; save the model anew')
-    trees = []
-    for part in parts:
+    trees, names = [], set()
+    for part, paths, axes_of_leaves, treedef in _parts(graph):
+        names_of_part = list(map('.'.join, paths))
+        if part == 'state' and checkpoint.leaves.keys().isdisjoint(names_of_part):
+            continue  # none was saved
+        names.update(names_of_part)
         leaves = []
-        for name, axes in zip(map('.'.join, part.paths), part.axes, strict=True):
+        for name, axes in zip(names_of_part, axes_of_leaves, strict=True):
+            if name not in checkpoint.leaves:
+                raise ValueError(f'{path} lacks {name}; save the model anew')
             array = checkpoint.read(name)
             if array.shape != cut.shape(axes):
                 raise ValueError(
@@ -148,21 +147,15 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
             if writing.digest_of(array) != checkpoint.metadata.get(_DIGEST + name):
                 raise ValueError(f'{path}: the bytes of {name} are damaged; save the model anew')
             leaves.append(host_arrays.on_device(f'{path}: {name}', array))
-        trees.append(part.treedef.unflatten(leaves))
+        trees.append(treedef.unflatten(leaves))
+    for name in sorted(checkpoint.leaves.keys() - names):
+        raise ValueError(f'{path} has {name}, which the model has not; save the model anew')
     return SmallModel(trees[0], keep, *trees[1:])
 
 
-class _Part(NamedTuple):
-    """The parameters of a model, or its state."""
-
-    name: str
-    paths: Sequence[tree_lib.Path]
-    axes: Sequence[Axes]
-    treedef: Any
-
-
-def _parts(graph: ChannelGraph) -> list[_Part]:
+def _parts(graph: ChannelGraph) -> list[tuple[str, Sequence[tree_lib.Path], Sequence[Axes], Any]]:
+    """Names, paths, axes and structures of the parameters and of the state."""
     trace, model = graph.trace, graph.model
-    params = _Part('parameters', trace.paths, trace.leaves, jax.tree.structure(model.params))
+    params = ('parameters', trace.paths, trace.leaves, jax.tree.structure(model.params))
     treedef = jax.tree.structure(model.programs[0].state)
-    return [params, _Part('state', trace.state_paths, trace.states, treedef)]
+    return [params, ('state', trace.state_paths, trace.states, treedef)]

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -87,6 +87,11 @@ def choose(
     reasons = left_out(leaves, types, only, skip)
     by_name = _types_by_name(leaves, types)
     pruned_types: dict[str, Any] = {name: by_name[name] for name in leaves if name not in reasons}
+    if not pruned_types:
+        raise ValueError(
+            'no leaf is left to prune; a leaf needs floats of 16 to 64 bits, and more than one dimension or its full '
+            'name in only; what looks like an embedding or an output head needs a glob in only or types'
+        )
     refused = {}
     for name, sparsity_type in pruned_types.items():
         try:
@@ -98,36 +103,36 @@ def choose(
             f'{"; ".join(refused.values())}. Choose another m or axis for such tensors, or leave them dense: '
             f'skip={[*skip, *refused]}'
         )
-    if not pruned_types:
-        raise ValueError(
-            'no leaf is left to prune; a leaf needs floats of 16 to 64 bits, and more than one dimension or its full '
-            'name in only; what looks like an embedding or an output head needs a glob in only or types'
-        )
-    # The share that an N:M type removes, whatever the sparsity is.
-    own_shares = {
+    # An N:M type removes a share of its own, whatever the sparsity is.
+    shares: Mapping[str, Any] = {
         name: 1 - each.n / each.m
         for name, each in pruned_types.items()
         if isinstance(each, sparsity_types.NByM)
     }
+    others = [name for name in pruned_types if name not in shares]
     if sparsity is None:
-        for name, sparsity_type in pruned_types.items():
-            if name not in own_shares:
-                raise ValueError(
-                    f'sparsity: {name} needs one, since its type is {type_words(sparsity_type)}; only N:M types need '
-                    'none'
-                )
-        return {name: Choice(own_shares[name], pruned_types[name]) for name in pruned_types}
-    is_own = len(own_shares) == len(pruned_types)
-    if sparsity and is_own and not any(math.isclose(own, sparsity) for own in own_shares.values()):
-        name, own = next(iter(own_shares.items()))
-        warn(
-            f'sparsity {sparsity} has no effect: all leaves are pruned to N:M, which removes a share of its own '
-            f'({type_words(pruned_types[name])} removes {own:.4g}); leave it out'
-        )
-    # Without the leaves that stay dense, so that the budget is that of the others.
-    shapes = {name: jax.ShapeDtypeStruct(leaves[name].shape, np.float32) for name in pruned_types}
-    shares = _DISTRIBUTIONS[distribution](shapes, sparsity, filter_fn=lambda path, leaf: True)
-    return {name: Choice(float(shares[name]), pruned_types[name]) for name in pruned_types}
+        if others:
+            raise ValueError(
+                f'sparsity: {others[0]} needs one, since its type is {type_words(pruned_types[others[0]])}; only N:M '
+                'types need none'
+            )
+    else:
+        if (
+            sparsity
+            and not others
+            and not any(math.isclose(own, sparsity) for own in shares.values())
+        ):
+            name, own = next(iter(shares.items()))
+            warn(
+                f'sparsity {sparsity} has no effect: all leaves are pruned to N:M, which removes a share of its own '
+                f'({type_words(pruned_types[name])} removes {own:.4g}); leave it out'
+            )
+        # Without the leaves that stay dense, so that the budget is that of the others.
+        shapes = {
+            name: jax.ShapeDtypeStruct(leaves[name].shape, np.float32) for name in pruned_types
+        }
+        shares = _DISTRIBUTIONS[distribution](shapes, sparsity, filter_fn=lambda path, leaf: True)
+    return {name: Choice(float(shares[name]), kind) for name, kind in pruned_types.items()}
 
 
 def left_out(
@@ -157,10 +162,16 @@ def left_out(
     paths = [(name,) for name in leaves]
     tree_lib.check_names(only, paths, 'only')
     tree_lib.check_names(skip, paths, 'skip')
-    _check_prunable(only, leaves, 'only')
+    named = [glob for glob, _ in types if glob is not None]
+    pruned_globs = [glob for glob, text in types if text != 'dense']
+    for setting, names in (('only', only), ('types', pruned_globs)):
+        for name in names:
+            if name in leaves and leaves[name].dtype.name not in _PRUNABLE:
+                raise ValueError(
+                    f'{setting}: {name} is {leaves[name].dtype}, which is not pruned; {", ".join(_PRUNABLE)} are'
+                )
     optimizer_state = find_optimizer_state(leaves)
     types_by_name = _types_by_name(leaves, types)
-    named = [*only, *(glob for glob, _ in types if glob is not None)]
     reasons = {}
     for name, leaf in leaves.items():
         if tree_lib.matches_any(skip, (name,)):
@@ -178,10 +189,10 @@ def left_out(
             reasons[name] = 'one dimension or none'
         elif only and not tree_lib.matches_any(only, (name,)):
             reasons[name] = 'not named in only'
-        elif not tree_lib.matches_any(named, (name,)):
-            words = _looks_like(name, leaf.ndim)
-            if words is not None:
-                reasons[name] = words
+        elif tree_lib.matches_any([*only, *named], (name,)):
+            continue
+        elif words := _looks_like(name, leaf.ndim):
+            reasons[name] = words
     return reasons
 
 
@@ -204,28 +215,19 @@ def _looks_like(name: str, rank: int) -> str | None:
     return None
 
 
-def _check_prunable(names: Iterable[str], leaves: Mapping[str, Leaf], setting: str) -> None:
-    """Refuses leaves, named in full, that have no floats to prune."""
-    for name in names:
-        if name in leaves and leaves[name].dtype.name not in _PRUNABLE:
-            raise ValueError(
-                f'{setting}: {name} is {leaves[name].dtype}, which is not pruned; {", ".join(_PRUNABLE)} are'
-            )
-
-
 def _types_by_name(
     leaves: Mapping[str, Leaf], types: Sequence[tuple[str | None, str]]
 ) -> dict[str, sparsity_types.SparsityType | None]:
     """Maps each leaf to its sparsity type, `None` where it stays dense."""
-    types_by_glob: dict[str | None, sparsity_types.SparsityType | None] = {}
+    globs = [glob for glob, _ in types]
     for glob, text in types:
-        if glob in types_by_glob:
+        if globs.count(glob) > 1:
             what = f'a type for all others ({text})' if glob is None else repr(glob)
             raise ValueError(f'types: {what} is given twice; only the first would count')
-        is_dense = text == 'dense'
-        types_by_glob[glob] = None if is_dense else sparsity_types.parse_sparsity_type(text)
-        if glob is not None and not is_dense:
-            _check_prunable([glob], leaves, 'types')
+    types_by_glob = {
+        glob: None if text == 'dense' else sparsity_types.parse_sparsity_type(text)
+        for glob, text in types
+    }
     others = types_by_glob.pop(None, sparsity_types.Unstructured())
     rules = tree_lib.first_matches(types_by_glob, [(name,) for name in leaves], 'types')
     in_order = [*types_by_glob.values(), others]

@@ -1,14 +1,13 @@
 """What is in a checkpoint, leaf by leaf: sparsity, structure of the zeros (N:M, blocks, dead channels), bytes."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner import utils
 from jaxpruner.checkpoints.reading import Checkpoint, Leaf
 from jaxpruner.structure import ChannelGraph
 
@@ -42,8 +41,8 @@ class LeafReport(NamedTuple):
 
     >>> import numpy as np
     >>> report = inspect_array('w', np.eye(1, 8, dtype=np.float32))
-    >>> report.leaf.bytes, report.packed_bytes, report.dead_indices[1]
-    (32, 5, [1, 2, 3, 4, 5, 6, 7])
+    >>> report.leaf.bytes, report.dead_indices[1]
+    (32, [1, 2, 3, 4, 5, 6, 7])
     """
 
     name: str
@@ -58,16 +57,6 @@ class LeafReport(NamedTuple):
         """The share of zeros."""
         return 1 - self.nonzeros / self.leaf.size if self.leaf.size else 0.0
 
-    @property
-    def dead(self) -> tuple[int, ...]:
-        """For each axis the number of its indices without any nonzero; () of vectors."""
-        return tuple(map(len, self.dead_indices))
-
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of a mask of one bit a weight and the nonzero weights, or dense where that is less."""
-        return utils.packed_bytes(self.leaf.size, self.nonzeros, self.leaf.dtype.itemsize)
-
     def as_dict(self) -> dict[str, Any]:
         """Returns the report as it stands in JSON."""
         return {
@@ -77,10 +66,9 @@ class LeafReport(NamedTuple):
             'sparsity': self.sparsity,
             'n_of_m': self.n_of_m and self.n_of_m._asdict(),
             'block': self.block and list(self.block),
-            'dead_channels': list(self.dead),
+            'dead_channels': list(map(len, self.dead_indices)),
             'dead_indices': self.dead_indices,
             'bytes': self.leaf.bytes,
-            'packed_bytes': self.packed_bytes,
         }
 
 
@@ -110,8 +98,8 @@ def inspect_array(name: str, array: np.ndarray) -> LeafReport:
     """Inspects an array that is at hand, as `inspect_leaves` does the leaves of a checkpoint; NaN is not zero.
 
     >>> report = inspect_array('w', np.tile([0.0, 1.0, 2.0, 0.0], (3, 2)))
-    >>> report.nonzeros, report.n_of_m, report.block, report.dead
-    (12, NOfM(n=1, m=2, axis=1), None, (0, 4))
+    >>> report.nonzeros, report.n_of_m, report.block, report.dead_indices
+    (12, NOfM(n=1, m=2, axis=1), None, [[], [0, 3, 4, 7]])
     """
     mask = array != np.zeros((), array.dtype)
     nonzeros = int(np.count_nonzero(mask))
@@ -149,20 +137,6 @@ def _block(mask: np.ndarray) -> tuple[int, int] | None:
         int(np.gcd.reduce(column_changes, initial=0)),
     )
     return block if block[0] * block[1] > 1 else None
-
-
-def totals(reports: Iterable[LeafReport]) -> dict[str, Any]:
-    """Adds up all leaves, as JSON has them."""
-    reports = list(reports)
-    weights = sum(report.leaf.size for report in reports)
-    nonzeros = sum(report.nonzeros for report in reports)
-    return {
-        'leaves': len(reports),
-        'weights': weights,
-        'sparsity': 1 - nonzeros / weights if weights else 0.0,
-        'bytes': sum(report.leaf.bytes for report in reports),
-        'packed_bytes': sum(report.packed_bytes for report in reports),
-    }
 
 
 def zero_groups(checkpoint: Checkpoint, graph: ChannelGraph) -> dict[str, np.ndarray]:

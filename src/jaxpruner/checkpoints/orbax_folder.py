@@ -18,7 +18,6 @@ from jaxpruner.checkpoints.reading import Leaf
 
 _REMEDY = 'it is damaged or was copied in part; copy or save it anew'
 _LONGEST_REASON = 300  # letters
-_LOGGERS = ('absl', 'asyncio', 'orbax')
 
 
 class OrbaxFolder:
@@ -87,8 +86,8 @@ def orbax_errors(
     ValueError: a: orbax cannot read it: 'params'; save it anew
     """
     _silence_closed_loops()
-    for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_is_critical)
+    disabled_level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
     try:
         yield
     except Exception as error:
@@ -97,12 +96,7 @@ def orbax_errors(
         reason = lines[0][:_LONGEST_REASON]
         raise error_class(f'{what}: {reason}; {remedy}') from error
     finally:
-        for name in _LOGGERS:
-            logging.getLogger(name).removeFilter(_is_critical)
-
-
-def _is_critical(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.CRITICAL
+        logging.disable(disabled_level)
 
 
 @functools.cache

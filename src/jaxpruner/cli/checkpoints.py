@@ -61,25 +61,35 @@ def inspect(
       progress: show a progress bar if stderr is a terminal.
     """
     from jaxpruner import checkpoints
-    from jaxpruner.checkpoints.inspection import totals, zero_groups
+    from jaxpruner.checkpoints.inspection import zero_groups
     from jaxpruner.sparse.storage import packed_files
 
     channels = None if graph is None else _load_graph(graph)
     opened = packed_files.open_packed_or_dense(checkpoint)
-    reports, leaves = [], []
+    leaves = []
+    nonzeros = packed_bytes = 0
     with leaf_progress(_sizes(opened), progress) as on_leaf:
         for one in checkpoints.inspect_leaves(opened, on_leaf):
             sizes, smallest = packed_files.format_bytes(opened, one.name)
-            reports.append(one)
             leaves.append({**one.as_dict(), 'formats': sizes, 'smallest': smallest})
-    content = {'leaves': leaves, 'total': totals(reports), 'metadata': dict(opened.metadata)}
+            nonzeros += one.nonzeros
+            packed_bytes += sizes[smallest] or 0
+    weights = sum(leaf.size for leaf in opened.leaves.values())
+    total = {
+        'leaves': len(leaves),
+        'weights': weights,
+        'sparsity': 1 - nonzeros / weights if weights else 0.0,
+        'bytes': sum(leaf.bytes for leaf in opened.leaves.values()),
+        'packed_bytes': packed_bytes,
+    }
+    content = {'leaves': leaves, 'total': total, 'metadata': dict(opened.metadata)}
     if channels is not None:
         zeros = zero_groups(opened, channels)
         content['zero_channels'] = {name: each.tolist() for name, each in zeros.items()}
     if as_json:
         print(json.dumps(content, indent=2))
         return
-    _print_leaves(leaves, content['total'])
+    _print_leaves(leaves, total)
     if channels is None:
         return
     rows = []
@@ -124,10 +134,10 @@ def _print_leaves(leaves: Sequence[Mapping[str, Any]], total: Mapping[str, Any])
         packed = sum(leaf['formats'][smallest] for leaf in group)
         sizes = _bytes(sum(leaf['bytes'] for leaf in group), packed)
         rows.append([name, shape or 'scalar', dtype, sparsity, *sizes, smallest])
-    packed = sum(leaf['formats'][leaf['smallest']] for leaf in leaves)
     last = [f'{len(leaves)} leaves', f'{total["weights"]:,}', '', f'{total["sparsity"]:.2%}']
     columns = [_LEAF, Column('shape'), Column('dtype'), *_numbers('sparsity', 'dense', 'packed')]
-    _print_table([*columns, Column('format')], rows, [*last, *_bytes(total['bytes'], packed), ''])
+    last += [*_bytes(total['bytes'], total['packed_bytes']), '']
+    _print_table([*columns, Column('format')], rows, last)
     for leaf in leaves:
         words = []
         if leaf['n_of_m']:
