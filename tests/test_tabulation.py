@@ -2,13 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import jaxpruner
-from jaxpruner import tabulation
 from jaxpruner.uses import param_uses
 
 PARAMS = {
@@ -34,19 +31,17 @@ def packed(masks):
     return jax.tree.map(lambda mask: jnp.packbits(mask, axis=0), masks)
 
 
-def state_of(masks, tx=lambda tx: tx):
-    return tx(
-        jaxpruner.FixedMask(masks=masks, use_packed_masks=True).wrap_optax(optax.adam(0.1))
-    ).init(PARAMS)
+def chained_state():
+    pruner = jaxpruner.FixedMask(masks=MASKS, use_packed_masks=True)
+    tx = optax.chain(optax.clip(1.0), pruner.wrap_optax(optax.adam(0.1)))
+    return tx.init(PARAMS)
 
 
 GIVEN = {
     'masks': MASKS,
     'packed masks': packed(MASKS),
     'masks of booleans': jax.tree.map(lambda mask: mask != 0, MASKS),
-    'masks of numpy': jax.tree.map(np.asarray, MASKS),
-    'a sparse state': state_of(MASKS),
-    'a chained state': state_of(MASKS, lambda tx: optax.chain(optax.clip(1.0), tx)),
+    'a chained state': chained_state(),
 }
 
 
@@ -80,19 +75,7 @@ def test_zeros_are_counted_without_masks():
 def test_what_is_no_array_of_numbers_is_left_out():
     params = {'key': jax.random.key(0), 'none': None, 'number': 3, 'w': jnp.ones(2)}
     assert [row.name for row in jaxpruner.tabulate(params)] == ['w']
-
-
-def test_no_leaves():
-    table = jaxpruner.tabulate({})
-    assert len(table) == 0
-    assert table.total.kept == 0
-    assert 'total' in str(table)
-
-
-def test_packed_is_never_more_than_dense():
-    params = {'full': jnp.ones(64, jnp.int8)}
-    (row,) = jaxpruner.tabulate(params, {'full': jnp.ones(64, jnp.uint8)})
-    assert (row.dense_bytes, row.packed_bytes) == (64, 64)
+    assert 'total' in str(jaxpruner.tabulate({}))
 
 
 def apply(params, inputs):
@@ -108,20 +91,6 @@ def test_a_graph_adds_operations():
         assert table.total.flops == 1280 + 240
         assert str(table).split('\n')[0].endswith('FLOPs')
         assert [line.split()[-1] for line in str(table).split('\n')[2:5]] == ['-', 'k', '240']
-
-
-def test_numbers_have_three_digits():
-    table = tabulation.SparsityTable(
-        (
-            tabulation.TableRow(
-                'w', (10**6, 5), 'float32', 5 * 10**6, 5, 20_000_000, 625_020, flops=12_345_678_901
-            ),
-        ),
-    )
-    assert (
-        str(table).split('\n')[2].split()
-        == 'w 1000000×5 float32 100.00% 5 20 MB 625 kB 12.3 G'.split()
-    )
 
 
 LONG = {
@@ -164,12 +133,6 @@ def test_equal_layers_are_one_row():
     )
     assert rows[1] == 'layers/9/mlp/up 2×8 float32 0.00% 16 64 B 64 B 100'.split()
     assert rows[3] == f'total 144 69.44% 44 576 B {stored + 64} B 500'.split()
-
-
-def test_models_of_nnx():
-    model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
-    table = jaxpruner.tabulate(nnx.state(model, nnx.Param))
-    assert [(row.name, row.shape) for row in table] == [('bias', (2,)), ('kernel', (4, 2))]
 
 
 def test_other_masks_are_refused_by_name():

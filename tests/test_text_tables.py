@@ -12,20 +12,6 @@ COUNT = Column('kept', align='right')
 REASON = Column('why', overflow='wrap')
 
 
-def test_columns_are_as_wide_as_their_texts():
-    text = text_tables.to_text(
-        [NAME, COUNT], [['a/kernel', '1,024'], ['b', '3']], ['total', '1,027']
-    )
-    assert text.split('\n') == [
-        'leaf       kept',
-        '---------------',
-        'a/kernel  1,024',
-        'b             3',
-        '---------------',
-        'total     1,027',
-    ]
-
-
 def test_no_rows_and_letters_that_move_the_cursor():
     assert text_tables.to_text([NAME, COUNT], []) == 'leaf  kept\n----------'
     assert '\x1b' not in text_tables.to_text([NAME, COUNT], [['a\x1b[31m', '1']])
@@ -48,7 +34,6 @@ def test_names_break_behind_separators():
 
 
 GROUPED = {
-    'two': (['h.0.up', 'h.1.up'], 'aa', {'h.0.up': [0], 'h.1.up': [1]}),
     'in the order of numbers': (
         [f'Dense_{i}' for i in (0, 1, 10, 11, 2, 3, 4)],
         'aaaaaaa',
@@ -72,22 +57,6 @@ GROUPED = {
 def test_equal_layers_are_put_together(name):
     names, alike, expected = GROUPED[name]
     assert text_tables.group_layers(names, alike) == list(expected.items())
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(['a0', 'a1', 'a2', 'b/0/1', 'b/1/1', 'b/2/1', 'c']), st.booleans()
-        )
-    )
-)
-def test_every_row_stands_in_the_table_once(rows):
-    names = [name for name, _ in rows]
-    grouped = text_tables.group_layers(names, [alike for _, alike in rows])
-    assert sorted(i for _, indices in grouped for i in indices) == list(range(len(rows)))
-    for name, indices in grouped:
-        assert len({rows[i][1] for i in indices}) == 1
-        assert (len(indices) >= 3) == ('{' in name)
 
 
 def test_words_that_are_too_long_fold_behind_a_separator():

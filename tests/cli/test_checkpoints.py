@@ -79,11 +79,8 @@ def test_options_of_prune(capsys):
     for number, skip in enumerate(('--skip *up *norm*', '--skip *up --skip *norm*')):
         run(f'prune dense {skip} --sparsity 0.5 --out skipped{number}', capsys)
         pruned = open_checkpoint(f'skipped{number}')
-        assert {name: (pruned.read(name) == 0).any() for name in pruned.leaves} == {
-            'mlp.up': False,
-            'norm[0]': False,
-            'mlp.down': True,
-        }
+        zeros = {name for name in pruned.leaves if (pruned.read(name) == 0).any()}
+        assert zeros == {'mlp.down'}
     run('prune dense --types 2:4 --out typed', capsys)  # for all, and needs no sparsity
     assert (open_checkpoint('typed').read('mlp.down') == 0).mean() == 0.5
 
@@ -117,21 +114,13 @@ def test_equal_layers_are_one_row_and_names_keep_their_words(capsys):
 REFUSED = {
     'inspect nowhere': 'nowhere: there is no such file or folder',
     'prune dense --sparsity 80 --out x': 'sparsity must lie in [0, 1]',
-    'prune dense --types mlp.up=4:2 --out x': 'n must not exceed m',
-    'prune dense --types 2-4 --out x': "unknown sparsity type '2-4'",
     'prune dense --sparsity 0.5 --only hed --out x': "only: 'hed' matches no parameter",
-    'prune dense --types mlp.up=2:4 --out x': 'mlp.down needs one, since its type is unstructured',
-    'prune dense --sparsity 0.5 --seed -1 --out x': 'seed must not be negative, got -1',
     'prune dense --sparsity 0.5 --masks-out x --out x': 'are the same file',
     'prune dense --sparsity 0.5 --out dense': 'dense exists; choose another name',
-    'pack nowhere --out x': 'nowhere: there is no such file',
     'pack dense --out dense': 'dense exists',
-    'pack dense --out no/x': 'there is no folder no',
-    'pack dense --masks none --out x': 'none: there is no such file',
     'pack dense --masks masks --out x': 'weights that the mask',
     'pack packed --out x': 'packed is packed already',
     'unpack dense --out x': 'dense is no packed file',
-    'unpack packed --out dense': 'dense exists',
 }
 
 
@@ -197,8 +186,6 @@ def graph(hidden=12):
     zeros = jax.tree.map(jnp.zeros, shapes, is_leaf=lambda node: isinstance(node, tuple))
     return jaxpruner.channel_groups(apply, zeros, jnp.zeros((5, 3)))
 
-
-other = {'no': 'graph'}
 """
 
 
@@ -207,7 +194,6 @@ def test_channels_that_can_go_are_named(place, monkeypatch, capsys):
     monkeypatch.setattr(sys, 'path', list(sys.path))
     shapes = {'layers.0.up': (3, 12), 'layers.0.bias': (12,), 'down': (12, 2)}
     tensors = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    write_safetensors('full', tensors)
     # Unit 1 has no row, units 4 to 6 have neither a column nor a bias, unit 9 has a bias alone.
     tensors['down'][1] = 0
     tensors['layers.0.up'][:, [4, 5, 6, 9]] = 0
@@ -218,12 +204,10 @@ def test_channels_that_can_go_are_named(place, monkeypatch, capsys):
     assert printed[-1] == 'layers/0/up[1] 12 4 1, 4-6'
     content = json.loads(run('inspect model --graph own_graph:graph --json', capsys).out)
     assert content['zero_channels'] == {'layers/0/up[1]': [1, 4, 5, 6]}
-    printed = words(run('inspect full --graph own_graph:graph', capsys).out)
-    assert printed[-1] == 'no channels of the 1 groups of the model are zero'
     refused = {
         'inspect model --graph nowhere:graph': "No module named 'nowhere'",
         'inspect model --graph own_graph:grahp': "has no attribute 'grahp'",
-        'inspect model --graph own_graph:other': 'own_graph:other is no ChannelGraph, but dict',
+        'inspect model --graph own_graph:jax': 'own_graph:jax is no ChannelGraph, but module',
         'inspect dense --graph own_graph:graph': 'the checkpoint lacks',
     }
     for line, message in refused.items():

@@ -49,7 +49,6 @@ def train(tx, params, number=STEPS):
 
 
 SETTINGS = {
-    'magnitude packed': {'use_packed_masks': True},
     'global in a chain': {
         'name': 'global_magnitude',
         'wrap': lambda tx: optax.chain(optax.clip(1.0), tx),
@@ -105,11 +104,6 @@ REFUSED = {
         ValueError,
         'no SparseState',
     ),
-    'nothing masked': (
-        lambda: MaskHistory().record(make('no_prune').init(draw(0))),
-        ValueError,
-        'no leaf of the optimizer state is masked',
-    ),
     'another leaf': (record_another_model, ValueError, 'third/kernel is in one of them alone'),
     'nothing recorded': (lambda: MaskHistory().counts, ValueError, r'record\(opt_state\)'),
 }
@@ -131,11 +125,11 @@ TARGETS = {'a/kernel': np.float32(0.25), 'b/kernel': np.float32(0.75)}
 PLOTS = {'schedule': plot_schedule, 'layers': plot_layers}
 
 
-def record(rows=MASKS, targets=TARGETS):
+def record():
     history = MaskHistory()
-    for step, masks in enumerate(rows):
-        by_name = dict(zip(targets, (np.array(mask, np.uint8) for mask in masks), strict=True))
-        history.record(jaxpruner.SparseState(by_name, target_sparsities=targets), step=10 * step)
+    for step, masks in enumerate(MASKS):
+        by_name = dict(zip(TARGETS, (np.array(mask, np.uint8) for mask in masks), strict=True))
+        history.record(jaxpruner.SparseState(by_name, target_sparsities=TARGETS), step=10 * step)
     return history
 
 
@@ -166,20 +160,11 @@ def test_layers_with_targets_and_counts():
 
 
 @pytest.mark.parametrize('plot', PLOTS.values(), ids=PLOTS)
-def test_a_plot_is_written_whole_and_all_texts_fit(plot, tmp_path):
+def test_a_plot_is_written_whole(plot, tmp_path):
     path = tmp_path / 'new folder' / 'plot.png'
-    names = {f'decoder/block_{number}/attention/kernel': np.float32(0.5) for number in range(5)}
-    figure = plot(record([[[1, 1]] * 5, [[1, 0]] * 5], names), path)
+    figure = plot(record(), path)
     assert isinstance(figure, matplotlib.figure.Figure)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-    figure.draw_without_rendering()
-    (axes,) = figure.axes
-    texts = [*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label, *figure.legends]
-    boxes = [box for box in (text.get_window_extent() for text in texts) if box.width]
-    for number, box in enumerate(boxes):
-        assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1
-        for other in boxes[:number]:
-            assert not box.overlaps(other)
     with pytest.raises(ValueError, match=r'plot\.txt.*\.png'):
         plot(record(), tmp_path / 'plot.txt')
     with pytest.raises(ValueError, match='nothing was recorded'):
@@ -192,17 +177,13 @@ def test_on_eight_devices(request):
     eight_devices.run_checks(__file__, request.config)
 
 
-def sharded(spec, **settings):
-    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ('rows', 'columns'), **settings)
-    params = draw(0, {'w': (64, 48), 'odd': (24, 10)})
-    return jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, spec)), params)
-
-
 @pytest.mark.parametrize('is_packed', [False, True])
 def check_sharded_masks(is_packed):
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ('rows', 'columns'))
+    sharding = NamedSharding(mesh, PartitionSpec('rows', 'columns'))
+    params = jax.device_put(draw(0, {'w': (64, 48), 'odd': (24, 10)}), sharding)
     recorded, expected = MaskHistory(), []
-    tx = make(use_packed_masks=is_packed)
-    for state, kept in train(tx, sharded(PartitionSpec('rows', 'columns'))):
+    for state, kept in train(make(use_packed_masks=is_packed), params):
         recorded.record(state)
         expected.append(kept)
     assert recorded.counts.kept.tolist() == expected
