@@ -19,8 +19,7 @@ INK = '#222222'
 IMAGE_ENDINGS = ('.png', '.pdf', '.svg')
 # Paul Tol's 'muted' colours, which colour-blind readers can tell apart; marks tell them apart in grey.
 COLORS = '#332288 #cc6677 #117733 #999933 #88ccee #882255 #44aa99 #aa4499 #ddaa33'.split()
-_MARKS = 'osD^vPX*h'
-_LINES = ('-', '--', ':')  # where there are more algorithms than colours
+_MARKS = 'osD^vPX*'  # one less than colours, so that 72 algorithms differ
 
 
 def check_ending(path: Path | str | None, endings: tuple[str, ...] = IMAGE_ENDINGS) -> None:
@@ -58,15 +57,11 @@ def save(figure: Any, path: Path | str | None) -> Any:
 
 def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Returns a colour and mark for each algorithm, the same in every plot for those of the original's table."""
+    others = dict.fromkeys([*ALGORITHM_ORDER, *names])
+    del others[DENSE]
     styles: dict[str, dict[str, Any]] = {DENSE: {'color': INK, 'marker': ''}}
-    for name in dict.fromkeys([*ALGORITHM_ORDER, *names]):
-        turn, position = divmod(len(styles) - 1, len(COLORS))
-        style = {
-            'color': COLORS[position],
-            'marker': _MARKS[position],
-            'linestyle': _LINES[turn % 3],
-        }
-        styles.setdefault(name, style)
+    for i, name in enumerate(others):
+        styles[name] = {'color': COLORS[i % len(COLORS)], 'marker': _MARKS[i % len(_MARKS)]}
     return styles
 
 

@@ -67,12 +67,13 @@ def draw_metric(axes: 'Axes', experiment: Experiment, styles: dict[str, dict[str
     xs = [-math.log2(1 - sparsity) for sparsity in experiment.sparsities if sparsity < 1]
     xs += [max(xs, default=0) + 1] * (len(experiment.sparsities) - len(xs))
     is_single = len(xs) == 1
+    factor = experiment.factor
     for number, name in enumerate(experiment.algorithms):
-        found = [experiment.summarize(name, sparsity) for sparsity in experiment.sparsities]
-        summaries = [(x, one) for x, one in zip(xs, found, strict=True) if one is not None]
-        factor = experiment.factor
-        points = [(x, factor * one.mean, factor * (one.deviation or 0)) for x, one in summaries]
-        points = [point for point in points if math.isfinite(point[1])]
+        points = []
+        for x, sparsity in zip(xs, experiment.sparsities, strict=True):
+            one = experiment.summarize(name, sparsity)
+            if one is not None and math.isfinite(one.mean):
+                points.append((x, factor * one.mean, factor * (one.deviation or 0)))
         if not points:
             continue
         ends, means, deviations = np.array(points).T
