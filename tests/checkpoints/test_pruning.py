@@ -153,7 +153,7 @@ def test_a_file_may_be_pruned_in_its_place(dense):
     assert np.count_nonzero(open_checkpoint(dense.path).read('wide')) == 8
 
 
-def test_wrong_places_and_scores_are_refused(dense, tmp_path):
+def test_wrong_places_are_refused(dense, tmp_path):
     out, choices = tmp_path / 'out', choose(dense.leaves, 0.5)
     (tmp_path / 'link').symlink_to(out)
     same = 'masks_out and out are the same file'
@@ -161,12 +161,6 @@ def test_wrong_places_and_scores_are_refused(dense, tmp_path):
         (tmp_path / 'missing' / 'out', {}, FileNotFoundError, 'there is no folder .*missing'),
         (out, {'masks_out': tmp_path / '..' / tmp_path.name / 'out'}, ValueError, same),
         (out, {'masks_out': tmp_path / 'link'}, ValueError, same),
-        (
-            out,
-            {'scores': 'saliency'},
-            ValueError,
-            r"'saliency' is unknown; use 'magnitude' .*apply_fn=",
-        ),
     ]:
         with pytest.raises(error, match=words):
             prune(dense, place, choices, **more)

@@ -163,7 +163,7 @@ def left_out(
     tree_lib.check_names(only, paths, 'only')
     tree_lib.check_names(skip, paths, 'skip')
     named = [glob for glob, _ in types if glob is not None]
-    pruned_globs = [glob for glob, text in types if text != 'dense']
+    pruned_globs = [glob for glob, text in types if glob is not None and text != 'dense']
     for setting, names in (('only', only), ('types', pruned_globs)):
         for name in names:
             if name in leaves and leaves[name].dtype.name not in _PRUNABLE:

@@ -1,12 +1,10 @@
 """Prunes a checkpoint into another, tensor by tensor, so that neither is ever held in memory."""
 
 import contextlib
-import math
 import os
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,20 +45,18 @@ def prune(
     checkpoint: Checkpoint,
     out: Path,
     choices: Mapping[str, Choice],
-    scores: Literal['magnitude', 'random'] = 'magnitude',
-    seed: int = 8,
     masks_out: Path | None = None,
     overwrite: bool = False,
     on_leaf: Callable[[str, Leaf], None] = lambda name, leaf: None,
 ) -> list[Kept]:
     """Writes a checkpoint with zeros where weights are removed; other tensors, dtypes and metadata stay as they are.
 
+    The weights of least magnitude go. Any other score needs the model: `jaxpruner.prune`.
+
     Args:
       checkpoint: what to prune. Shards become a folder of shards, all else a file.
       out: where to write; it appears when it is whole.
       choices: what happens to each leaf that is pruned, from `choose`.
-      scores: `'magnitude'` or `'random'`.
-      seed: of random scores.
       masks_out: a safetensors file for the masks, uint8 in the shapes of the leaves, 1 = kept. Until it is written they
         are held, at a bit a weight.
       overwrite: replaces files that are there; a folder is never replaced.
@@ -71,7 +67,7 @@ def prune(
       the moments of an optimizer that are not zero where weights were removed.
 
     Raises:
-      ValueError: the scores are unknown, or `masks_out` is `out`.
+      ValueError: `masks_out` is `out`.
       FileExistsError: something stands where to write.
       FileNotFoundError: its folder does not exist.
       BlockingIOError: another process is writing there.
@@ -85,13 +81,6 @@ def prune(
     ...     open_checkpoint(Path(folder) / 'b.safetensors').read('w'), kept
     (array([[-3.,  0.]]), [Kept(name='w', size=2, kept=1, nans=0, stale=())])
     """
-    if scores not in ('magnitude', 'random'):
-        raise ValueError(
-            f"scores: {scores!r} is unknown; use 'magnitude' or 'random'; what looks at inputs or a loss needs the "
-            "model: jaxpruner.prune(params, 0.5, 'wanda', apply_fn=…, batches=…)"
-        )
-    if seed < 0:
-        raise ValueError(f'seed must not be negative, got {seed}')
     out = Path(out)
     is_sharded = isinstance(checkpoint, ShardedSafetensors)
     atomic_files.check_target(out, overwrite, is_folder=is_sharded)
@@ -115,7 +104,7 @@ def prune(
         weights = checkpoint.read(name)
         if name not in choices:
             return weights
-        mask = _mask(name, weights, choices[name], seed if scores == 'random' else None)
+        mask = _mask(weights, choices[name])
         is_removed = mask == 0
         stale = [each for each in moments.get(name, ()) if checkpoint.read(each)[is_removed].any()]
         nans = int(np.count_nonzero(np.isnan(weights)))
@@ -136,32 +125,29 @@ def prune(
     else:
         write_tensors(out, checkpoint.leaves, read_pruned, checkpoint.metadata, overwrite)
     if masks_out is not None:
-        shapes = {leaf.name: checkpoint.leaves[leaf.name].shape for leaf in kept}
+        uint8 = np.dtype('uint8')
+        mask_leaves = {name: Leaf(checkpoint.leaves[name].shape, uint8) for name in masks}
 
         def read_mask(name: str) -> np.ndarray:
-            return np.unpackbits(masks[name], count=math.prod(shapes[name])).reshape(shapes[name])
+            leaf = mask_leaves[name]
+            return np.unpackbits(masks[name], count=leaf.size).reshape(leaf.shape)
 
-        mask_leaves = {name: Leaf(shape, np.dtype('uint8')) for name, shape in shapes.items()}
         write_tensors(masks_out, mask_leaves, read_mask, overwrite=overwrite)
     _warn(kept)
     return kept
 
 
-def _mask(name: str, weights: np.ndarray, choice: Choice, seed: int | None) -> np.ndarray:
-    """Returns the mask of a leaf, uint8; random scores depend on the seed and the leaf's name alone."""
+def _mask(weights: np.ndarray, choice: Choice) -> np.ndarray:
+    """Returns the mask of a leaf, uint8."""
     if not weights.size:
         return np.ones(weights.shape, np.uint8)
     precision = contextlib.nullcontext()
-    if weights.dtype == np.float64 and seed is None:
+    if weights.dtype == np.float64:
         new = hasattr(jax, 'enable_x64')
         precision = jax.enable_x64(True) if new else jax.experimental.enable_x64()  # pyright: ignore
     with precision:
-        if seed is None:
-            scores = jnp.abs(weights)
-        else:
-            generator = np.random.default_rng([seed, zlib.crc32(name.encode()), 0])
-            scores = jnp.asarray(generator.random(weights.shape, np.float32))
-        return np.asarray(mask_calculator.get_topk_fn(choice.kind)(scores, choice.sparsity))
+        mask_fn = mask_calculator.get_topk_fn(choice.kind)
+        return np.asarray(mask_fn(jnp.abs(weights), choice.sparsity))
 
 
 def _warn(kept: list[Kept]) -> None:

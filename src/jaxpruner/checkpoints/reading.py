@@ -105,7 +105,11 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     {'w': Leaf(shape=(2, 3), dtype=dtype('float64'))}
     """
     path = Path(path)
-    input_files.check_exists(path)
+    with errors_named(path):
+        try:
+            path.stat()
+        except FileNotFoundError:
+            raise FileNotFoundError(f'{path}: there is no such file or folder') from None
     if path.name.endswith(_INDEX_ENDING) and not path.is_dir():
         return ShardedSafetensors(path)
     if not path.is_dir():

@@ -161,18 +161,18 @@ def prune(
     *,
     out: Path,
     sparsity: float | None = None,
-    scores: Literal['magnitude', 'random'] = 'magnitude',
     distribution: Literal['uniform', 'erk'] = 'uniform',
     types: options.Values = (),
     only: options.Values = (),
     skip: options.Values = (),
     masks_out: Path | None = None,
-    seed: int = 8,
     modules: options.Values = (),
     overwrite: bool = False,
     progress: bool = True,
 ) -> None:
     """Write a checkpoint in which the weights of least magnitude are zero.
+
+    All other scores need the model: jaxpruner.prune in Python.
 
     An optimizer's state stays as it is, and so does what looks like an embedding or an output head, unless a name in
     --types or --only matches it. Names may be globs, in which `*` stands for anything.
@@ -182,7 +182,6 @@ def prune(
         shards), or a folder of orbax.
       out: what to write: a .safetensors file, or a folder for shards.
       sparsity: share of weights to remove, in [0, 1]; N:M types do without.
-      scores: what ranks the weights of a tensor; all others need the model: jaxpruner.prune in Python.
       distribution: how the sparsity is shared among tensors: the same for each, or small ones denser.
       types: NAME=TYPE, such as '*mlp*=2:4' '*=dense': which weights stand together; the first name that matches counts,
         TYPE alone is for the others. A type is unstructured, 2:4, nm_2,4,0 (along axis 0), block_4,4, channel_-1 or
@@ -190,7 +189,6 @@ def prune(
       only: names of the tensors to prune; a vector only by its full name.
       skip: names of tensors to leave as they are.
       masks_out: also write the masks there, as uint8 safetensors, 1 where a weight is kept.
-      seed: of random scores.
       modules: your own modules, imported first, such as mine for mine.py here; they may register sparsity types.
       overwrite: replace a file that is there.
       progress: show a progress bar if stderr is a terminal.
@@ -212,8 +210,6 @@ def prune(
             opened,
             out,
             choices,
-            scores=scores,
-            seed=seed,
             masks_out=masks_out,
             overwrite=overwrite,
             on_leaf=on_leaf,

@@ -8,19 +8,6 @@ from typing import Any
 from jaxpruner.files.system_errors import errors_named
 
 
-def check_exists(path: Path) -> None:
-    """Refuses a path under which there is neither a file nor a folder.
-
-    Raises:
-      OSError: there is nothing, or it cannot be reached; the error names it.
-    """
-    with errors_named(path):
-        try:
-            path.stat()
-        except FileNotFoundError:
-            raise FileNotFoundError(f'{path}: there is no such file or folder') from None
-
-
 def check_file(path: Path) -> None:
     """Refuses anything but a file or a link to one, before opening it could wait forever.
 
