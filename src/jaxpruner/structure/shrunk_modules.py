@@ -131,7 +131,7 @@ def _held_numbers(module: Any, graph: ChannelGraph, keep: KeepByGroup) -> Number
     of_own_arrays = set()
     for trace in graph.traces:
         for path, axes in (*trace.named_leaves, *trace.named_states):
-            pairs = {(sizes_of(axes), cut.shape(axes))}
+            pairs: set[tuple[Any, Any]] = {(sizes_of(axes), cut.shape(axes))}
             pairs.update((axis.size, cut.size(axis)) for axis in (*axes, *atoms(*axes)))
             for old, new in pairs:
                 of_own_arrays.add((path[:-1], old))

@@ -14,7 +14,6 @@ import numpy as np
 
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.sparse_state import SparseState
 from jaxpruner.structure.axes import Axes, atoms, sizes_of
 from jaxpruner.structure.cut import Cut, take_along
 from jaxpruner.structure.traces import Trace
@@ -112,20 +111,8 @@ def _map_tree(tree: PyTree, changes: _Changes) -> PyTree:
       ValueError: an array has neither the shape of its parameter nor that of the parameter's mask; or it has the path
         of no parameter, but the shape of one that is cut.
     """
-
-    def is_state(node: Any) -> bool:
-        return isinstance(node, SparseState)
-
-    paths, nodes, treedef = tree_lib.flatten_with_paths(tree, is_leaf=is_state)
-    changed = []
-    for path, node in zip(paths, nodes, strict=True):
-        if is_state(node):  # targets and counts stay the same
-            names = ('masks', 'inner_state', 'algorithm_state')
-            parts = {name: _map_tree(getattr(node, name), changes) for name in names}
-            sizes = _map_tree({_SIZES: node.sizes}, changes)[_SIZES]
-            changed.append(node._replace(sizes=sizes, **parts))
-        else:
-            changed.append(_map_leaf(path, node, changes))
+    paths, leaves, treedef = tree_lib.flatten_with_paths(tree)
+    changed = [_map_leaf(path, leaf, changes) for path, leaf in zip(paths, leaves, strict=True)]
     return jax.tree.unflatten(treedef, changed)
 
 
