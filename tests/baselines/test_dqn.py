@@ -10,7 +10,7 @@ from flax import nnx
 
 import jaxpruner
 from jaxpruner.baselines.dqn import DQNWorkload
-from jaxpruner.baselines.minatar import Transitions, td_targets
+from jaxpruner.baselines.minatar import Transitions
 from jaxpruner.baselines.models import QNetwork
 from jaxpruner.baselines.task import Carry
 from jaxpruner.sparsity_distributions import uniform
@@ -70,14 +70,6 @@ def played():
     first = start()
     third = advance(first, 0, 3)
     return task, first, third, advance(third, 3, 8)
-
-
-def test_td_targets_of_a_case_worked_by_hand():
-    batch = transitions([1.0, 0.0, 2.0])._replace(terminal=jnp.array([False, False, True]))
-    next_values = jnp.array([[1.0, 3.0, 2.0], [-1.0, -2.0, -4.0], [9.0, 9.0, 9.0]])
-    np.testing.assert_allclose(
-        td_targets(batch, next_values, 0.9), [1 + 0.9 * 3, -0.9, 2.0], rtol=1e-6
-    )
 
 
 def test_the_loss_is_that_of_the_action_taken(played):

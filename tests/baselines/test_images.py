@@ -28,35 +28,6 @@ def test_full_sizes_have_the_published_number_of_parameters(name, preset, parame
     )
 
 
-@pytest.mark.parametrize('name', ['resnet', 'vit', 'lenet'])
-def test_a_loss_falls_on_one_batch(name):
-    workload = WORKLOADS[name]
-    sizes = {
-        'resnet': {'stages': (1, 1), 'width': 4},
-        'vit': {'patch': 4, 'width': 8, 'layers': 1, 'heads': 2, 'hidden': 8},
-        'lenet': {'hidden': (8,)},
-    }
-    recipe = workload.default('default').updated(
-        {'batch_size': 16, 'model': sizes[name], 'task': {'shift': 1}}
-    )
-    task = workload.task(recipe, data.load_digits())
-    params, key = task.init(jax.random.key(0)), jax.random.key(1)
-    state, batch = task.init_state(params, key), task.batch(key, 0)
-
-    @jax.jit
-    def step(params, state):
-        (loss, state), grads = jax.value_and_grad(task.loss, has_aux=True)(
-            params, state, batch, key
-        )
-        return jax.tree.map(lambda leaf, grad: leaf - 0.1 * grad, params, grads), state, loss
-
-    losses = []
-    for _ in range(15):
-        params, state, loss = step(params, state)
-        losses.append(float(loss))
-    assert losses[-1] < 0.97 * losses[0]
-
-
 def test_images_move_within_their_frame():
     frame = jnp.zeros((1, 5, 5, 1)).at[:, 2, 2].set(1.0)
     workload = WORKLOADS['lenet']

@@ -28,9 +28,6 @@ def test_every_algorithm_is_made(name):
     [
         ('magnitude', 200, 750),
         ('rigl', 0, 750),
-        ('set', 0, 750),
-        ('magnitude_ste', 0, 750),
-        ('saliency', 200, 750),
     ],
 )
 def test_when_masks_change(name, start, end):

@@ -63,17 +63,6 @@ def test_damaged_records_are_named(tmp_path):
         all_of(readers.read_imagenet(tmp_path).train)
 
 
-def test_random_parts_lie_inside_and_vary():
-    random, boxes = np.random.default_rng(0), []
-    for _ in range(200):
-        left, upper, right, lower = box = readers.random_box(random, 40, 30)
-        assert 0 <= left < right <= 40
-        assert 0 <= upper < lower <= 30
-        assert 0.05 < (right - left) * (lower - upper) / 1200 <= 1
-        boxes.append(box)
-    assert len(set(boxes)) > 150
-
-
 def feed_of(kind, seed=0):
     if kind == 'mixed':
         prepare = lambda random, item: np.array([item, random.integers(1000)])  # noqa: E731
@@ -134,16 +123,6 @@ def test_texts_that_are_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'pyarrow.parquet', None)
     with pytest.raises(ImportError, match=r'parquet files need pyarrow, .*jaxpruner\[readers\]'):
         readers.read_corpus(tmp_path, 100)
-
-
-def test_a_damaged_row_group_is_named(tmp_path):
-    files_of_data.parquet_files(tmp_path)
-    path = tmp_path / 'train' / '0000.parquet'
-    parts = readers.ParquetParts([path])
-    content = path.read_bytes()
-    path.write_bytes(content[:10] + b'\xff' * 200 + content[210:])
-    with pytest.raises(DataError, match=r'0000\.parquet cannot be read in row group 0'):
-        parts[0]
 
 
 def test_clients_are_read_and_damaged_ones_are_named(tmp_path):

@@ -3,15 +3,11 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import nnx
 
 from jaxpruner.baselines.t5 import (
     END,
-    T5,
     Lengths,
-    Sizes,
     T5Workload,
     Text,
     corrupt,
@@ -40,7 +36,7 @@ def reference_corruption(tokens, is_noise, vocabulary):
     return [*inputs, END], [*targets, END]
 
 
-SHAPES = [Lengths.of(20, 0.15, 3.0), Lengths.of(60, 0.5, 2.0), Lengths.of(10, 0.1, 3.0)]
+SHAPES = [Lengths.of(20, 0.15, 3.0), Lengths.of(60, 0.5, 2.0)]
 
 
 @pytest.mark.parametrize('lengths', SHAPES, ids=str)
@@ -60,16 +56,6 @@ def test_span_corruption_equals_the_reference(lengths):
         assert mask.sum() == lengths.noise
         assert (np.diff(mask.astype(int), prepend=0) == 1).sum() == lengths.spans
         assert not mask[0]
-
-
-def test_every_division_into_spans_is_drawn():
-    lengths = Lengths(text=8, noise=3, spans=2)
-    masks = jax.jit(jax.vmap(lambda key: noise_mask(key, lengths)))(
-        jax.random.split(jax.random.key(0), 4000)
-    )
-    _, counts = np.unique(np.asarray(masks), axis=0, return_counts=True)
-    assert len(counts) == 2 * 4  # two ways to cut 3 tokens of noise, four ways to cut 5 others
-    assert counts.min() > 400
 
 
 @pytest.mark.parametrize(('text', 'density'), [(2, 0.15), (10, 0.95)])
@@ -93,18 +79,6 @@ def test_position_buckets_are_those_of_t5(bidirectional):
         assert buckets[query, key] == expected + (16 if bidirectional and key > query else 0)
 
 
-def test_the_decoder_sees_no_later_token():
-    sizes = Sizes(vocabulary=11, width=8, heads=2, head_width=4, mlp_width=8, layers=2)
-    model = T5(sizes, rngs=nnx.Rngs(0))
-    inputs, so_far = jnp.arange(10)[None] % 11, jnp.arange(6)[None]
-    graph, params = nnx.split(model)
-    apply = jax.jit(lambda so_far: nnx.merge(graph, params)(inputs, so_far))
-    changed = apply(so_far.at[0, 4].set(9)) - apply(so_far)
-    np.testing.assert_array_equal(
-        np.asarray(jnp.abs(changed[0]).max(axis=-1) > 0), [False] * 4 + [True] * 2
-    )
-
-
 def test_full_preset_is_t5_base():
     """247,577,856 parameters: what the released checkpoint of T5 1.1 Base has."""
     workload = T5Workload()
@@ -117,29 +91,6 @@ def test_full_preset_is_t5_base():
     assert (
         jax.eval_shape(task.loss, params, None, (inputs, targets), jax.random.key(0))[0].shape == ()
     )
-
-
-def test_the_loss_falls_and_data_may_be_traced():
-    workload = T5Workload()
-    recipe = workload.default('default').updated({**TINY, 'steps': 30})
-    tx = optax.adam(1e-2)
-
-    @jax.jit
-    def train(data):
-        task = workload.task(recipe, data)
-        params = task.init(jax.random.key(0))
-
-        def step(number, carry):
-            batch = task.batch(jax.random.fold_in(jax.random.key(1), number), number)
-            grads = jax.grad(lambda p: task.loss(p, None, batch, None)[0])(carry[0])
-            updates, opt_state = tx.update(grads, carry[1])
-            return optax.apply_updates(carry[0], updates), opt_state
-
-        after, _ = jax.lax.fori_loop(0, recipe.steps, step, (params, tx.init(params)))
-        return task.evaluate(params, None)['loss'], task.evaluate(after, None)['loss']
-
-    before, after = train(Text.of(b'a text that says the same again and again. ' * 20))
-    assert after < 0.8 * before
 
 
 def test_texts_are_read(tmp_path):
