@@ -11,7 +11,6 @@ import pytest
 
 import jaxpruner
 from jaxpruner import BaseUpdater, SparsityType, algorithms, api, oneshot, sparse
-from jaxpruner.sparse.execution import formats
 from jaxpruner.sparse.training import compact_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,20 +89,6 @@ def test_documents_name_each_sparsity_type(name):
     docs = ROOT / 'docs'
     assert f'`jaxpruner.{name}`' in (docs / 'reference' / 'sparsity_types.md').read_text()
     assert f'\n| `{name}(' in (docs / 'how_to' / 'choose_sparsity_types.md').read_text()
-
-
-@pytest.mark.parametrize('format', formats.FORMATS, ids=lambda format: format.name)
-def test_documents_and_tests_name_each_executed_format(format):
-    page = (ROOT / 'docs' / 'how_to' / 'run_pruned_models_faster.md').read_text()
-    tests = ROOT / 'tests' / 'sparse' / 'execution' / 'test_formats.py'
-    rows = tests.read_text().split('\nFORMATS = [')[1].split('\n]')[0]
-    assert f"'{format.name}'" in inspect.getdoc(sparse.compile)
-    assert f'\n| `{format.name}' in page
-    assert f'{format.__name__}(' in rows
-
-
-def test_the_executed_formats_are_all_listed():
-    assert set(formats.FORMATS) == set(formats.ExecutedFormat.__subclasses__())
 
 
 @pytest.mark.parametrize('name', compact_model.ALGORITHMS)

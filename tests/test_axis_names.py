@@ -98,8 +98,7 @@ class Network(nnx.Module):
 
 
 @pytest.mark.skipif(not hasattr(jax, 'set_mesh'), reason='this version of JAX sets no mesh')
-@pytest.mark.parametrize('packed', [False, True])
-@pytest.mark.parametrize('algorithm', ['magnitude', 'rigl'])
+@pytest.mark.parametrize(('algorithm', 'packed'), [('magnitude', True), ('rigl', False)])
 def check_nnx_optimizers_train_on_a_mesh(algorithm, packed):
     mesh = jax.make_mesh((2, 4), ('rows', 'columns'), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     tx = make(algorithm, packed).wrap_optax(optax.adam(0.1))

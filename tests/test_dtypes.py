@@ -107,18 +107,14 @@ def by_weights(base, method='calculate_scores'):
     by_name = {
         'calculate_scores': lambda self, params, sparse_state=None, grads=None: params,
         '_get_drop_scores': lambda self, sparse_state, params, grads: params,
-        '_get_grow_scores': lambda self, sparse_state, params, grads: params,
     }
     return type('Own', (getattr(jaxpruner, base),), {method: by_name[method]})
 
 
 NO_ORDER = [
     (by_weights('BaseUpdater'), {}),
-    (by_weights('BaseUpdater'), {'sparsity_type': '2:4'}),
     (by_weights('GlobalMagnitudePruning'), {}),
-    (by_weights('SteMagnitudePruning'), {}),
     (by_weights('SET', '_get_drop_scores'), {}),
-    (by_weights('SET', '_get_grow_scores'), {}),
 ]
 
 

@@ -76,37 +76,6 @@ def test_remedies_for_a_scale_outside():
         assert float(metrics['_disagreement']) == 0.0
 
 
-def test_straight_through_weights_stay_dense():
-    updater = pruner(jaxpruner.SteMagnitudePruning)
-    params, state = train(updater.wrap_optax(ADAM), steps=1)
-    assert float(jaxpruner.sparsity_metrics(state, params)['_disagreement']) > 0.9
-    masks = jaxpruner.sparse_states(state)[0].masks
-    used = updater.apply_masks(params, masks)
-    assert float(jaxpruner.sparsity_metrics(state, used)['_disagreement']) == 0.0
-
-
-def test_stacked_states_are_compared_with_stacked_parameters():
-    tx = pruner(packed=True).wrap_optax(ADAM)
-    params = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, 3 * leaf]), PARAMS)
-    updates, state = jax.vmap(tx.update)(params, jax.vmap(tx.init)(params), params)
-    landed = optax.apply_updates(params, updates)
-    assert float(jaxpruner.sparsity_metrics(state, landed)['_disagreement']) == 0.0
-    dense_again = jax.tree.map(lambda new, old: new.at[0].set(old[0]), landed, params)
-    assert float(jaxpruner.sparsity_metrics(state, dense_again)['_disagreement']) == pytest.approx(
-        1 / 3
-    )
-
-
-def test_a_pruner_of_some_leaves_is_compared_with_these():
-    tx = optax.masked(pruner().wrap_optax(ADAM), {'a': True, 'b': False, 'bias': False})
-    metrics = jaxpruner.sparsity_metrics(*reversed(train(tx)))
-    assert {name for name in metrics if name.startswith('_disagreement')} == {
-        '_disagreement',
-        '_disagreement/a',
-    }
-    assert float(metrics['_disagreement']) == 0.0
-
-
 def test_other_parameters_are_refused_by_name():
     state = pruner().wrap_optax(ADAM).init(PARAMS)
     with pytest.raises(ValueError, match=r'^a: .*\(3, 5\).*\(2, 2\)'):

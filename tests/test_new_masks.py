@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import jaxpruner
 from contract import tables
@@ -91,9 +90,7 @@ def test_moments_of_regrown_weights_are_zeroed():
 
 
 PLACES = {
-    'chain': lambda tx: optax.chain(optax.clip_by_global_norm(1.0), tx),
     'multi_steps': lambda tx: optax.MultiSteps(tx, 2),
-    'masked': lambda tx: optax.masked(tx, {'a': True, 'b': {'kernel': False}}),
     'multi_transform': lambda tx: optax.multi_transform(
         {'pruned': tx, 'other': optax.sgd(0.1)}, {'a': 'pruned', 'b': 'other'}
     ),
@@ -116,27 +113,6 @@ def test_the_state_may_stand_in_any_other(place):
     )
     expected = pruner.new_masks(alone, {'a': params['a']}, {'a': grads['a']}).masks
     np.testing.assert_array_equal(found.masks['a']['kernel'], expected['a']['kernel'])
-
-
-def test_an_nnx_optimizer_takes_new_masks():
-    model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
-    pruner = jaxpruner.MagnitudePruning(EVERY_STEP, sparsity=0.75)
-    optimizer = nnx.Optimizer(model, pruner.wrap_optax(optax.adam(0.1)), wrt=nnx.Param)
-    new = pruner.new_masks(optimizer.opt_state, nnx.state(model, nnx.Param))
-    assert jax.tree.structure(new) == jax.tree.structure(optimizer.opt_state)
-    optimizer.opt_state = new
-    assert float(jaxpruner.sparsity_metrics(optimizer.opt_state)['kernel']) == 0.75
-
-
-def test_several_models_are_stacked():
-    pruner = jaxpruner.MagnitudePruning(EVERY_STEP, sparsity=0.75)
-    tx = pruner.wrap_optax(optax.sgd(0.1))
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), make_params(), make_params(1))
-    masks = jax.vmap(pruner.new_masks)(jax.vmap(tx.init)(stacked), stacked).masks
-    for i in range(2):
-        params = make_params(i)
-        expected = pruner.new_masks(tx.init(params), params).masks
-        assert_equal(jax.tree.map(lambda leaf, i=i: leaf[i], masks), expected)
 
 
 def test_what_cannot_be_done_is_said():

@@ -63,36 +63,6 @@ def test_every_module_says_what_it_is_for(module):
     assert module.__doc__
 
 
-NAMES = """
-    ALGORITHM_REGISTRY BaseUpdater Block Channel FixedMask NByM NoPruning SparseState Unstructured
-    all_algorithm_names apply_mask
-    PruningStrategy StrategyPruning gradual_strategy pruning pruning_apply jax_pruning.pruning jax_pruning.pruning_apply
-    jax_pruning.initial_masks sparsify_activations summarize_activations
-    prune_act_struct prune_act_unstruct pruning_act_struct puning_act_unstruct activations.prune_act_struct
-    activations.sparsify_activations activations.summarize_activations sparsity_schedules.StepsSchedule
-    create_updater_from_config masks_from_zeros register_algorithm sparse_states sparsity_metrics summarize_intersection
-    summarize_sparsity sparsity_types.NByM sparsity_types.Block sparsity_types.Channel sparsity_types.Unstructured
-    sparsity_distributions.uniform sparsity_distributions.erk sparsity_schedules.NoUpdateSchedule
-    sparsity_schedules.OneShotSchedule sparsity_schedules.PeriodicSchedule sparsity_schedules.PolynomialSchedule
-    sparsity_distributions.NOT_BIAS_FILTER
-    base_updater.SparseState base_updater.BaseUpdater base_updater.NoPruning base_updater.apply_mask
-    mask_calculator.topk_mask_calculator mask_calculator.topk_n_by_m_mask_calculator
-    mask_calculator.topk_block_mask_calculator mask_calculator.topk_channel_mask_calculator mask_calculator.get_topk_fn
-    mask_calculator.MASK_DTYPE algorithms.pruners.generate_random_scores pruners.generate_random_scores
-    utils.summarize_sparsity utils.summarize_intersection param_uses Use UseGraph UnsupportedPrimitive
-    uses.param_uses uses.with_input_axes uses.run_with_taps
-    shrink structure.ShrunkModel channel_groups ChannelGraph structure.channel_groups structure.Group structure.Member
-    register_sparsity_type
-""".split()
-
-
-@pytest.mark.parametrize('name', NAMES)
-def test_names_of_the_interface(name):
-    value = jaxpruner
-    for part in name.split('.'):
-        value = getattr(value, part)
-
-
 @pytest.mark.parametrize('name', tables.ALGORITHMS)
 def test_every_algorithm_is_registered_and_public(name):
     cls = jaxpruner.ALGORITHM_REGISTRY[name]
@@ -110,24 +80,6 @@ def test_the_package_has_what_the_public_list_has():
         AttributeError, match="module 'jaxpruner' has no attribute 'MagnitudPruning'"
     ):
         _ = jaxpruner.MagnitudPruning
-
-
-def test_pruners_come_first_and_modules_last():
-    kinds = []
-    for name in jaxpruner.__all__:
-        value = getattr(jaxpruner, name)
-        is_pruner = inspect.isclass(value) and issubclass(value, jaxpruner.BaseUpdater)
-        kind = 'pruner' if is_pruner else 'module' if inspect.ismodule(value) else 'other'
-        if kind not in kinds[-1:]:
-            kinds.append(kind)
-    assert kinds == ['pruner', 'other', 'module']
-
-
-def test_completion_shows_what_users_call():
-    shown = {name for name in dir(jaxpruner) if not name.startswith('_')}
-    assert shown == set(jaxpruner.__all__)
-    assert '__version__' in dir(jaxpruner)
-    assert jaxpruner.__version__ == importlib.metadata.version('jaxpruner')
 
 
 def test_the_overview_in_help_names_each_public_name_once():

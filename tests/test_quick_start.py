@@ -1,4 +1,4 @@
-"""The first things that a user does: prune in one shot, then while training, on one device and on many."""
+"""Training on many devices, replicated or on a mesh, is that on one."""
 
 import functools
 
@@ -19,12 +19,6 @@ SHAPES = {
     'middle': {'kernel': (32, 16), 'bias': (16,)},
     'last': {'kernel': (16, 4), 'bias': (4,)},
 }
-
-
-def uniform(sparsity, **settings):
-    return functools.partial(
-        jaxpruner.sparsity_distributions.uniform, sparsity=sparsity, **settings
-    )
 
 
 def initial_params():
@@ -54,107 +48,10 @@ def train_step(pruner, tx, params, state, x, y, average=lambda grads: grads):
     return pruner.post_gradient_update(optax.apply_updates(params, updates), state), state
 
 
-def sparsity(params):
-    return jaxpruner.utils.summarize_sparsity(params, only_total_sparsity=True)['_total_sparsity']
-
-
 # One shot.
 
 
-def test_prune_a_matrix():
-    matrix = jax.random.normal(jax.random.PRNGKey(0), (8, 25))
-    pruned, mask = jaxpruner.MagnitudePruning(
-        sparsity_distribution_fn=uniform(0.8)
-    ).instant_sparsify(matrix)
-    assert sparsity(pruned) == sparsity(mask) == pytest.approx(0.8)
-    assert np.array_equal(pruned, np.where(mask, matrix, 0))
-    assert np.abs(matrix)[mask == 1].min() >= np.abs(matrix)[mask == 0].max()
-
-
-def test_prune_a_matrix_to_one_of_five():
-    matrix = jax.random.normal(jax.random.PRNGKey(0), (8, 25))
-    pruner = jaxpruner.MagnitudePruning(
-        sparsity_distribution_fn=uniform(0.8), sparsity_type=jaxpruner.sparsity_types.NByM(1, 5)
-    )
-    pruned, mask = pruner.instant_sparsify(matrix)
-    assert (mask.reshape(8, 5, 5).sum(-1) == 1).all()
-    assert np.array_equal(
-        np.abs(pruned).reshape(8, 5, 5).max(-1), np.abs(matrix).reshape(8, 5, 5).max(-1)
-    )
-
-
-def test_prune_a_model():
-    params = initial_params()
-    pruned, masks = jaxpruner.MagnitudePruning(
-        sparsity_distribution_fn=uniform(0.75)
-    ).instant_sparsify(params)
-    for name, shapes in SHAPES.items():
-        assert masks[name]['bias'] is None
-        assert np.array_equal(pruned[name]['bias'], params[name]['bias'])
-        assert int(masks[name]['kernel'].sum()) == int(np.prod(shapes['kernel'])) // 4
-        assert np.array_equal(pruned[name]['kernel'] != 0, masks[name]['kernel'] == 1)
-
-
-def test_prune_by_a_distribution_of_one_s_own():
-    def but_the_first(params):
-        return {name: {'kernel': None if name == 'first' else 0.5, 'bias': None} for name in params}
-
-    params = initial_params()
-    pruned, masks = jaxpruner.MagnitudePruning(
-        sparsity_distribution_fn=but_the_first
-    ).instant_sparsify(params)
-    assert masks['first'] == {'kernel': None, 'bias': None}
-    assert np.array_equal(pruned['first']['kernel'], params['first']['kernel'])
-    assert [sparsity(pruned[name]['kernel']) for name in ('middle', 'last')] == [0.5, 0.5]
-
-
-def test_prune_by_gradients():
-    params = initial_params()
-    grads = jax.grad(loss_fn)(params, *batch())
-    pruner = jaxpruner.SaliencyPruning(sparsity_distribution_fn=uniform(0.5))
-    _, masks = pruner.instant_sparsify(params, grads=grads)
-    saliency = np.abs(params['middle']['kernel'] * grads['middle']['kernel'])
-    mask = np.asarray(masks['middle']['kernel'])
-    assert mask.sum() == mask.size // 2
-    assert saliency[mask == 1].min() >= saliency[mask == 0].max()
-    with pytest.raises(ValueError, match='gradients'):
-        pruner.instant_sparsify(params)
-
-
 # While training.
-
-SCHEDULES = {
-    'one_shot': jaxpruner.sparsity_schedules.OneShotSchedule(target_step=10),
-    'polynomial': jaxpruner.sparsity_schedules.PolynomialSchedule(
-        update_freq=3, update_start_step=3, update_end_step=15
-    ),
-}
-
-
-@pytest.mark.parametrize('name', SCHEDULES)
-def test_prune_while_training(name):
-    pruner = jaxpruner.MagnitudePruning(
-        sparsity_distribution_fn=uniform(0.75), scheduler=SCHEDULES[name]
-    )
-    tx = pruner.wrap_optax(optax.adam(1e-2))
-    params, (x, y) = initial_params(), batch()
-    state = tx.init(params)
-    before = loss_fn(params, x, y)
-    step = jax.jit(functools.partial(train_step, pruner, tx))
-    sparsities = []
-    for _ in range(STEPS):
-        params, state = step(params, state, x, y)
-        sparsities.append(float(sparsity([layer['kernel'] for layer in params.values()])))
-    if name == 'one_shot':
-        assert sparsities == [0] * 10 + [0.75] * 10
-    else:
-        assert sparsities[:3] == [0, 0, 0]
-        assert sparsities == sorted(sparsities)
-        assert (
-            len(set(sparsities)) == 6
-        )  # dense, and after each of five updates, which reach the target
-        assert sparsities[-1] == 0.75
-    assert loss_fn(params, x, y) < before
 
 
 def config(**settings):
@@ -178,31 +75,11 @@ def train(pruner, params, steps=STEPS):
     return params, state
 
 
-@pytest.mark.parametrize('is_packed', [False, True], ids=['unpacked', 'packed'])
-def test_a_config_makes_the_pruner(is_packed):
-    pruner = jaxpruner.api.create_updater_from_config(config(use_packed_masks=is_packed))
-    assert isinstance(pruner, jaxpruner.MagnitudePruning)
-    params, state = train(pruner, initial_params())
-    kernels = {name: layer['kernel'] for name, layer in params.items()}
-    assert sparsity(kernels) == pytest.approx(0.75, abs=1e-3)
-    assert sparsity(kernels['last']) < sparsity(kernels['middle']), 'small layers stay denser'
-    metrics = jaxpruner.sparsity_metrics(state)
-    assert float(metrics['_mask_sparsity']) == pytest.approx(float(sparsity(kernels)))
-
-
 # On many devices.
 
 
 def test_on_eight_devices(request):
-    eight_devices.run_checks(__file__, request.config, '-m', 'not slow')
-
-
-@pytest.mark.slow
-def test_further_algorithms_on_eight_devices(request):
-    eight_devices.run_checks(__file__, request.config, '-m', 'slow')
-
-
-SLOW = pytest.mark.slow
+    eight_devices.run_checks(__file__, request.config)
 
 
 def equal_to_one_device(params, state, pruner):
@@ -213,7 +90,7 @@ def equal_to_one_device(params, state, pruner):
 
 
 @pytest.mark.skipif(not hasattr(jax, 'pmap'), reason='this JAX has no pmap')
-@pytest.mark.parametrize('algorithm', ['magnitude', pytest.param('rigl', marks=SLOW)])
+@pytest.mark.parametrize('algorithm', ['magnitude'])
 def check_replicas_stay_alike(algorithm):
     pruner = jaxpruner.create_updater_from_config(config(algorithm=algorithm, drop_fraction=0.3))
     tx = pruner.wrap_optax(optax.adam(1e-2))
@@ -234,10 +111,7 @@ def check_replicas_stay_alike(algorithm):
     equal_to_one_device(*first, pruner)
 
 
-@pytest.mark.parametrize(
-    'algorithm',
-    ['rigl', pytest.param('magnitude', marks=SLOW), pytest.param('global_magnitude', marks=SLOW)],
-)
+@pytest.mark.parametrize('algorithm', ['rigl', 'global_magnitude'])
 def check_a_mesh_trains_as_one_device(algorithm):
     pruner = jaxpruner.create_updater_from_config(config(algorithm=algorithm, drop_fraction=0.3))
     tx = pruner.wrap_optax(optax.adam(1e-2))

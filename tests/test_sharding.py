@@ -32,37 +32,19 @@ CASES = [
     ('random', 'unstructured', False),
     ('rigl', 'unstructured', True),
     ('magnitude_ste', 'unstructured', False),
-    *[
-        pytest.param(case, marks=pytest.mark.slow)
-        for case in [
-            ('global_saliency', 'unstructured', False),
-            ('random_ste', 'unstructured', True),
-            ('movement', 'unstructured', True),
-            ('set', 'block_4,4', False),
-            ('rigl', 'channel_-1', True),
-            ('acdc', 'unstructured', True),
-            ('adam_fisher', 'channel_0', False),
-            ('iterative_nm', 'nm_2,4,0', True),
-        ]
-    ],
+    ('set', 'block_4,4', False),
 ]
 
 # How a parameter lies on the mesh.
 SPECS = [
     PartitionSpec('rows', 'columns'),
-    PartitionSpec('rows', None),
     PartitionSpec(None, 'columns'),
     PartitionSpec(('rows', 'columns'), None),
 ]
 
 
 def test_on_eight_devices(request):
-    eight_devices.run_checks(__file__, request.config, '-m', 'not slow')
-
-
-@pytest.mark.slow
-def test_further_cases_on_eight_devices(request):
-    eight_devices.run_checks(__file__, request.config, '-m', 'slow')
+    eight_devices.run_checks(__file__, request.config)
 
 
 def make(algorithm, kind, is_packed):

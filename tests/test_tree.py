@@ -88,21 +88,6 @@ def test_trees_of_another_structure_are_refused(entries, message):
         tree.leaves_like(STRUCTURE, entries)
 
 
-NAMES = [
-    (('a', 'kernel'), True),
-    ('a/kernel', True),
-    ('*/kernel', True),
-    ('kernel', False),
-    ('a', False),
-    (('a',), False),
-]
-
-
-@pytest.mark.parametrize(('name', 'expected'), NAMES)
-def test_names_of_a_leaf(name, expected):
-    assert tree.matches(name, ('a', 'kernel')) is expected
-
-
 def test_a_name_that_matches_nothing_is_refused_with_the_nearest():
     with pytest.raises(
         ValueError,
@@ -111,35 +96,7 @@ def test_a_name_that_matches_nothing_is_refused_with_the_nearest():
         tree.check_names(['dense/kernl'], [('dense', 'kernel'), ('head', 'bias')], 'stacked')
 
 
-def test_words_for_an_unknown_name():
-    assert tree.nearest('riggl', ['rigl', 'set']) == "did you mean 'rigl'?"
-    assert tree.nearest('zzz', ['rigl', 'set']) == "known are 'rigl', 'set'"
-    assert tree.nearest('seed', ['rng_seed', 'stacked']) == "did you mean 'rng_seed'?"
-    assert tree.nearest('lines', ['layers', 'masks']) == "did you mean 'layers'?"
-    layers = [f'layers_{i}/kernel' for i in range(40)]
-    words = tree.nearest('head', layers)
-    assert words.startswith('the nearest of 40 names are ')
-    assert words.count("'") == 2 * 3
-
-
-def test_trees_in_the_wrong_order_are_refused_with_the_remedy():
-    full, with_missing = {'a': 1, 'b': 2}, {'a': None, 'b': 2}
-    assert tree.map_with_missing(lambda a, b: b, full, with_missing) == with_missing
-    with pytest.raises(ValueError, match=r"has 'a' besides; .*the tree without None first"):
-        tree.map_with_missing(lambda a, b: b, with_missing, full)
-
-
 def test_an_attribute_called_value_keeps_its_name_beside_others():
     Attention = collections.namedtuple('Attention', 'query key value')
     paths = tree.flatten_with_paths({'attn': Attention(1.0, 2.0, 3.0)})[0]
     assert paths == [('attn', 'query'), ('attn', 'key'), ('attn', 'value')]
-
-
-def test_a_rule_that_is_never_used_is_refused():
-    paths = [('head', 'kernel'), ('a', 'kernel')]
-    assert tree.first_matches({'head/*': 0, 'a/*': 1, '*': 2}, paths, 'rules') == [0, 1]
-    with pytest.raises(
-        ValueError,
-        match=r"rules: 'head/\*' is never used, since earlier names match all .* a list instead",
-    ):
-        tree.first_matches({'*': 0, 'head/*': 1}, paths, 'rules')

@@ -11,7 +11,7 @@ import optax
 import pytest
 from flax import nnx
 
-from activations.frameworks import HIDDEN, INPUTS, EquinoxNetwork, NnxNetwork, X
+from activations.frameworks import HIDDEN, INPUTS, NnxNetwork, X
 from jaxpruner.activations import prune_act_unstruct, sparsify_activations, summarize_activations
 
 KEY = jax.random.key(0)
@@ -94,28 +94,6 @@ def test_nnx_shared_layers_and_training():
     losses = [float(step(sparse, optimizer)) for _ in range(5)]
     assert losses[-1] < losses[0]
     np.testing.assert_array_equal(np.count_nonzero(sparse(X)[0], axis=1), HIDDEN // 2)
-
-
-def test_equinox_models_made_alike_compile_once():
-    traces = []
-
-    @eqx.filter_jit
-    def run(model, x):
-        traces.append(1)
-        return jax.vmap(model)(x)
-
-    model = EquinoxNetwork()
-    for density in (0.5, 0.5, 0.25):
-        sparse = sparsify_activations(model, lambda name, _: name == 'first', density=density)
-        hidden = run(sparse, X)[0]
-        np.testing.assert_array_equal(np.count_nonzero(hidden, axis=1), HIDDEN * density)
-    assert len(traces) == 2
-    assert isinstance(sparse.first, eqx.nn.Linear)
-    assert type(sparse.second) is eqx.nn.Linear
-    assert sparse.first.weight is model.first.weight
-    grads = eqx.filter_grad(lambda model: jax.vmap(model)(X)[0].sum())(sparse)
-    np.testing.assert_allclose(grads.first.bias, np.count_nonzero(hidden, axis=0))
-    assert type(eqx.apply_updates(sparse, grads).first) is type(sparse.first)
 
 
 def test_equinox_mlp():

@@ -27,8 +27,7 @@ ALGORITHMS = ('magnitude', 'global_magnitude', 'rigl', 'magnitude_ste')
 # Algorithm, whether masks are packed, whether gradients are those of a loss.
 REAL = ('magnitude', True, True)
 GROUPS = {
-    'packed': [(algorithm, True, False) for algorithm in ALGORITHMS],
-    'unpacked': [(algorithm, False, False) for algorithm in ALGORITHMS],
+    'packed': [(name, name != 'rigl', False) for name in ALGORITHMS],
     'real': [REAL],
 }
 

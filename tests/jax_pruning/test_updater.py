@@ -8,7 +8,6 @@ import pytest
 
 import jaxpruner
 from contract import front_ends, tables, training
-from helpers import compiling, hlo
 from jaxpruner import (
     StrategyPruning,
     gradual_strategy,
@@ -111,35 +110,6 @@ def test_bit_by_bit_with_bfloat16():
     training.assert_same(
         (ours, opt_state.inner_state, opt_state.masks), (params, inner_state, mask_key)
     )
-
-
-def test_seeds_under_vmap():
-    starts = [front_ends.make('dict', seed)[0] for seed in range(2)]
-    strategy = STRATEGIES['mixed']
-    tx = StrategyPruning(strategy, STEPS_PER_EPOCH).wrap_optax(optax.adam(1e-2))
-    step = make_step(tx)
-    together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *starts)
-    states = jax.vmap(tx.init)(together)
-    for batch in training.batches():
-        together, states = jax.vmap(step, in_axes=(0, 0, None))(together, states, batch)
-    for seed, start in enumerate(starts):
-        alone = trained(tx, start, step)[1].masks
-        training.assert_same(jax.tree.map(lambda leaf, i=seed: leaf[i], states.masks), alone)
-
-
-def test_a_gradual_strategy_is_compiled_once_and_runs_only_when_due():
-    """Each pruned leaf has one selection, whatever the number of entries, and all of them stand inside a loop."""
-
-    def loops(entries):
-        strategy = gradual_strategy(range(1, entries + 1), 0.1)
-        tx = StrategyPruning(strategy, 2).wrap_optax(optax.adam(1e-2))
-        lowered = make_step(tx).lower(_START, tx.init(_START), training.batches()[0])
-        return compiling.as_written(lowered).as_text()
-
-    few, many = loops(2), loops(9)
-    assert few.count(' while(') == many.count(' while(')
-    outside = [i for i in hlo.reached(many, follow_loops=False) if i.opcode == 'while']
-    assert len(outside) == 1
 
 
 def test_the_target_is_what_the_last_entry_gives():
