@@ -108,11 +108,13 @@ def group_cells(cells: Iterable[Cell]) -> list[Experiment]:
         raise ValueError('no readable cell to show')
     recipes = collections.Counter((workload, data, metric) for workload, data, metric, *_ in groups)
     experiments = []
-    for key, group in groups.items():
-        workload, data, metric, _, recipe = key
+    for (workload, data, metric, better, recipe), group in groups.items():
         remark = f', recipe {recipe[:6]}' if recipes[workload, data, metric] > 1 else ''
+        label = f'{workload} ({data}{remark})'
         members = sorted(group.values(), key=lambda one: (one.algorithm, one.sparsity, one.seed))
-        experiments.append(Experiment(f'{workload} ({data}{remark})', *key, tuple(members)))
+        experiments.append(
+            Experiment(label, workload, data, metric, better, recipe, tuple(members))
+        )
     order = {name: number for number, name in enumerate(WORKLOAD_ORDER)}
     return sorted(experiments, key=lambda one: (order.get(one.workload, len(order)), one.label))
 
