@@ -134,33 +134,6 @@ def test_a_linen_object_behaves_like_its_module():
     np.testing.assert_array_equal(model.apply(variables, X)[0] == 0, False)
 
 
-REUSED = {
-    'jit': jax.jit,
-    'jit in vmap': lambda function: jax.vmap(jax.jit(lambda x: function(x[None])[0])),
-}
-
-
-@pytest.mark.parametrize('reuse', REUSED.values(), ids=REUSED)
-def test_functions_compiled_inside_are_compiled_apart(reuse):
-    model = LinenNetwork()
-    variables = model.init(KEY, X)
-
-    def first(x):
-        return model.apply(variables, x)[0]
-
-    for is_dense_first in (True, False):
-        apply = reuse(lambda x: first(x))
-        dense, pruned = reuse(lambda x: first(x))(X), reuse(lambda x: half(first(x)))(X)
-        if is_dense_first:
-            np.testing.assert_allclose(apply(X), dense, rtol=1e-6)
-        for _ in range(2):
-            sparse = sparsify_activations(lambda x, apply=apply: apply(x), 'Dense_0', density=0.5)
-            for run in (sparse, sparse, jax.jit(sparse)):
-                np.testing.assert_allclose(run(X), pruned, rtol=1e-5, atol=1e-6)
-                assert summarize_activations(sparse, X)['Dense_0'] == 0.5
-                np.testing.assert_allclose(apply(X), dense, rtol=1e-5, atol=1e-6)
-
-
 def test_haiku_paths_methods_and_base_classes():
     class Base(hk.Module):
         def __call__(self, x):

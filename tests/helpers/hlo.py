@@ -46,8 +46,8 @@ def computations(text):
     return found
 
 
-def reached(text, start=ENTRY, follow_loops=True):
-    """The instructions of a computation and of all that it calls; without those in bodies of loops if asked."""
+def reached(text, start=ENTRY):
+    """The instructions of a computation and of all that it calls."""
     found = computations(text)
     pending, seen = [start], set()
     instructions = []
@@ -58,9 +58,8 @@ def reached(text, start=ENTRY, follow_loops=True):
         seen.add(name)
         instructions += found[name]
         for instruction in found[name]:
-            for attribute, names in instruction.called.items():
-                if follow_loops or attribute != 'body':
-                    pending += names
+            for names in instruction.called.values():
+                pending += names
     return instructions
 
 

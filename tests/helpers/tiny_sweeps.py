@@ -18,7 +18,6 @@ CHANGES = {
 }
 RECIPE = WORKLOAD.default('default').updated(CHANGES)
 CELLS = plan(['no_prune', 'magnitude'], [0.8], [0, 1])
-CHUNKS = 2
 SEED_CELLS = CELLS[2:]
 
 

@@ -37,15 +37,11 @@ def residual(x, w):
 # A layer, and whether leaving it out is the same as zeroing it; `None` where it is no block.
 LAYERS = {
     'residual': (residual, True),
-    'from the right': (lambda x, w: jnp.tanh(x @ w) + x, True),
     'normed': (lambda x, w: x + (x / jnp.sqrt((x * x).mean(-1, keepdims=True))) @ w, True),
     'in two additions': (lambda x, w: x + jnp.tanh(x @ w) + jnp.sin(x) @ w, None),
     'gate that is open': (lambda x, w: x + jax.nn.sigmoid(x @ w), False),
-    'softmax': (lambda x, w: x + jax.nn.softmax(x @ w), False),
     'no residual': (lambda x, w: jnp.tanh(x @ w), None),
-    'scaled': (lambda x, w: 0.5 * x + jnp.tanh(x @ w), None),
     'of another value': (lambda x, w: jnp.sin(x) + jnp.tanh(x) @ w, None),
-    'subtracted': (lambda x, w: x - x @ w, None),
     'repeated': (lambda x, w: x + (x @ w)[:1], None),
 }
 

@@ -194,12 +194,9 @@ def scanned(layer, **options):
 
 DEPTH = {
     'residual': (lambda x, w: x + jnp.tanh(x @ w), True),
-    'residual from the right': (lambda x, w: jnp.tanh(x @ w) + x, True),
     'two branches': (lambda x, w: x + jnp.tanh(x @ w) + x * (x @ w), True),
     'gate that is open': (lambda x, w: x + jax.nn.sigmoid(x @ w), False),
     'no residual': (lambda x, w: jnp.tanh(x @ w), False),
-    'scaled residual': (lambda x, w: 0.5 * x + jnp.tanh(x @ w), False),
-    'residual of another value': (lambda x, w: jnp.tanh(x) + x @ w, False),
 }
 
 

@@ -214,22 +214,12 @@ REFUSED = {
         lambda: GroupedChannels(SCANNED_GRAPH, ['layers/pu[2]']),
         r"groups: 'layers/pu\[2\]' matches no group.*layers/up\[2\]",
     ),
-    'SET': (
-        ValueError,
-        lambda: jaxpruner.SET(sparsity_type=GroupedChannels(SCANNED_GRAPH)),
-        'sparsity_type: SET lets channels come back at zero.*SaliencyPruning',
-    ),
     'RigL, by name': (
         ValueError,
         lambda: jaxpruner.RigL(
             sparsity=0.5, sparsity_type={'*': GroupedChannels(SCANNED_GRAPH)}
         ).init_state(SCANNED),
         'RigL lets channels come back at zero',
-    ),
-    'AC/DC': (
-        ValueError,
-        lambda: jaxpruner.ACDC(sparsity_type=GroupedChannels(SCANNED_GRAPH)),
-        'ACDC lets channels come back',
     ),
     'global': (
         ValueError,
@@ -242,13 +232,6 @@ REFUSED = {
             sparsity=0.5, sparsity_type=GroupedChannels(SCANNED_GRAPH)
         ).plan(NORMED['batch_stats']),
         'none of the leaves norm/mean, norm/var is a parameter of the graph',
-    ),
-    'other shapes': (
-        ValueError,
-        lambda: jaxpruner.MagnitudePruning(
-            sparsity=0.5, sparsity_type=GroupedChannels(SCANNED_GRAPH)
-        ).plan(SCANNED | {'layers': arrays(up=(4, 6, 8), bias=(4, 8), down=(4, 8, 6))}),
-        r'layers/bias has shape \(4, 8\) where the graph has \(4, 12\)',
     ),
     'stacked': (
         ValueError,

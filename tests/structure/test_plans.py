@@ -64,19 +64,10 @@ def test_plans_of_other_models_are_refused(path, shapes, message):
         load_plan(graph_of(shapes), path)
 
 
-def _without_groups(plan):
-    del plan['groups']
-
-
 SPOILT = {
     'version': (lambda plan: plan.update(version=2), 'version 2, and 1 is read'),
     'format': (lambda plan: plan.update(format='x'), "no plan of channels .its format is 'x' of"),
-    'incomplete': (_without_groups, "no plan of channels .'groups'"),
     'index': (lambda plan: plan['groups']['up[1]'].update(keep=[0, 4]), r"keep\['up\[1\]'\] has 4"),
-    'group': (
-        lambda plan: plan['groups'].update(x={'size': 2, 'keep': [0]}),
-        'group x is 2 there, and absent here',
-    ),
     'parameter': (
         lambda plan: plan['parameters'].update(x={'before': [1], 'after': [1]}),
         r'x is \[1\] there, and absent',

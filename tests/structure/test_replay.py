@@ -67,11 +67,6 @@ def branches(h):
     return lax.cond(jnp.sum(h) > 0, jnp.sin, lambda h: h * TABLE, h)
 
 
-def switch(h):
-    cases = [jnp.sin, jnp.tanh, lambda h: jnp.zeros((2, 6)) + h * 2]
-    return lax.switch(jnp.int32(2), cases, h)
-
-
 def partly_used(h):
     """Calls and a scan of which some operands and results have no part in the model's."""
 
@@ -134,7 +129,6 @@ PROGRAMS = {
     'scan': scanned,
     'while': loop,
     'cond': branches,
-    'switch': switch,
     'partly used': partly_used,
     'from nothing': from_nothing,
     'parts': parts,
@@ -146,8 +140,6 @@ PROGRAMS = {
     'jit': jax.jit(lambda h: jnp.sin(h) * TABLE),
     'custom_vjp': doubled_gradient,
     'custom_jvp': clipped,
-    'custom rules in a scan': lambda h: lax.scan(lambda c, r: (c, clipped(r)), 0, h)[1],
-    'relu': jax.nn.relu,
 }
 
 

@@ -38,12 +38,10 @@ def normed(p, x):
 # name -> (model, members that are zero in channel 2, whether it can be removed)
 CASES = {
     'column and bias': (mlp(jax.nn.relu), [UP, BIAS], True),
-    'column without its bias': (mlp(jax.nn.relu), [UP], False),
     'column and bias, but cos(0) is 1': (mlp(jnp.cos), [UP, BIAS], False),
     'row': (mlp(jnp.cos), [DOWN], True),
     'gate': (mlp(jnp.cos), [GATE], True),
     'row, but a norm sees the channel': (normed, [DOWN], False),
-    'gate, but a norm sees the channel': (normed, [GATE], False),
     'what the norm sees': (normed, [UP, BIAS], True),
     'nothing': (mlp(jnp.cos), [], False),
 }

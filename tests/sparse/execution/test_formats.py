@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jaxpruner.sparse.execution.formats import Blocks, Csr, Smaller, best_blocks
+from jaxpruner.sparse.execution.formats import Blocks, Csr, Smaller
 from jaxpruner.sparse.operators import csr_kernel
 from jaxpruner.sparse.program.models import Products
 
@@ -81,20 +81,3 @@ def test_convolutions(format, window):
     np.testing.assert_allclose(result, convolved(params, image), rtol=1e-4, atol=1e-4)
     if isinstance(format, Smaller):
         assert arrays['matrix'].shape == (window[0] * window[1] * 4, 4)
-
-
-@pytest.mark.parametrize(
-    ('kept', 'width'),
-    [
-        (np.ones((64, 256), bool), None),
-        (np.kron(np.eye(2), np.ones((32, 128))) > 0, 128),
-        (np.kron(np.eye(8), np.ones((8, 32))) > 0, 32),
-    ],
-    ids=['dense', 'wide', 'narrow'],
-)
-def test_the_best_blocks_are_those_of_the_mask(kept, width):
-    blocks = best_blocks(kept[None], 0.85)
-    assert (blocks[0][1] if blocks else None) == width
-    if blocks:
-        arrays = Blocks(blocks[0]).pack(kept[None].astype(np.float32), leaf_of(kept.shape))
-        assert arrays['values'].size == kept.sum()
