@@ -7,7 +7,7 @@ trap 'exit 130' INT # pip catches Ctrl-C and ends as if it had merely failed
 usage() {
   cat <<'EOF'
 bash run.sh [test ARGS]   the tests but the slow ones, in parallel; ARGS go to pytest
-bash run.sh all [ARGS]    all tests: those of notebooks, examples, several processes and whole workloads, too
+bash run.sh all [ARGS]    all tests: those of documents, notebooks, examples and whole workloads, too
 bash run.sh demo [ARGS]   two minutes of training, explained: jaxpruner demo; ARGS go to it, try --help
 bash run.sh docs [ARGS]   the site, from nothing, into site/; ARGS go to sphinx-build
 bash run.sh lint          ruff, pyright and the import contracts
@@ -100,7 +100,7 @@ case $command in
   test)
     any_python
     tests_environment test games,test
-    echo "run.sh: slow tests (notebooks, examples, several processes, whole workloads) are left out: bash run.sh all" >&2
+    echo "run.sh: slow tests (documents, notebooks, examples, whole workloads) are left out: bash run.sh all" >&2
     exec .venv/bin/python -m pytest "${parallel[@]}" -m 'not slow' "$@"
     ;;
   all)

@@ -38,6 +38,7 @@ def registry(monkeypatch):
     api.ALGORITHM_REGISTRY.update(before)
 
 
+@pytest.mark.slow  # all pages together
 @pytest.mark.parametrize(
     'document', [document for document in DOCUMENTS if blocks(document, 'python')]
 )
