@@ -68,7 +68,7 @@ def test_the_first_step_after_channels_were_removed_in_training(name):
     found = step(graph.small_apply(keep), *graph.shrink((params, state), keep))
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     jax.tree.map(
-        lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6),
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6),
         found,
         expected,
     )
