@@ -51,7 +51,7 @@ class GroupedType(SparsityType, Protocol):
 
 
 class _NamedFields:
-    """Lets a frozen dataclass be unpacked and replaced as the named tuples of JaxPruner were.
+    """Gives a frozen dataclass the methods of a named tuple, as the sparsity types of JaxPruner were.
 
     It is no tuple: JAX keeps it whole as a leaf of a pytree, and `NByM(1, 2)` is not equal to `Block((1, 2))`.
     `_fields` names what unpacking gives, in order; other fields have defaults.
@@ -62,8 +62,24 @@ class _NamedFields:
     def __iter__(self) -> Iterator[Any]:
         return iter([getattr(self, name) for name in self._fields])
 
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __bool__(self) -> bool:
+        return True  # a type without fields is a type, too
+
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(self)[index]
+
+    def _asdict(self):
+        return dict(zip(self._fields, self, strict=True))
+
     def _replace(self, **changes):
         return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
+
+    @classmethod
+    def _make(cls, values):
+        return cls(*values)
 
 
 def _check_whole(name, value, minimum=None):

@@ -58,6 +58,12 @@ def test_sparsity_types_are_named_tuples():
     assert (n, m, axis) == (2, 4, -1)
     assert sparsity_types.NByM(2, 4)._replace(axis=0) == sparsity_types.NByM(2, 4, 0)
     assert sparsity_types.NByM(2, 4, allow_partial=True)._replace(axis=0).allow_partial
+    assert sparsity_types.NByM(2, 4)._asdict() == {'n': 2, 'm': 4, 'axis': -1}
+    assert sparsity_types.Block._make([(2, 2), False]) == sparsity_types.Block((2, 2), False)
+    assert len(sparsity_types.NByM(2, 4)) == 3
+    assert sparsity_types.NByM(2, 4)[1] == 4
+    assert list(sparsity_types.Unstructured()) == []
+    assert sparsity_types.Unstructured()  # true, although nothing can be unpacked
     (shape, pools), (channel,) = sparsity_types.Block((2, 4)), sparsity_types.Channel(0)
     assert (shape, pools, channel) == ((2, 4), True, 0)
     assert list(sparsity_types.Unstructured()) == []

@@ -67,11 +67,13 @@ def test_the_first_step_after_channels_were_removed_in_training(name):
     expected = graph.shrink(step(apply, params, state), keep)
     found = step(graph.small_apply(keep), *graph.shrink((params, state), keep))
     assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(
-        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6),
-        found,
-        expected,
-    )
+
+    def compare(one, other):
+        # Sums of large weights that nearly cancel are as exact as the largest of the leaf.
+        atol = 1e-6 * max(1, np.abs(other).max(initial=0))
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=atol)
+
+    jax.tree.map(compare, found, expected)
 
 
 STATES = {
