@@ -53,20 +53,26 @@ def test_calculators_take_what_asarray_takes(name):
         np.testing.assert_array_equal(calculate(scores, *arguments), expected)
 
 
+def test_blocks_of_a_vector_are_those_of_a_row():
+    mask = mask_calculator.topk_block_mask_calculator(
+        [1.0, 1.0, 2.0, 2.0], 0.5, 1, 2, use_avg_pooling=True
+    )
+    assert mask.tolist() == [0, 0, 1, 1]
+
+
 def test_sparsity_types_are_named_tuples():
     n, m, axis = sparsity_types.NByM(2, 4)
     assert (n, m, axis) == (2, 4, -1)
     assert sparsity_types.NByM(2, 4)._replace(axis=0) == sparsity_types.NByM(2, 4, 0)
     assert sparsity_types.NByM(2, 4, allow_partial=True)._replace(axis=0).allow_partial
-    assert sparsity_types.NByM(2, 4)._asdict() == {'n': 2, 'm': 4, 'axis': -1}
-    assert sparsity_types.Block._make([(2, 2), False]) == sparsity_types.Block((2, 2), False)
-    assert len(sparsity_types.NByM(2, 4)) == 3
-    assert sparsity_types.NByM(2, 4)[1] == 4
-    assert list(sparsity_types.Unstructured()) == []
-    assert sparsity_types.Unstructured()  # true, although nothing can be unpacked
     (shape, pools), (channel,) = sparsity_types.Block((2, 4)), sparsity_types.Channel(0)
     assert (shape, pools, channel) == ((2, 4), True, 0)
+    assert sparsity_types.NByM(2, 4)._asdict() == {'n': 2, 'm': 4, 'axis': -1}
+    assert sparsity_types.Block._make([(2, 2), False]) == sparsity_types.Block((2, 2), False)
+    assert sparsity_types.NByM(2, 4)[1] == 4
+    assert len(sparsity_types.NByM(2, 4)) == 3
     assert list(sparsity_types.Unstructured()) == []
+    assert sparsity_types.Unstructured()  # true, although nothing can be unpacked
 
 
 def test_the_class_unstructured_stands_for_an_instance():
@@ -92,16 +98,17 @@ def test_erdos_renyi_of_named_shapes(settings, expected):
 
 
 @pytest.mark.parametrize(
-    ('shapes', 'sparsity', 'settings', 'message'),
-    [
-        ({}, 0.5, {}, 'empty'),
-        (SHAPES, 1.5, {}, 'got 1.5'),
-        ({'b': (3,)}, 0.5, {'include_kernel': False}, 'b'),
-    ],
+    ('shapes', 'sparsity', 'message'),
+    [({}, 0.5, 'empty'), (SHAPES, 1.5, 'got 1.5'), (SHAPES, -0.1, 'got -0.1')],
 )
-def test_erdos_renyi_refuses(shapes, sparsity, settings, message):
+def test_erdos_renyi_refuses(shapes, sparsity, message):
     with pytest.raises(ValueError, match=message):
-        sparsity_distributions.get_sparsities_erdos_renyi(shapes, sparsity, **settings)
+        sparsity_distributions.get_sparsities_erdos_renyi(shapes, sparsity)
+
+
+def test_erdos_renyi_without_the_kernel_needs_two_axes():
+    with pytest.raises(ValueError, match='b'):
+        sparsity_distributions.get_sparsities_erdos_renyi({'b': (3,)}, 0.5, include_kernel=False)
 
 
 def test_distributions_take_the_names_of_the_original():
@@ -220,6 +227,17 @@ def test_methods_take_the_state_by_either_name(cls, method):
         jax.tree.map(np.testing.assert_array_equal, named, expected)
 
 
+def test_summaries_of_the_total_alone():
+    masks = {'a': jnp.array([1, 1, 0]), 'b': jnp.array([1, 0])}
+    total = utils.summarize_intersection(masks, masks, only_total_intersection=True)
+    assert total == {'_total_intersection': 1.0}
+    assert set(utils.summarize_sparsity(masks, only_total_sparsity=True)) == {
+        '_total_sparsity',
+        '_nparams',
+        '_nparams_nnz',
+    }
+
+
 def test_topk_fn_is_that_of_the_sparsity_type():
     updater = jaxpruner.MagnitudePruning(sparsity_type='1:2', sparsity=0.5)
     assert updater.topk_fn([1.0, 2.0, 4.0, 3.0], 0.5).tolist() == [0, 1, 1, 0]
@@ -287,16 +305,24 @@ def test_mixins_go_into_ones_own_updaters():
     assert kept(together.instant_sparsify(PARAMS)[1]) == 48
 
 
-def test_classes_are_what_they_were():
-    through, together = ste.SteMixin, global_pruners.GlobalPruningMixin
-    for cls, bases in [
-        (jaxpruner.SteMagnitudePruning, {through, pruners.MagnitudePruning}),
-        (jaxpruner.SteRandomPruning, {through, pruners.RandomPruning}),
-        (jaxpruner.GlobalMagnitudePruning, {together, pruners.MagnitudePruning}),
-        (jaxpruner.GlobalSaliencyPruning, {together, pruners.SaliencyPruning}),
-        (jaxpruner.RigL, {sparse_trainers.SET, sparse_trainers.StaticRandomSparse}),
-    ]:
-        assert bases <= set(cls.__mro__)
+ISINSTANCE = [
+    (
+        jaxpruner.SteMagnitudePruning,
+        (ste.SteMixin, pruners.MagnitudePruning, base_updater.BaseUpdater),
+    ),
+    (jaxpruner.SteRandomPruning, (ste.SteMixin, pruners.RandomPruning)),
+    (
+        jaxpruner.GlobalMagnitudePruning,
+        (global_pruners.GlobalPruningMixin, pruners.MagnitudePruning),
+    ),
+    (jaxpruner.GlobalSaliencyPruning, (global_pruners.GlobalPruningMixin, pruners.SaliencyPruning)),
+    (jaxpruner.RigL, (sparse_trainers.SET, sparse_trainers.StaticRandomSparse)),
+]
+
+
+@pytest.mark.parametrize(('cls', 'bases'), ISINSTANCE)
+def test_classes_are_what_they_were(cls, bases):
+    assert all(isinstance(cls(), base) for base in bases)
 
 
 def test_the_drop_fraction_of_the_classes_is_constant():
@@ -307,6 +333,21 @@ def test_the_drop_fraction_of_the_classes_is_constant():
         settings = {'eps': 1e-3, 'drop_fraction_fn': lambda step: 0.1, 'is_debug': True}
         updater = cls(sparsity_schedules.NoUpdateSchedule(), **settings)
         assert (updater.eps, updater.is_debug) == (1e-3, True)
+
+
+def test_schedules_answer_as_they_did():
+    one_shot = sparsity_schedules.OneShotSchedule(target_step=5)
+    assert not sparsity_schedules.PeriodicSchedule(3, 0, 9).is_mask_update_iter(None)
+    for step in (0, 5, 9):
+        assert float(one_shot.get_sparsity_at_step(0.8, step)) == pytest.approx(0.8)
+    named = sparsity_schedules.PolynomialSchedule(
+        update_freq=1e1, update_start_step=4e5, update_end_step=8e5
+    )
+    assert (named.update_freq, named.update_start_step, named.update_end_step) == (
+        10,
+        400_000,
+        800_000,
+    )
 
 
 def test_the_state_is_built_and_read_by_the_names_of_the_original():

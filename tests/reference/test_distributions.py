@@ -35,6 +35,11 @@ def flattened(tree, prefix=''):
     return entries
 
 
+def test_the_cases_are_complete():
+    assert len(CASES) == 80
+    assert {case['distribution'] for case in CASES} == DISTRIBUTIONS.keys()
+
+
 @pytest.mark.parametrize(
     'case', CASES, ids=lambda case: f'{case["model"]}-{case["distribution"]}-{case["sparsity"]}'
 )

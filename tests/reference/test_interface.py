@@ -64,6 +64,12 @@ def check_binding(signature, names, skipped=0):
         assert {name: bound[name] for name in names} == expected
 
 
+def test_the_table_is_complete():
+    assert len(MODULES) == 14
+    assert len(ENTRIES) > 80
+    assert len(METHODS) > 30
+
+
 @pytest.mark.parametrize(('module', 'name'), ENTRIES)
 def test_the_name_exists(module, name):
     value_of(module, name)
@@ -139,3 +145,12 @@ def test_named_tuples_unpack_into_the_fields_of_the_original(module, name):
     if MODULES[module][name]['kind'] == 'namedtuple':
         fields = named(parameters(module, name))
         assert list(value_of(module, name)._fields)[: len(fields)] == fields
+
+
+def test_the_differences_are_in_the_table():
+    rows = {
+        (short_name(name), parameter)
+        for module, name in CALLABLE
+        for parameter, _ in parameters(module, name)
+    }
+    assert set(DIFFERENCES) <= rows

@@ -12,6 +12,7 @@ from jaxpruner import mask_calculator, sparsity_types
 HERE = Path(__file__).parent
 CASES = json.loads((HERE / 'masks.json').read_text())
 NUMBERS = {'unstructured': 240, 'nm': 192, 'block': 104, 'channel': 36}
+PADDED_WRONGLY = 24
 
 
 @pytest.fixture(scope='module')
@@ -43,6 +44,14 @@ def our_mask(case, scores):
     return np.asarray(topk(jnp.asarray(scores, case['dtype']), case['sparsity']))
 
 
+def fits(case, shape):
+    """Whether blocks divide the shape, so that the original returns a mask of it."""
+    if case['kind'] != 'block':
+        return True
+    lengths = zip(reversed(shape), reversed(case['block_shape']), strict=False)
+    return all(length % block == 0 for length, block in lengths)
+
+
 def test_the_cases_are_complete():
     assert {kind: len(cases_of(kind)) for kind in NUMBERS} == NUMBERS
     assert len(CASES) == sum(NUMBERS.values()) == 572
@@ -54,8 +63,39 @@ def test_masks_are_equal(kind, arrays):
     for i, case in cases_of(kind):
         scores, expected = arrays[f'scores_{i}'], arrays[f'mask_{i}']
         if scores.shape != expected.shape:
-            continue  # blocks that the original pads wrongly
+            continue  # the next test's
         mask = our_mask(case, scores)
         if mask.dtype != np.uint8 or not np.array_equal(mask, expected):
             differing.append((i, case))
     assert differing == []
+
+
+def test_partial_blocks_keep_the_shape_that_the_original_lost(arrays):
+    """Where the original pads wrongly no mask is right, but shape and number of blocks are known."""
+    wrong = [
+        (i, case)
+        for i, case in enumerate(CASES)
+        if arrays[f'scores_{i}'].shape != arrays[f'mask_{i}'].shape
+    ]
+    assert len(wrong) == PADDED_WRONGLY
+    for i, case in wrong:
+        scores = arrays[f'scores_{i}']
+        assert case['kind'] == 'block'
+        assert not fits(case, scores.shape)
+        mask = our_mask(case, scores)
+        assert mask.shape == scores.shape
+        smallest, largest = blocks_of(mask, case['block_shape'])
+        assert np.array_equal(smallest, largest), f'case {i}: a block was divided'
+        kept = np.round(np.float32(smallest.size) * (1 - np.float32(case['sparsity'])))
+        assert smallest.sum() == max(1, kept), f'case {i}: {case}'
+
+
+def blocks_of(mask, block_shape):
+    """The least and the largest mask value of each block, in an array of blocks."""
+    height, width = block_shape
+    rows, columns = range(0, mask.shape[0], height), range(0, mask.shape[1], width)
+    blocks = [[mask[i : i + height, j : j + width] for j in columns] for i in rows]
+    return tuple(
+        np.array([[reduce(block) for block in row] for row in blocks])
+        for reduce in (np.min, np.max)
+    )
