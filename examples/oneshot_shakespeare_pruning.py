@@ -192,7 +192,7 @@ def _squares(gram: jax.Array, weights: jax.Array) -> float:
 def write_losses(folder: Path, cell: results.Cell, losses: np.ndarray) -> None:
     """Keeps the loss of each validation sequence of a result."""
     path = folder / 'losses' / f'{cell.name}.npy'
-    atomic_files.replace_file(path, lambda temporary: np.save(temporary, losses), keeps_ending=True)
+    atomic_files.replace_file(path, lambda temporary: np.save(temporary, losses))
 
 
 def read_cells(folder: Path) -> list[results.Cell]:

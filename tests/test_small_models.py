@@ -114,8 +114,8 @@ SPOILT = {
         _rewrite(down=np.ones((4, 2), np.float32)),
         r'small\.safetensors: down has shape \(4, 2\), and by its plan \(3, 2\)',
     ),
-    'a leaf too few': (_rewrite(bias=None), r'small\.safetensors lacks bias'),
-    'a leaf too many': (_rewrite(more=np.ones(2)), r'small\.safetensors has more, which'),
+    'a leaf too few': (_rewrite(bias=None), r'small\.safetensors: bias has shape None'),
+    'a leaf too many': (_rewrite(more=np.ones(2)), r'small\.safetensors: more has shape \(2,\)'),
 }
 
 

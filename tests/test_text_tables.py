@@ -44,10 +44,14 @@ GROUPED = {
         'ababab?',
         {'{0-2}/a': [0, 2, 4], '{0-2}/b': [1, 3, 5], 'head': [6]},
     ),
-    'a larger group leaves too few': (
-        ['0/w0', '1/w0', '0/w1', '0/w2', '0/w3'],
+    'the first number that ends a part': (
+        ['gpt2/h_0/w_1', 'gpt2/h_1/w_1', 'gpt2/h_2/w_1', 'gpt2/h_2/w_2', 'w0'],
         'aaaaa',
-        {'0/w{0-3}': [0, 2, 3, 4], '1/w0': [1]},
+        {
+            'gpt2/h_{0-2}/w_1': [0, 1, 2],
+            'gpt2/h_2/w_2': [3],
+            'w0': [4],
+        },
     ),
     'nothing': ([], '', {}),
 }

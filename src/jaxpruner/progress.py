@@ -2,15 +2,14 @@
 
 import contextlib
 import importlib.util
+import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 
 @contextlib.contextmanager
-def progress_bar(
-    total: float | None, is_wanted: bool = True, in_bytes: bool = False
-) -> Iterator[Callable[..., None]]:
+def progress_bar(total: float | None, is_wanted: bool = True) -> Iterator[Callable[..., None]]:
     """Shows how much of a total is done, if stderr is a terminal; `None` is a total that is not known.
 
     Yields `show(description, done, arrays=None)`: what is being done, how much is behind it, and the arrays, if they
@@ -26,7 +25,7 @@ def progress_bar(
     columns = (
         rich.progress.TextColumn('{task.description:16}', markup=False),
         rich.progress.BarColumn(),
-        rich.progress.DownloadColumn() if in_bytes else rich.progress.MofNCompleteColumn(),
+        rich.progress.MofNCompleteColumn(),
         rich.progress.TimeElapsedColumn(),
         rich.progress.TimeRemainingColumn(),
     )
@@ -45,15 +44,8 @@ def progress_bar(
 
 
 @contextlib.contextmanager
-def leaf_progress(sizes: Mapping[str, int], is_wanted: bool) -> Iterator[Callable[..., None]]:
-    """Shows which leaf is being read, of leaves of some bytes; yields a function to call with its name before it is."""
-    with progress_bar(sum(sizes.values()), is_wanted, in_bytes=True) as show:
-        bytes_behind = 0
-
-        def on_leaf(name: str, *leaf: Any) -> None:
-            del leaf
-            nonlocal bytes_behind
-            show(name, bytes_behind)
-            bytes_behind += sizes[name]
-
-        yield on_leaf
+def leaf_progress(leaves: Collection[str], is_wanted: bool) -> Iterator[Callable[[str], None]]:
+    """Shows which leaf is being read; yields a function to call with its name before it is."""
+    with progress_bar(len(leaves), is_wanted) as show:
+        behind = itertools.count()
+        yield lambda name: show(name, next(behind))

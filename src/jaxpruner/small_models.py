@@ -129,28 +129,32 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
         )
     keep = keep_of_json(graph, checkpoint.metadata[_PLAN].encode(), path)
     cut = check_keep(graph.groups, keep, allow_inexact=True)
-    trees, names = [], set()
+    trees: list[Any] = []
+    expected: dict[str, tuple[int, ...]] = {}
     for part, paths, axes_of_leaves, treedef in _parts(graph):
-        names_of_part = list(map('.'.join, paths))
-        if part == 'state' and checkpoint.leaves.keys().isdisjoint(names_of_part):
+        names = list(map('.'.join, paths))
+        if part == 'state' and checkpoint.leaves.keys().isdisjoint(names):
             continue  # none was saved
-        names.update(names_of_part)
-        leaves = []
-        for name, axes in zip(names_of_part, axes_of_leaves, strict=True):
-            if name not in checkpoint.leaves:
-                raise ValueError(f'{path} lacks {name}; save the model anew')
-            array = checkpoint.read(name)
-            if array.shape != cut.shape(axes):
-                raise ValueError(
-                    f'{path}: {name} has shape {array.shape}, and by its plan {cut.shape(axes)}; save the model anew'
-                )
-            if writing.digest_of(array) != checkpoint.metadata.get(_DIGEST + name):
-                raise ValueError(f'{path}: the bytes of {name} are damaged; save the model anew')
-            leaves.append(host_arrays.on_device(f'{path}: {name}', array))
-        trees.append(treedef.unflatten(leaves))
-    for name in sorted(checkpoint.leaves.keys() - names):
-        raise ValueError(f'{path} has {name}, which the model has not; save the model anew')
-    return SmallModel(trees[0], keep, *trees[1:])
+        expected |= {
+            name: cut.shape(axes) for name, axes in zip(names, axes_of_leaves, strict=True)
+        }
+        trees.append(treedef.unflatten(names))
+    found = {name: leaf.shape for name, leaf in checkpoint.leaves.items()}
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            raise ValueError(
+                f'{path}: {name} has shape {found.get(name)}, and by its plan {expected.get(name)} (None: there is no '
+                'such array); save the model anew'
+            )
+
+    def read(name: str) -> jax.Array:
+        array = checkpoint.read(name)
+        if writing.digest_of(array) != checkpoint.metadata.get(_DIGEST + name):
+            raise ValueError(f'{path}: the bytes of {name} are damaged; save the model anew')
+        return host_arrays.on_device(f'{path}: {name}', array)
+
+    params, *state = jax.tree.map(read, trees)
+    return SmallModel(params, keep, *state)
 
 
 def _parts(graph: ChannelGraph) -> list[tuple[str, Sequence[tree_lib.Path], Sequence[Axes], Any]]:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -37,18 +37,11 @@ class TableRow:
     kept: int  # weights that the mask keeps; without masks those that are not zero
     dense_bytes: int
     packed_bytes: int  # one bit a weight and the kept weights, or dense where that is less
-    flops: int | float | None = None  # of the dense leaf; None where no graph tells
 
     @property
     def sparsity(self) -> float:
         """The share of the weights that is not kept, 0 of no weights."""
         return 1 - self.kept / self.weights if self.weights else 0.0
-
-    @property
-    def words(self) -> list[str]:
-        """The numbers as they are printed: kept weights, bytes dense and packed, operations."""
-        sizes = [with_prefix(size, 'B') for size in (self.dense_bytes, self.packed_bytes)]
-        return [f'{self.kept:,}', *sizes, '-' if self.flops is None else with_prefix(self.flops)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,60 +60,51 @@ class SparsityTable:
     @property
     def total(self) -> TableRow:
         """A row whose entries are the sums of their columns; its sparsity is that of all weights together."""
-        return _sum(self.rows, 'total')
+        return _sum(self.rows)
 
-    def to_text(self, width: int = text_tables.WIDTH) -> str:
-        """Lays the table out as plain text with lines of at most `width` characters."""
+    def __iter__(self) -> Iterator[TableRow]:
+        return iter(self.rows)
+
+    def __str__(self) -> str:
         names = [row.name for row in self.rows]
-        alike = [(row.shape, row.dtype, row.flops is None) for row in self.rows]
+        alike = [(row.shape, row.dtype) for row in self.rows]
         body = []
         for name, indices in text_tables.group_layers(names, alike):
             rows = [self.rows[i] for i in indices]
             shape = '×'.join(map(str, rows[0].shape or ())) or 'scalar'
             sparsity = text_tables.span([row.sparsity for row in rows], '{:.2%}'.format)
-            body.append([name, shape, rows[0].dtype, sparsity, *_sum(rows, name).words])
+            body.append([name, shape, rows[0].dtype, sparsity, *_words(_sum(rows))])
         total = self.total
-        last = ['total', f'{total.weights:,}', '', f'{total.sparsity:.2%}', *total.words]
-        columns = [*_COLUMNS, Column('FLOPs', align='right')]
-        if total.flops is None:
-            columns, body, last = columns[:-1], [row[:-1] for row in body], last[:-1]
-        return text_tables.to_text(columns, body, last, width)
-
-    def __iter__(self) -> Iterator[TableRow]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __str__(self) -> str:
-        return self.to_text()
+        last = ['total', f'{total.weights:,}', '', f'{total.sparsity:.2%}', *_words(total)]
+        return text_tables.to_text(_COLUMNS, body, last)
 
 
-def _sum(rows: Sequence[TableRow], name: str) -> TableRow:
-    """Adds some rows up."""
+def _sum(rows: Sequence[TableRow]) -> TableRow:
     columns = ('weights', 'kept', 'dense_bytes', 'packed_bytes')
-    sums = [sum(getattr(row, column) for row in rows) for column in columns]
-    flops = [row.flops for row in rows if row.flops is not None]
-    return TableRow(name, None, '', *sums, flops=sum(flops) if flops else None)
+    return TableRow(
+        'total', None, '', *(sum(getattr(row, name) for row in rows) for name in columns)
+    )
 
 
-def tabulate(params: tree_lib.PyTree, masks: Any = None, graph: Any = None) -> SparsityTable:
-    """Tabulates a model: each leaf with its shape, dtype, sparsity, kept weights, bytes, and floating point operations.
+def _words(row: TableRow) -> list[str]:
+    return [f'{row.kept:,}', with_prefix(row.dense_bytes, 'B'), with_prefix(row.packed_bytes, 'B')]
+
+
+def tabulate(params: tree_lib.PyTree, masks: Any = None) -> SparsityTable:
+    """Tabulates a model: each leaf with its shape, dtype, sparsity, kept weights and bytes.
 
     Args:
       params: any pytree of arrays; `None`, random keys and numbers of Python are skipped. Where masks are given, shapes
         (`jax.ShapeDtypeStruct`) will do.
       masks: a tree like the parameters of masks, packed or not, `None` where dense; or an optimizer state that holds
         them. Without masks, weights that are zero count as pruned.
-      graph: what `param_uses` returned, or a mapping of leaf names to floating point operations: adds a column of those
-        of each dense leaf, `-` where there are none.
 
     Returns:
       A table that prints as plain text of 80 columns. Its `rows` and its `total` hold the
       numbers. What is printed has one row for three or more equal layers, `'layers/{0-23}/kernel'`, with sums.
 
     Raises:
-      ValueError: masks do not fit the parameters, or a name in `graph` matches no leaf.
+      ValueError: masks do not fit the parameters.
       TypeError: the numbers are not known yet: inside `jit`, or of shapes without masks.
 
     >>> import jaxpruner
@@ -136,41 +120,31 @@ def tabulate(params: tree_lib.PyTree, masks: Any = None, graph: Any = None) -> S
     """
     numbers = jax.tree.map(utils.array_of_numbers, params)
     paths, leaves, treedef = tree_lib.flatten_with_paths(numbers)
-    names = list(map(tree_lib.path_string, paths))
     counted: list[Any] = leaves
     if masks is not None:
         # Those of several pruners.
         trees = [state.masks for state in sparse_state_lib.sparse_states(masks)] or [masks]
         of_trees = zip(*(tree_lib.leaves_like(treedef, tree) for tree in trees), strict=True)
         counted = [next((m for m in each if m is not None), None) for each in of_trees]
-    counts = []
-    for name, leaf, array in zip(names, leaves, counted, strict=True):
+    rows = []
+    for path, leaf, array in zip(paths, leaves, counted, strict=True):
+        name = tree_lib.path_string(path)
         if tree_lib.is_traced(array) or isinstance(array, jax.ShapeDtypeStruct):
             raise TypeError(
                 f'{name}: a table needs numbers that are known, got {type(array).__name__}; call tabulate outside jit, '
                 'and give masks where parameters are shapes alone (summarize_sparsity counts in jit)'
             )
+        weights = math.prod(leaf.shape)
         if array is None:
-            counts.append(math.prod(leaf.shape))
+            count = weights
         elif masks is None:
-            counts.append(utils.count_nonzero(leaf))
+            count = int(utils.count_nonzero(leaf))
         else:
             fits = functools.partial(sparse_state_lib.unpack_masks, {name: array})
             jax.eval_shape(fits, {name: leaf})  # checks the shape
-            is_stored = array.dtype == jnp.uint8
-            mask = array if is_stored else (array != 0).astype(jnp.uint8)
-            counts.append(sparse_state_lib.kept_weights(mask))
-    flops: list[Any] = [None] * len(leaves)
-    if graph is not None:
-        flops_of_rules: Mapping[Any, float] = getattr(graph, 'leaf_flops', graph)
-        values = list(flops_of_rules.values())
-        rules = tree_lib.first_matches(flops_of_rules, paths, 'graph')
-        flops = [None if rule is None else values[rule] for rule in rules]
-    rows = []
-    counts = map(int, jax.device_get(counts))
-    for name, leaf, count, operations in zip(names, leaves, counts, flops, strict=True):
-        weights, itemsize, dtype = math.prod(leaf.shape), leaf.dtype.itemsize, str(leaf.dtype)
+            mask = array if array.dtype == jnp.uint8 else (array != 0).astype(jnp.uint8)
+            count = int(sparse_state_lib.kept_weights(mask))
+        itemsize = leaf.dtype.itemsize
         sizes = weights * itemsize, utils.packed_bytes(weights, count, itemsize)
-        row = TableRow(name, tuple(leaf.shape), dtype, weights, count, *sizes, operations)
-        rows.append(row)
+        rows.append(TableRow(name, tuple(leaf.shape), str(leaf.dtype), weights, count, *sizes))
     return SparsityTable(tuple(rows))

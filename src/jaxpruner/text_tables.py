@@ -12,6 +12,8 @@ WIDTH = 80
 _GAP = '  '
 _LEAST_WIDTH = 8  # of a column that gives way
 _LEAST_SENTENCE = 16  # down to which sentences give way before names do
+# The number of a layer: a part of a name, or its end behind `_`.
+_LAYER = re.compile(r'(?:(?<=[./_])|^)[0-9]+(?=[./]|$)')
 _LEAST_LAYERS = 3  # that are put into one row
 _MOST_RANGES = 8  # that a table names
 # Lines break at spaces, and behind `/`, `×` and the `.` of names, but not that of numbers.
@@ -120,29 +122,26 @@ def group_layers(names: Sequence[str], alike: Sequence[Hashable]) -> list[tuple[
 
     Returns:
       For each row of the table its name and the indices of what it stands for. Three or more rows that are alike, and
-      whose names differ in one number, are one: `'h.{0-2}.up'`. It stands where the first of them stood.
+      whose names differ in the first number that ends a part of them, are one: `'h.{0-2}.up'`. It stands where
+      the first of them stood.
 
     >>> group_layers(['h.0.up', 'h.1.up', 'h.2.up', 'head'], ['8×8', '8×8', '8×8', '8×9'])
     [('h.{0-2}.up', [0, 1, 2]), ('head', [3])]
     """
-    numbered: dict[Any, list[tuple[int, int]]] = {}
+    layers: dict[Any, list[tuple[int, int]]] = {}
     for i, name in enumerate(names):
-        for number in re.finditer('[0-9]+', name):
-            key = name[: number.start()], name[number.end() :], alike[i]
-            numbered.setdefault(key, []).append((int(number[0]), i))
-    groups: dict[int, tuple[str, list[int]]] = {}  # by the index of the first row
-    left = set(range(len(names)))
-    # A name with two numbers may be of two groups: the larger one, or the one of the first number.
-    for (before, after, _), members in sorted(numbered.items(), key=lambda item: -len(item[1])):
-        members = sorted(member for member in members if member[1] in left)
+        number = _LAYER.search(name)
+        key = (name[: number.start()], name[number.end() :], alike[i]) if number else (name,)
+        layers.setdefault(key, []).append((int(number[0]) if number else 0, i))
+    groups: list[tuple[str, list[int]]] = []
+    for key, members in layers.items():
         if len(members) >= _LEAST_LAYERS:
-            numbers, indices = zip(*members, strict=True)
-            layers = ranges(numbers).replace(' ', '')
-            groups[min(indices)] = (f'{before}{{{layers}}}{after}', list(indices))
-            left.difference_update(indices)
-    for i in left:
-        groups[i] = (names[i], [i])
-    return [groups[i] for i in sorted(groups)]
+            numbers, indices = zip(*sorted(members), strict=True)
+            of_all = ranges(numbers).replace(' ', '')
+            groups.append((f'{key[0]}{{{of_all}}}{key[1]}', list(indices)))
+        else:
+            groups += [(names[i], [i]) for _, i in members]
+    return sorted(groups, key=lambda group: min(group[1]))
 
 
 def ranges(numbers: Sequence[int]) -> str:

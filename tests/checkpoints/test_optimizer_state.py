@@ -1,4 +1,4 @@
-"""An optimizer's state is told from weights by its structure, and is left alone."""
+"""An optimizer's state is told from weights by its names, and is left alone."""
 
 import jax
 import jax.numpy as jnp
@@ -8,15 +8,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax.training.train_state import TrainState
 
-from jaxpruner.checkpoints import (
-    Leaf,
-    choose,
-    find_optimizer_state,
-    left_out,
-    open_checkpoint,
-    prune,
-    write_safetensors,
-)
+from jaxpruner.checkpoints import Choice, Leaf, choose, open_checkpoint, prune
 from jaxpruner.tree import flatten_with_paths, path_string
 
 PARAMS = {
@@ -24,6 +16,7 @@ PARAMS = {
     'out': {'kernel': jnp.ones((8, 4))},
 }
 KERNELS = {'dense/kernel', 'out/kernel'}
+STATE = "optimizer's state"
 
 
 def leaves_of(tree):
@@ -53,15 +46,14 @@ def test_optimizers_of_optax(number):
     optimizer = list(OPTIMIZERS.values())[number]
     container = ('state of the optimizer', 'opt_state')[number % 2]
     leaves = leaves_of({'params': PARAMS, container: optimizer.init(PARAMS)})
+    choices = choose(leaves, 0.5)
     moments = {
         name for name, leaf in leaves.items() if name.startswith(container) and leaf.ndim > 1
     }
     assert moments
-    found = find_optimizer_state(leaves)
-    assert moments <= found.keys()
-    assert not any(name.startswith('params') for name in found)
-    assert {found[name].weights for name in moments} <= {f'params/{name}' for name in KERNELS}
-    assert choose(leaves, 0.5).keys() == {f'params/{name}' for name in KERNELS}
+    assert {choices[name] for name in moments} == {STATE}
+    pruned = {name for name, choice in choices.items() if isinstance(choice, Choice)}
+    assert pruned == {f'params/{name}' for name in KERNELS}
 
 
 MATRIX = Leaf((8, 4), np.dtype('float32'))
@@ -73,13 +65,12 @@ MATRIX = Leaf((8, 4), np.dtype('float32'))
         # a variational encoder
         ('encoder/mu/kernel', 'encoder/nu/kernel', 'encoder/dense/kernel', 'decoder/kernel'),
         ('encoder/mu/kernel', 'encoder/logvar/kernel', 'decoder/out/kernel'),
-        ('opt/mu/kernel', 'opt/nu/kernel'),  # no weights that they could belong to
         ('trace', 'kernel'),
         ('encoder/fc/kernel', 'head/m/kernel', 'head/v/kernel'),
     ],
 )
 def test_weights_that_look_like_moments_are_weights(names):
-    assert find_optimizer_state(dict.fromkeys(names, MATRIX)) == {}
+    assert STATE not in choose(dict.fromkeys(names, MATRIX), 0.5).values()
 
 
 @pytest.mark.parametrize(
@@ -88,23 +79,25 @@ def test_weights_that_look_like_moments_are_weights(names):
         (['params/up/kernel', 'average/up/kernel'], ['optimizer/0/trace/up/kernel']),
         (['layer.weight'], ['opt_state.layer.exp_avg']),
         (['dense/kernel'], ['optimizer_variables/adam/dense_kernel_momentum']),  # Keras
+        (['0/up/kernel'], ['1/0/count', '1/0/mu/up/kernel', '1/0/nu/up/kernel']),  # a pair
     ],
 )
 def test_moments_among_weights(weights, moments):
-    assert list(find_optimizer_state(dict.fromkeys(weights + moments, MATRIX))) == moments
+    choices = choose(dict.fromkeys(weights + moments, MATRIX), 0.5)
+    found = [name for name, choice in choices.items() if choice == STATE]
+    assert found == [name for name in moments if not name.endswith('count')]
 
 
 def test_what_is_left_out_is_said_with_the_reason():
     leaves = leaves_of(
         {'params': PARAMS, 'opt_state': optax.adam(0.1).init(PARAMS), 'step': np.int64(3)}
     )
-    reasons = left_out(leaves, [('*out*', 'dense')], skip=['*/dense/kernel'], only=['params/*'])
-    assert reasons['params/dense/kernel'] == 'named in skip'
+    reasons = choose(leaves, 0.5, [('*params/out*', 'dense')])
+    assert isinstance(reasons['params/dense/kernel'], Choice)
     assert reasons['params/out/kernel'] == 'of type dense'
     assert reasons['params/dense/bias'] == 'one dimension or none'
-    assert reasons['opt_state/0/nu/out/kernel'] == "optimizer's state (nu)"
+    assert reasons['opt_state/0/nu/out/kernel'] == STATE
     assert reasons['step'] == 'int64, which is not pruned'
-    assert reasons.keys() == leaves.keys()
 
 
 @pytest.fixture
@@ -119,26 +112,11 @@ def trained(tmp_path):
 
 def test_the_state_of_a_training_is_left_as_it_is(trained, tmp_path):
     dense = open_checkpoint(trained)
-    with pytest.warns(
-        UserWarning, match=r"optimizer's state .* is not zero .*/mu/.*kernel.*jaxpruner\.FixedMask"
-    ):
+    with pytest.warns(UserWarning, match=r"optimizer's state stays .*jaxpruner\.FixedMask"):
         kept = prune(dense, tmp_path / 'out', choose(dense.leaves, 0.5))
-    pruned = {leaf.name for leaf in kept}
-    assert pruned == {
+    assert kept.keys() == {
         name for name in dense.leaves if 'opt_state' not in name and dense.leaves[name].ndim > 1
     }
-    assert all(len(leaf.stale) == 2 for leaf in kept)
     out = open_checkpoint(tmp_path / 'out')
-    for name in dense.leaves.keys() - pruned:
+    for name in dense.leaves.keys() - kept.keys():
         np.testing.assert_array_equal(out.read(name), dense.read(name))
-
-
-def test_moments_that_are_zero_where_weights_go_are_no_reason_to_warn(tmp_path):
-    tensors = {
-        'w': np.array([[4.0, 3.0, 2.0, 1.0]]),
-        'opt_state.mu.w': np.array([[1.0, 1.0, 0.0, 0.0]]),
-    }
-    write_safetensors(tmp_path / 'dense', tensors)
-    dense = open_checkpoint(tmp_path / 'dense')
-    (kept,) = prune(dense, tmp_path / 'out', choose(dense.leaves, 0.5))
-    assert kept.stale == ()

@@ -2,13 +2,11 @@
 
 import json
 import re
-import sys
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxpruner import sparse
 from jaxpruner.checkpoints import open_checkpoint, write_safetensors
 from jaxpruner.cli.main import main
 
@@ -39,20 +37,19 @@ def words(text):
 
 
 def test_prune_then_inspect(capsys):
-    line = 'prune dense --types *up=2:4 --sparsity 0.97 --masks-out masks --out pruned'
+    line = 'prune dense --types *up=2:4 --sparsity 0.97 --out pruned'
     printed, errors = run(line, capsys)
     said = (
         'pruned: 2 of 3 tensors pruned, 24,084 of their 32,768 weights removed (73.50%; 73.48% of'
     )
     assert errors == ''
-    first, _, _, *rows = words(printed)
+    first, *rows = words(printed)
     assert first == f'{said} all 32,776)'
     assert rows == [
-        '1 16,384 pruned: 2:4 along axis -1 mlp.up',
-        '1 16,384 pruned: unstructured mlp.down',
-        '1 8 left: one dimension or none norm[0]',
+        'pruned: unstructured: 1 tensors, 16,384 weights, first mlp.down',
+        'pruned: 2:4 along axis -1: 1 tensors, 16,384 weights, first mlp.up',
+        'left: one dimension or none: 1 tensors, 8 weights, first norm[0]',
     ]
-    assert open_checkpoint('masks').read('mlp.up').sum() == 8192
 
     shown = run('inspect pruned', capsys).out
     assert max(map(len, shown.splitlines())) <= 80
@@ -69,8 +66,9 @@ def test_prune_then_inspect(capsys):
 
 
 def test_options_of_prune(capsys):
-    for number, skip in enumerate(('--skip *up *norm*', '--skip *up --skip *norm*')):
-        run(f'prune dense {skip} --sparsity 0.5 --out skipped{number}', capsys)
+    dense = ('--types *up=dense *norm*=dense', '--types *up=dense --types *norm*=dense')
+    for number, types in enumerate(dense):
+        run(f'prune dense {types} --sparsity 0.5 --out skipped{number}', capsys)
         pruned = open_checkpoint(f'skipped{number}')
         zeros = {name for name in pruned.leaves if (pruned.read(name) == 0).any()}
         assert zeros == {'mlp.down'}
@@ -83,10 +81,11 @@ def test_what_a_file_cannot_say_is_told(capsys):
     tensors = dict.fromkeys(('dense/kernel', 'lm_head.weight', 'embed_tokens.weight'), weights)
     write_safetensors('model', tensors)
     shown = ' '.join(run('prune model --types 2:4 --out a', capsys).out.split())
-    assert 'nm_2,4,-2 lies along their inputs' in shown
-    assert "for their names: lm_head.weight, embed_tokens.weight; --types '*=2:4'" in shown
-    shown = run('prune model --types nm_2,4,-2 --only lm_head* --out b', capsys).out
-    assert 'lies along' not in shown
+    assert 'left: looks like an output head: 1 tensors, 64 weights, first lm_head.weight' in shown
+    assert (
+        'left: looks like an embedding: 1 tensors, 64 weights, first embed_tokens.weight' in shown
+    )
+    run('prune model --types lm_head*=nm_2,4,-2 *=dense --out b', capsys)
     assert (open_checkpoint('b').read('lm_head.weight') == 0).mean() == 0.5
 
 
@@ -107,12 +106,9 @@ def test_equal_layers_are_one_row_and_names_keep_their_words(capsys):
 REFUSED = {
     'inspect nowhere': 'nowhere: there is no such file or folder',
     'prune dense --sparsity 80 --out x': 'sparsity must lie in [0, 1]',
-    'prune dense --sparsity 0.5 --only hed --out x': "only: 'hed' matches no parameter",
-    'prune dense --sparsity 0.5 --masks-out x --out x': 'are the same file',
+    'prune dense --sparsity 0.5 --types hed=2:4 --out x': "types: 'hed' matches no parameter",
     'prune dense --sparsity 0.5 --out dense': 'dense exists; choose another name',
     'pack dense --out dense': 'dense exists',
-    'pack dense --masks masks --out x': 'weights that the mask',
-    'pack packed --out x': 'packed is packed already',
     'unpack dense --out x': 'dense is no packed file',
 }
 
@@ -124,8 +120,6 @@ def files(tmp_path_factory):
     weights = RNG.standard_normal((8, 8)).astype(np.float32)
     tensors = {'mlp.up': weights, 'mlp.down': weights}
     write_safetensors(folder / 'dense', tensors)
-    write_safetensors(folder / 'masks', {name: np.eye(8, dtype=np.uint8) for name in tensors})
-    sparse.save(folder / 'packed', {'w': np.eye(8)})
     return folder
 
 
@@ -135,11 +129,11 @@ def test_refused_and_nothing_is_left(line, files, monkeypatch, capsys):
     said = run(line, capsys, status=2)
     assert (said.out, said.err.count('\n')) == ('', 1)
     assert REFUSED[line] in said.err
-    assert sorted(file.name for file in files.iterdir()) == ['dense', 'masks', 'packed']
+    assert sorted(file.name for file in files.iterdir()) == ['dense']
 
 
 def test_pack_then_unpack(place, capsys):
-    run('prune dense --types *up=2:4 --sparsity 0.97 --masks-out masks --out pruned', capsys)
+    run('prune dense --types *up=2:4 --sparsity 0.97 --out pruned', capsys)
     shown = run('pack pruned --out packed', capsys)
     assert shown.err == ''
     assert re.match(r'packed: 3 leaves, 98.3 kB dense, .* packed \(.*%\)', shown.out)
@@ -150,58 +144,3 @@ def test_pack_then_unpack(place, capsys):
     assert sorted(shown[0]) == sorted(shown[1])  # as what it was made of
     run('prune packed --sparsity 0.99 --out thinner', capsys)
     assert np.count_nonzero(open_checkpoint('thinner').read('mlp.down')) == 164
-
-
-def test_masks_of_prune_are_packed(capsys):
-    run('prune dense --sparsity 0.97 --masks-out masks --out pruned', capsys)
-    pruned = open_checkpoint('pruned')
-    tensors = {name: pruned.read(name) for name in pruned.leaves}
-    tensors['mlp.down'][:, ::2] = 0  # regrown at zero
-    write_safetensors('regrown', tensors)
-    run('pack regrown --masks masks --out packed', capsys)
-    stored = sparse.open_packed('packed').stored_mask('mlp.down')
-    np.testing.assert_array_equal(stored, open_checkpoint('masks').read('mlp.down'))
-
-
-MODULE = """
-import jax
-import jax.numpy as jnp
-
-import jaxpruner
-
-
-def graph(hidden=12):
-    def apply(params, x):
-        layer = params['layers'][0]
-        return jax.nn.relu(x @ layer['up'] + layer['bias']) @ params['down']
-
-    shapes = {'layers': [{'up': (3, hidden), 'bias': (hidden,)}], 'down': (hidden, 2)}
-    zeros = jax.tree.map(jnp.zeros, shapes, is_leaf=lambda node: isinstance(node, tuple))
-    return jaxpruner.channel_groups(apply, zeros, jnp.zeros((5, 3)))
-
-"""
-
-
-def test_channels_that_can_go_are_named(place, monkeypatch, capsys):
-    (place / 'own_graph.py').write_text(MODULE)
-    monkeypatch.setattr(sys, 'path', list(sys.path))
-    shapes = {'layers.0.up': (3, 12), 'layers.0.bias': (12,), 'down': (12, 2)}
-    tensors = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    # Unit 1 has no row, units 4 to 6 have neither a column nor a bias, unit 9 has a bias alone.
-    tensors['down'][1] = 0
-    tensors['layers.0.up'][:, [4, 5, 6, 9]] = 0
-    tensors['layers.0.bias'][4:7] = 0
-    write_safetensors('model', tensors)
-    printed = words(run('inspect model --graph own_graph:graph', capsys).out)
-    assert 'layers.0.up 4 of 12 dead along axis 1: 4-6, 9' in printed
-    assert printed[-1] == 'layers/0/up[1] 12 4 1, 4-6'
-    content = json.loads(run('inspect model --graph own_graph:graph --json', capsys).out)
-    assert content['zero_channels'] == {'layers/0/up[1]': [1, 4, 5, 6]}
-    refused = {
-        'inspect model --graph nowhere:graph': "No module named 'nowhere'",
-        'inspect model --graph own_graph:grahp': "has no attribute 'grahp'",
-        'inspect model --graph own_graph:jax': 'own_graph:jax is no ChannelGraph, but module',
-        'inspect dense --graph own_graph:graph': 'the checkpoint lacks',
-    }
-    for line, message in refused.items():
-        assert message in run(line, capsys, status=2).err

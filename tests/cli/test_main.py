@@ -75,12 +75,8 @@ def failing(monkeypatch):
     [
         (ValueError('wrong\n  value \x1b[31m'), 2, 'wrong value \\x1b[31m'),
         (KeyError('no such key'), 2, 'no such key'),
-        (
-            PermissionError(13, 'Permission denied', 'x'),
-            2,
-            "[Errno 13] Permission denied; change its permissions, or name another place: 'x'",
-        ),
-        (MemoryError('of 8 GiB'), 2, 'there is not enough memory: of 8 GiB'),
+        (PermissionError(13, 'Permission denied', 'x'), 2, "[Errno 13] Permission denied: 'x'"),
+        (MemoryError(), 2, 'MemoryError'),
         (
             ModuleNotFoundError("No module named 'flax'"),
             2,
@@ -131,8 +127,7 @@ def test_output_that_cannot_be_written(where, results, monkeypatch, capsys):
         monkeypatch.setattr(sys, 'stdout', output)
         status = cli.main(['table', results])
         monkeypatch.undo()
-    remedy = 'free some there, or name another place'
-    said = f"jaxpruner: [Errno 28] No space left on device; {remedy}: 'standard output'\n"
+    said = 'jaxpruner: [Errno 28] No space left on device\n'
     assert (status, capsys.readouterr().err) == ((2, said) if where == 'full disk' else (0, ''))
 
 

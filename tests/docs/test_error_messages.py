@@ -19,7 +19,6 @@ HELPERS = {
     '_is_writing',
     '_refusal',
     '_unreadable',
-    'with_remedy',
 }
 PAGE = error_messages.public_names.ROOT / 'docs' / 'reference' / 'errors.md'
 

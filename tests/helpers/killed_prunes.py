@@ -33,19 +33,17 @@ def write_dense(folder):
 def run(dense, out, sparsity, log):
     """Prunes, and adds a line to a file before each tensor; refused is refused."""
 
-    def on_leaf(name, leaf):
+    checkpoint = open_checkpoint(dense)
+    read = checkpoint.read
+
+    def logged(name):
         with pathlib.Path(log).open('a') as file:
             file.write(f'{name}\n')
+        return read(name)
 
-    checkpoint = open_checkpoint(dense)
+    checkpoint.read = logged
     try:
-        prune(
-            checkpoint,
-            pathlib.Path(out),
-            choose(checkpoint.leaves, sparsity),
-            overwrite=True,
-            on_leaf=on_leaf,
-        )
+        prune(checkpoint, pathlib.Path(out), choose(checkpoint.leaves, sparsity), overwrite=True)
     except (BlockingIOError, FileExistsError):
         os._exit(3)
     os._exit(0)  # what JAX's threads would do at the end of a fork is of no interest

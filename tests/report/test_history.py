@@ -104,7 +104,7 @@ REFUSED = {
         ValueError,
         'no SparseState',
     ),
-    'another leaf': (record_another_model, ValueError, 'third/kernel is in one of them alone'),
+    'another leaf': (record_another_model, ValueError, 'third/kernel.* in one record alone'),
     'nothing recorded': (lambda: MaskHistory().counts, ValueError, r'record\(opt_state\)'),
 }
 
@@ -144,9 +144,6 @@ def test_the_schedule_shows_all_layers_and_each():
     np.testing.assert_allclose(total.get_ydata(), 100 * (1 - np.array([12, 7, 5]) / 12))
     np.testing.assert_allclose(drawn['target'].get_ydata(), 100 * 7 / 12)
     np.testing.assert_allclose(drawn['single layers'].get_ydata(), [0, 25, 25])
-    drawn = lines(plot_schedule(record(), leaves='b/*'))
-    np.testing.assert_allclose(drawn['b/kernel'].get_ydata(), [0, 50, 75])
-    assert 'single layers' not in drawn
 
 
 def test_layers_with_targets_and_counts():
@@ -169,8 +166,6 @@ def test_a_plot_is_written_whole(plot, tmp_path):
         plot(record(), tmp_path / 'plot.txt')
     with pytest.raises(ValueError, match='nothing was recorded'):
         plot(MaskHistory())
-    with pytest.raises(ValueError, match="leaves: 'c' matches no parameter"):
-        plot(record(), leaves='c')
 
 
 def test_on_eight_devices(request):

@@ -17,19 +17,9 @@ def picture(mask, **settings):
     return np.asarray(axes.images[0].get_array().filled(np.nan)), axes.get_title()
 
 
-def test_a_convolution_is_a_grid_of_filters():
+def test_a_convolution_has_its_outputs_across():
     mask = np.random.default_rng(0).integers(0, 2, (3, 2, 4, 5), np.uint8)
-    drawn, _ = picture(mask)
-    assert drawn.shape == (4 * 4 - 1, 5 * 3 - 1)
-    for row in range(4):
-        for column in range(5):
-            tile = drawn[4 * row : 4 * row + 3, 3 * column : 3 * column + 2]
-            np.testing.assert_array_equal(tile, mask[:, :, row, column])
-    assert np.isnan(drawn[3]).all()
-    assert np.isnan(drawn[:, 2]).all()
-    drawn, title = picture(np.ones((3, 3, 64, 40), np.uint8))
-    assert drawn.shape == (127, 127)
-    assert 'first 32 channels shown' in title
+    np.testing.assert_array_equal(picture(mask)[0], mask.reshape(24, 5))
 
 
 SHAPES = {'conv': (3, 3, 2, 4), 'dense': (6, 16), 'scale': (5,), 'bias': (5,)}

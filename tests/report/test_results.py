@@ -30,7 +30,7 @@ def test_the_file_is_what_the_format_says(tmp_path):
     write_cell(tmp_path, make_cell())
     text = (tmp_path / 'cells' / 'magnitude_0.8_0.json').read_text()
     keys = """version workload data algorithm sparsity seed metric better value metrics reached layers steps seconds
-    recipe files checksum"""
+    recipe checksum"""
     content = json.loads(text)
     assert list(content) == keys.split()
     assert content['version'] == 2
@@ -75,7 +75,7 @@ CORRUPT = {
     'the first version': (change_content(version=1), 'its version is 1, not 2'),
     'another field': (change_content(extra=1), "unexpected keyword argument 'extra'"),
     'a wrong value': (change_content(reached=80), r'reached must be a number in \[0, 1\], got 80'),
-    'a folder': (replace_by_folder, 'is a folder where a file belongs'),
+    'a folder': (replace_by_folder, 'is a folder, a pipe or a device'),
     'another name': (change_content(seed=7), 'it holds the cell magnitude_0.8_7'),
 }
 
@@ -98,23 +98,8 @@ def test_a_corrupt_cell_is_named_and_set_aside_if_asked(tmp_path, spoil, message
         assert len(read_cells(tmp_path)) == 1
 
 
-def test_the_masks_of_a_cell_are_checked(tmp_path):
-    path = tmp_path / 'masks' / 'rigl_0.8_0.npz'
-    path.parent.mkdir()
-    path.write_bytes(b'masks')
-    write_cell(tmp_path, make_cell('rigl'))
-    assert len(read_cells(tmp_path)) == 1
-    path.write_bytes(b'other')
-    words = rf'{path.name} has changed since it was written: its checksum does not match'
-    with pytest.warns(UserWarning, match=rf'{words}; the result beside it is whole'):
-        assert len(read_cells(tmp_path)) == 1
-    with pytest.warns(UserWarning, match=rf'{words}; it is now .*\.corrupt, and its cell runs'):
-        assert read_cells(tmp_path, set_aside=True) == []
-    assert not list(tmp_path.glob('cells/*.json'))
-
-
 def test_no_results_are_an_error_that_says_what_was_looked_for(tmp_path):
     with pytest.raises(FileNotFoundError, match=r'no results in .*: looked for .*cells.\*\.json'):
         read_cells(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r'no folder .*nowhere'):
+    with pytest.raises(FileNotFoundError, match=r'no results in .*nowhere'):
         read_cells(Path(tmp_path, 'nowhere'))

@@ -67,7 +67,7 @@ def keep_recipe(out: Path, recipe: Recipe) -> None:
 
 def _has_begun(out: Path) -> bool:
     """Whether a cell has a result or a checkpoint."""
-    return any(out.glob('cells/*.json')) or any(out.glob('checkpoints/*/*'))
+    return any(out.glob('cells/[!.]*.json')) or any(out.glob('checkpoints/*/*'))
 
 
 class Interrupted(Exception):
@@ -121,7 +121,7 @@ class Sweep:
 
     def finished(self) -> list[CellKey]:
         """The cells whose results are in the folder; a damaged result is renamed, to be run again."""
-        if not any(self.out.glob('cells/*.json')):
+        if not any(self.out.glob('cells/[!.]*.json')):
             return []
         cells = read_cells(self.out, set_aside=True)
         return [CellKey(cell.algorithm, cell.sparsity, cell.seed) for cell in cells]

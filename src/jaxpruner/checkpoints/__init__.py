@@ -5,12 +5,8 @@ Reads safetensors (also sharded) and orbax, writes safetensors. Needs the extra 
 
 from jaxpruner.checkpoints.choosing import Choice as Choice
 from jaxpruner.checkpoints.choosing import choose as choose
-from jaxpruner.checkpoints.choosing import left_out as left_out
 from jaxpruner.checkpoints.inspection import LeafReport as LeafReport
 from jaxpruner.checkpoints.inspection import inspect_leaves as inspect_leaves
-from jaxpruner.checkpoints.optimizer_state import OptimizerTensor as OptimizerTensor
-from jaxpruner.checkpoints.optimizer_state import find_optimizer_state as find_optimizer_state
-from jaxpruner.checkpoints.pruning import Kept as Kept
 from jaxpruner.checkpoints.pruning import prune as prune
 from jaxpruner.checkpoints.reading import Checkpoint as Checkpoint
 from jaxpruner.checkpoints.reading import Leaf as Leaf

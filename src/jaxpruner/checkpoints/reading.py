@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from jaxpruner.files import dtypes, input_files
-from jaxpruner.files.system_errors import errors_named
 
 try:
     from safetensors import SafetensorError, safe_open
@@ -26,7 +25,7 @@ except ModuleNotFoundError as error:
 INDEX_NAME = 'model.safetensors.index.json'
 _INDEX_ENDING = '.safetensors.index.json'
 _MOST_AXES = 32  # of an array in the oldest NumPy that is allowed
-_LONGEST_AXIS = 2**31  # of a tensor without weights; others are as long as the file at most
+_LONGEST_AXIS = 2**31
 
 
 class Leaf(NamedTuple):
@@ -105,25 +104,17 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     {'w': Leaf(shape=(2, 3), dtype=dtype('float64'))}
     """
     path = Path(path)
-    with errors_named(path):
-        try:
-            path.stat()
-        except FileNotFoundError:
-            raise FileNotFoundError(f'{path}: there is no such file or folder') from None
-    if path.name.endswith(_INDEX_ENDING) and not path.is_dir():
-        return ShardedSafetensors(path)
+    if not os.path.lexists(path):
+        raise FileNotFoundError(f'{path}: there is no such file or folder')
     if not path.is_dir():
-        return SafetensorsFile(path)
-    with errors_named(path):
-        names = sorted(os.listdir(path))
-    files = [name for name in names if name.endswith('.safetensors')]
-    indexes = [name for name in names if name.endswith(_INDEX_ENDING)]
-    if len(indexes) == 1:
-        return ShardedSafetensors(path / indexes[0])
-    if len(files) == 1 and not indexes:
-        return SafetensorsFile(path / files[0])
-    if files or indexes:
-        several = ', '.join((indexes or files)[:4])
+        is_index = path.name.endswith(_INDEX_ENDING)
+        return ShardedSafetensors(path) if is_index else SafetensorsFile(path)
+    indexes = sorted(path.glob(f'[!.]*{_INDEX_ENDING}'))
+    found = indexes or sorted(path.glob('[!.]*.safetensors'))
+    if len(found) == 1:
+        return open_checkpoint(found[0])
+    if found:
+        several = ', '.join(file.name for file in found[:4])
         raise ValueError(f'{path} has several safetensors files ({several}); name one of them')
     if 'orbax-checkpoint-tmp' in path.name:
         raise ValueError(
@@ -135,7 +126,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
             from jaxpruner.checkpoints import orbax_folder  # orbax takes seconds to load
 
             return orbax_folder.OrbaxFolder(folder)
-    steps = sorted([name for name in names if name.isdecimal()], key=int)[-4:]
+    steps = sorted([name for name in os.listdir(path) if name.isdecimal()], key=int)[-4:]
     hint = f'; it has the steps {", ".join(steps)}: name one of these folders' if steps else ''
     raise ValueError(
         f'{path} is no checkpoint: it has no *.safetensors, no {INDEX_NAME}, and no _METADATA of orbax{hint}'
@@ -148,33 +139,26 @@ class SafetensorsFile:
     def __init__(self, path: Path):
         self.path = path
         input_files.check_file(path)
+        leaves: dict[str, Leaf] = {}
         try:
             # Opened first, since safe_open calls a file missing that may not be read.
-            with errors_named(path), path.open('rb'), safe_open(path, 'numpy') as file:
+            with path.open('rb'), safe_open(path, 'numpy') as file:
                 self.metadata: Mapping[str, str] = file.metadata() or {}
-                slices = {name: file.get_slice(name) for name in file.offset_keys()}
-                size = path.stat().st_size
-        except SafetensorError as error:
+                for name in file.offset_keys():
+                    tensor = file.get_slice(name)
+                    dtype, shape = tensor.get_dtype(), tuple(tensor.get_shape())
+                    is_array = len(shape) <= _MOST_AXES and max(shape, default=0) <= _LONGEST_AXIS
+                    if dtype not in dtypes.SAFETENSORS or not is_array:
+                        raise ValueError(f'{name} is {dtype} {shape}, which is not supported')
+                    leaves[name] = Leaf(shape, dtypes.SAFETENSORS[dtype])
+        except (SafetensorError, ValueError) as error:
             raise ValueError(
                 f'{path} is no safetensors file, or only a part of one: {error} (it has {path.stat().st_size} bytes); '
                 'write or download it again'
             ) from error
-        leaves: dict[str, Leaf] = {}
-        for name, tensor in slices.items():
-            dtype, shape = tensor.get_dtype(), tuple(tensor.get_shape())
-            if dtype not in dtypes.SAFETENSORS:
-                raise ValueError(
-                    f'{path}: {name} has dtype {dtype}; known are {", ".join(dtypes.SAFETENSORS)}'
-                )
-            if len(shape) > _MOST_AXES or (0 in shape and max(shape) > _LONGEST_AXIS):
-                raise ValueError(
-                    f'{path}: {name} has {len(shape)} axes, the longest of {max(shape)}; at most {_MOST_AXES} axes are '
-                    'read, and without weights at most 2^31 in one; write the file again'
-                )
-            leaves[name] = Leaf(shape, dtypes.SAFETENSORS[dtype])
         self.leaves: Mapping[str, Leaf] = leaves
         # The library has checked that the tensors fill the file behind its header without holes, in this order.
-        start = size - sum(leaf.bytes for leaf in leaves.values())
+        start = path.stat().st_size - sum(leaf.bytes for leaf in leaves.values())
         self._starts: dict[str, int] = {}
         for name, leaf in leaves.items():
             self._starts[name] = start
@@ -182,9 +166,8 @@ class SafetensorsFile:
 
     def read(self, name: str) -> np.ndarray:
         """Reads a tensor; see `Checkpoint`."""
-        leaf, start = self.leaves[name], self._starts[name]
-        with errors_named(self.path):
-            found = np.fromfile(self.path, np.uint8, leaf.bytes, offset=start)
+        leaf = self.leaves[name]
+        found = np.fromfile(self.path, np.uint8, leaf.bytes, offset=self._starts[name])
         if len(found) < leaf.bytes:
             raise ValueError(
                 f'{self.path}: {name} ends {leaf.bytes - len(found)} bytes too early; the file has changed since it '
@@ -213,11 +196,6 @@ class ShardedSafetensors:
                 f'{index} is no index of safetensors files, {{"weight_map": {{"tensor": "file"}}}}: {error}; '
                 'write or download it again'
             ) from error
-        for name in names:
-            if not (self.path / name).exists():
-                raise FileNotFoundError(
-                    f'{index} names {name}, which is not beside it; download it, too'
-                )
         self.files = {name: SafetensorsFile(self.path / name) for name in names}
         leaves: dict[str, Leaf] = {}
         metadata: dict[str, str] = {}

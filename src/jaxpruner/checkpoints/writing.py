@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxpruner.checkpoints.reading import Leaf
 from jaxpruner.files import atomic_files, dtypes
+from jaxpruner.progress import leaf_progress
 
 _METADATA = '__metadata__'
 _NAMES = {dtype: name for name, dtype in dtypes.SAFETENSORS.items()}
@@ -49,41 +50,39 @@ def write_tensors(
     read: Callable[[str], np.ndarray],
     metadata: Mapping[str, str] | None = None,
     overwrite: bool = True,
+    progress: bool = False,
 ) -> None:
     """Writes tensors of which only names, shapes and dtypes are at hand; `read` returns one at a time, in order."""
     path = Path(path)
-    for name, text in (metadata or {}).items():
-        if not isinstance(name, str) or not isinstance(text, str):
-            raise TypeError(f'metadata must map strings to strings, got {name!r}: {text!r}')
     entries: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    for key, text in (metadata or {}).items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise TypeError(f'metadata must map strings to strings, got {key!r}: {text!r}')
     offset = 0
     for name, leaf in leaves.items():
         if name == _METADATA:
-            raise ValueError(
-                f'{name}: safetensors files keep this name for metadata; rename the leaf'
-            )
+            raise ValueError(f'{name}: safetensors files keep this name; rename the leaf')
         if leaf.dtype not in _NAMES:
             raise ValueError(
                 f'{path}: {name} has dtype {leaf.dtype}, which safetensors files do not hold'
             )
-        offsets = [offset, offset + leaf.bytes]
         entries[name] = {
             'dtype': _NAMES[leaf.dtype],
             'shape': list(leaf.shape),
-            'data_offsets': offsets,
+            'data_offsets': [offset, offset + leaf.bytes],
         }
         offset += leaf.bytes
     header = json.dumps(entries, separators=(',', ':'), ensure_ascii=False).encode()
     header += b' ' * (-len(header) % 8)  # so that weights lie where their dtype wants them
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f'{path}: there is no folder {path.parent}')
     with (
         atomic_files.target_claimed(path),
-        atomic_files.replacing(path, overwrite=overwrite) as temporary,
+        atomic_files.replacing(path, overwrite) as temporary,
         temporary.open('wb') as file,
+        leaf_progress(leaves, progress) as on_leaf,
     ):
         file.write(struct.pack('<Q', len(header)) + header)
         for name, leaf in leaves.items():
+            on_leaf(name)
             array = np.asarray(read(name), order='C')
             if (array.shape, array.dtype) != leaf:
                 raise ValueError(f'{path}: {name} is {array.dtype}{list(array.shape)}, not {leaf}')

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
-from jaxpruner.files.system_errors import with_remedy
 from jaxpruner.text_tables import printable
 
 _DESCRIPTION = """Pruning and sparse training for JAX.
@@ -76,21 +75,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if isinstance(error, BrokenPipeError):  # whoever read it has seen enough
                 return 0
-            error = with_remedy(error, 'standard output')
         if shows_traceback:
             traceback.print_exc()
-        _say(_words(error))
+        words = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+        if isinstance(error, ModuleNotFoundError):
+            words += "; pip install 'jaxpruner[all]' installs whatever the commands need"
+        _say(words or type(error).__name__)
         return 2
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, ModuleNotFoundError):
-        return f"{error}; pip install 'jaxpruner[all]' installs whatever the commands need"
-    if isinstance(error, MemoryError):
-        return f'there is not enough memory: {error}'
-    if isinstance(error, KeyError) and error.args:  # its text is the quoted key
-        return str(error.args[0])
-    return str(with_remedy(error) if isinstance(error, OSError) else error)
 
 
 def _say(words: str) -> None:

@@ -8,43 +8,30 @@ from jaxpruner import report
 from jaxpruner.cli.options import Folders
 from jaxpruner.files import atomic_files
 
-_ENDINGS = {'.md': 'markdown', '.csv': 'csv'}
+_WRITERS = {'.md': report.to_markdown, '.csv': report.to_csv}
 
 
-def table(
-    results: Folders = (),
-    *,
-    format: Literal['auto', 'markdown', 'csv', 'terminal'] = 'auto',
-    out: Path | None = None,
-) -> None:
+def table(results: Folders = (), *, out: Path | None = None) -> None:
     """Show results as a table: mean ± standard deviation over seeds, the best of a row marked.
 
     Args:
       results: folders of results, as `jaxpruner compare` and `jaxpruner run` leave them.
-      format: how to write it; auto: as the ending of --out says (.md, .csv), without --out for the terminal.
-      out: a file to write instead of the terminal.
+      out: a file to write instead, .md or .csv.
     """
-    chosen = format
-    if chosen == 'auto':
-        chosen = 'terminal' if out is None else _ENDINGS.get(out.suffix)
-    if chosen is None or (out is not None and chosen == 'terminal'):
-        raise ValueError(f'--out {out}: end it in .md or .csv, or say --format markdown or csv')
-    cells = _read(results)
-    if chosen == 'terminal':
-        text = report.to_text(cells, shutil.get_terminal_size().columns) + '\n'
-    else:
-        text = report.to_markdown(cells) if chosen == 'markdown' else report.to_csv(cells)
     if out is None:
-        print(text, end='')
-    else:
-        atomic_files.replace_file(out, lambda temporary: temporary.write_text(text))
-        print(out)
+        print(report.to_text(_read(results), shutil.get_terminal_size().columns))
+        return
+    if out.suffix not in _WRITERS:
+        raise ValueError(f'--out {out}: end it in .md or .csv')
+    text = _WRITERS[out.suffix](_read(results))
+    atomic_files.replace_file(out, lambda temporary: temporary.write_text(text))
+    print(out)
 
 
 def plot(
     results: Folders = (),
     *,
-    kind: Literal['sparsity', 'layers', 'masks'] = 'sparsity',
+    kind: Literal['sparsity', 'layers'] = 'sparsity',
     cell: str | None = None,
     out: Path | None = None,
 ) -> None:
@@ -52,20 +39,16 @@ def plot(
 
     Args:
       results: folders of results, as `jaxpruner compare` and `jaxpruner run` leave them.
-      kind: sparsity: the metric against it; layers: the sparsity of each; masks: those of one cell, as an animation.
-      cell: whose masks: algorithm, sparsity and seed, as in magnitude_0.8_0.
-      out: the image: .png, .pdf or .svg, for masks .gif. Without it, a file named for the kind in the first folder.
+      kind: sparsity: the metric against it; layers: the sparsity of each.
+      cell: draw the masks of this one, as an animation: algorithm, sparsity and seed, as in magnitude_0.8_0.
+      out: the image: .png, .pdf or .svg, for --cell .gif; by default a file in the first folder.
     """
-    if not results or (kind == 'masks') != (cell is not None) or (cell and results[1:]):
-        raise ValueError(
-            'name at least one folder of results; for --kind masks exactly one, and with --cell one of its cells, such '
-            'as magnitude_0.8_0'
-        )
-    ending = 'png' if cell is None else 'gif'
-    first = next(iter(results))
-    path = out or first / f'{"_".join(filter(None, (kind, cell)))}.{ending}'
+    if cell is not None and len(results) != 1:
+        raise ValueError('--cell: name exactly one folder of results, the one with this cell')
+    name = f'{kind}.png' if cell is None else f'masks_{cell}.gif'
+    path = out or Path(*results[:1], name)
     if cell is not None:
-        report.animate_masks(first, cell, path)
+        report.animate_masks(results[0], cell, path)
     elif kind == 'sparsity':
         report.plot_metric_against_sparsity(_read(results), path)
     else:

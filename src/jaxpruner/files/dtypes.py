@@ -4,21 +4,14 @@ import ml_dtypes
 import numpy as np
 
 # By the names that safetensors files give them.
+_NAMES = {'BOOL': 'bool', 'F16': 'float16', 'F32': 'float32', 'F64': 'float64', 'C64': 'complex64'}
+_NAMES |= {f'U{bits}': f'uint{bits}' for bits in (8, 16, 32, 64)}
+_NAMES |= {f'I{bits}': f'int{bits}' for bits in (8, 16, 32, 64)}
 SAFETENSORS: dict[str, np.dtype] = {
-    'BOOL': np.dtype('bool'),
-    'U8': np.dtype('uint8'),
-    'I8': np.dtype('int8'),
-    'U16': np.dtype('uint16'),
-    'I16': np.dtype('int16'),
-    'U32': np.dtype('uint32'),
-    'I32': np.dtype('int32'),
-    'U64': np.dtype('uint64'),
-    'I64': np.dtype('int64'),
-    'F16': np.dtype('float16'),
+    name: np.dtype(numpy_name) for name, numpy_name in _NAMES.items()
+}
+SAFETENSORS |= {
     'BF16': np.dtype(ml_dtypes.bfloat16),
-    'F32': np.dtype('float32'),
-    'F64': np.dtype('float64'),
-    'C64': np.dtype('complex64'),
     'F8_E4M3': np.dtype(ml_dtypes.float8_e4m3fn),
     'F8_E5M2': np.dtype(ml_dtypes.float8_e5m2),
     'F8_E8M0': np.dtype(ml_dtypes.float8_e8m0fnu),

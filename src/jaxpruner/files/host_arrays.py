@@ -33,25 +33,21 @@ def _checked_array(name: str, leaf: Any) -> Any:
     """Returns a leaf as an array whose values this process has; a `TypeError` names what is none."""
     if isinstance(leaf, bool | int | float | complex):
         return np.asarray(leaf)
-    is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
-    if not is_array or tree_lib.is_traced(leaf):
+    has_values = isinstance(leaf, jax.Array | np.ndarray | np.generic) and not tree_lib.is_traced(
+        leaf
+    )
+    if has_values and isinstance(leaf, jax.Array):
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        has_values = leaf.is_fully_addressable and not is_key
+    if not has_values:
         raise TypeError(
-            f'{name}: a leaf must be an array whose values are known, got {type(leaf).__name__}; save outside jit, and '
-            'leave out what is no array (for Equinox: eqx.filter(model, eqx.is_array))'
+            f'{name}: a leaf must be an array whose values this process has, got {type(leaf).__name__}; save outside '
+            'jit, gather what other processes hold (multihost_utils.process_allgather), take jax.random.key_data '
+            'of keys, and leave out what is no array (for Equinox: eqx.filter(model, eqx.is_array))'
         )
-    if isinstance(leaf, jax.Array):
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            raise TypeError(
-                f'{name}: a file holds no typed random keys; save jax.random.key_data(key) instead'
-            )
-        if not leaf.is_fully_addressable:
-            raise TypeError(
-                f'{name}: other processes hold parts of this array; gather it first, for instance with '
-                'jax.experimental.multihost_utils.process_allgather(leaf, tiled=True)'
-            )
-        return leaf
     # Files are read as the machine's own byte order.
-    return leaf if leaf.dtype.isnative else leaf.astype(leaf.dtype.newbyteorder('='))
+    is_foreign = not leaf.dtype.isnative
+    return leaf.astype(leaf.dtype.newbyteorder('=')) if is_foreign else leaf
 
 
 def on_host(array: Any) -> np.ndarray:

@@ -1,11 +1,9 @@
-"""Files that others wrote, read with care: no waiting for pipes, one error that names the file whatever is in it."""
+"""Files that others wrote, read with care: no waiting for pipes, JSON without surprises."""
 
 import json
 import stat
 from pathlib import Path
 from typing import Any
-
-from jaxpruner.files.system_errors import errors_named
 
 
 def check_file(path: Path) -> None:
@@ -14,19 +12,14 @@ def check_file(path: Path) -> None:
     Raises:
       OSError: there is nothing, or no file, or it cannot be reached; the error names it.
     """
-    with errors_named(path):
-        mode = path.stat().st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(f'{path} is a folder where a file belongs; name the file')
-    if not stat.S_ISREG(mode):
-        raise OSError(f'{path} is a pipe, a socket or a device; name a file')
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(f'{path} is a folder, a pipe or a device where a file belongs; name a file')
 
 
 def read_file(path: Path) -> bytes:
     """Reads a whole file; an `OSError` names it."""
     check_file(path)
-    with errors_named(path):
-        return path.read_bytes()
+    return path.read_bytes()
 
 
 def parse_json(content: bytes | bytearray) -> Any:
@@ -42,9 +35,7 @@ def parse_json(content: bytes | bytearray) -> Any:
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in table:
-            raise ValueError(f'the key {key!r} is given twice')
-        table[key] = value
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError(f'a key is given twice in {[key for key, _ in pairs][:9]}')
     return table

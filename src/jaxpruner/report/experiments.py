@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -95,7 +95,7 @@ def group_cells(cells: Iterable[Cell]) -> list[Experiment]:
     >>> [(experiment.label, len(experiment.cells)) for experiment in group_cells([cell, cell])]
     [('resnet (digits)', 1)]
     """
-    groups: dict[tuple, dict[str, Cell]] = collections.defaultdict(dict)
+    groups: dict[Any, dict[str, Cell]] = collections.defaultdict(dict)
     for cell in cells:
         group = groups[cell.workload, cell.data, cell.metric, cell.better, cell.recipe]
         earlier = group.setdefault(cell.name, cell)
@@ -106,15 +106,13 @@ def group_cells(cells: Iterable[Cell]) -> list[Experiment]:
             )
     if not groups:
         raise ValueError('no readable cell to show')
-    recipes = collections.Counter((workload, data, metric) for workload, data, metric, *_ in groups)
+    recipes = collections.Counter(key[:3] for key in groups)
     experiments = []
-    for (workload, data, metric, better, recipe), group in groups.items():
-        remark = f', recipe {recipe[:6]}' if recipes[workload, data, metric] > 1 else ''
-        label = f'{workload} ({data}{remark})'
+    for key, group in groups.items():
+        workload, data, *_, recipe = key
+        remark = f', recipe {recipe[:6]}' if recipes[key[:3]] > 1 else ''
         members = sorted(group.values(), key=lambda one: (one.algorithm, one.sparsity, one.seed))
-        experiments.append(
-            Experiment(label, workload, data, metric, better, recipe, tuple(members))
-        )
+        experiments.append(Experiment(f'{workload} ({data}{remark})', *key, tuple(members)))
     order = {name: number for number, name in enumerate(WORKLOAD_ORDER)}
     return sorted(experiments, key=lambda one: (order.get(one.workload, len(order)), one.label))
 
@@ -184,11 +182,11 @@ def paired_difference(
     sign = 1 if experiment.better == 'high' else -1
     differences = sign * np.array([ours[seed] - theirs[seed] for seed in seeds])
     mean = float(differences.mean())
-    if len(seeds) == 1:
-        return Difference(mean, -math.inf, math.inf, 1)
-    with np.errstate(invalid='ignore'):  # the deviation of an infinite loss is NaN
-        standard_error = float(differences.std(ddof=1)) / math.sqrt(len(seeds))
-    half = student_quantile(len(seeds) - 1) * standard_error
+    half = math.inf
+    if len(seeds) > 1:
+        with np.errstate(invalid='ignore'):  # the deviation of an infinite loss is NaN
+            half = student_quantile(len(seeds) - 1) * float(differences.std(ddof=1))
+        half /= math.sqrt(len(seeds))
     return Difference(mean, mean - half, mean + half, len(seeds))
 
 

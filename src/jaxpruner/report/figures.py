@@ -49,9 +49,7 @@ def make_panels(figure: Any, count: int, columns: int, **settings: Any) -> list[
 def save(figure: Any, path: Path | str | None) -> Any:
     """Writes a figure, if there is a path; the file appears when it is complete. Returns the figure."""
     if path is not None:
-        atomic_files.replace_file(
-            Path(path), lambda temporary: figure.savefig(temporary, dpi=150), keeps_ending=True
-        )
+        atomic_files.replace_file(Path(path), lambda temporary: figure.savefig(temporary, dpi=150))
     return figure
 
 

@@ -1,6 +1,5 @@
 """What becomes of masks while a model trains: counts that a training loop records, and plots of them."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,14 +14,6 @@ from jaxpruner.report.figures import COLORS, INK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def choose_leaves(leaves: Sequence[str], names: Any) -> list[int]:
-    """Finds the numbers of the leaves, such as 'dense/kernel', that names or globs mean; refuses a name of none."""
-    names = list(map(tree_lib.rule_name, tree_lib.as_names(names)))
-    paths = [tuple(leaf.split('/')) for leaf in leaves]
-    tree_lib.check_names(names, paths, 'leaves')
-    return [number for number, path in enumerate(paths) if tree_lib.matches_any(names, path)]
 
 
 class MaskCounts(NamedTuple):
@@ -47,13 +38,6 @@ class MaskCounts(NamedTuple):
     def total_sparsity(self) -> np.ndarray:
         """The share of all leaves together that is pruned, float64[n]."""
         return 1 - self.kept.sum(1) / max(self.weights.sum(), 1)
-
-    def select(self, leaves: Any) -> 'MaskCounts':
-        """Returns the counts of the leaves that a name or glob (or several) means; ValueError if one means none."""
-        chosen = choose_leaves(self.leaves, leaves)
-        names = tuple(self.leaves[number] for number in chosen)
-        columns = self.targets[:, chosen], self.kept[:, chosen]
-        return MaskCounts(self.steps, names, self.weights[chosen], *columns)
 
 
 class MaskHistory:
@@ -94,13 +78,11 @@ class MaskHistory:
 
         Raises:
           TypeError: it was called inside of a compiled program.
-          ValueError: there is no `SparseState`, nothing in it is masked, or its leaves are not those recorded before.
+          ValueError: there is no `SparseState` with masks, or its leaves are not those recorded before.
         """
-        states = sparse_state_lib.sparse_states(opt_state)
-        if not states:
-            raise ValueError(sparse_state_lib.NO_STATE)
         sizes: dict[str, Any] = {}
         masks, targets = [], []
+        states = sparse_state_lib.sparse_states(opt_state)
         for state in states:
             paths, leaves, treedef = tree_lib.flatten_with_paths(state.masks)
             leaf_targets = tree_lib.leaves_like(treedef, sparse_state_lib.leaf_targets(state))
@@ -112,7 +94,9 @@ class MaskHistory:
                 masks.append(jnp.asarray(mask))
                 targets.append(np.nan if target is None else target)
         if not masks:
-            raise ValueError('no leaf of the optimizer state is masked: there is nothing to record')
+            raise ValueError(
+                f'nothing to record: no leaf is masked, or {sparse_state_lib.NO_STATE}'
+            )
         if tree_lib.has_traced(masks):
             raise TypeError(
                 'MaskHistory.record was called inside of a compiled program (jit, scan, vmap): call it between steps '
@@ -120,31 +104,23 @@ class MaskHistory:
             )
         if not self._weights:
             self._weights = {name: int(np.sum(jax.device_get(sizes[name]))) for name in sizes}
-        elif sizes.keys() != self._weights.keys():
-            name = min(sizes.keys() ^ self._weights.keys())
-            raise ValueError(
-                f'the masks are not those recorded before: {name} is in one of them alone; make a MaskHistory for '
-                'each model'
-            )
-        counter = len(self) if states[0].count is None else states[0].count
-        self._records.append(_count(counter if step is None else step, targets, masks))
+        if sizes.keys() != self._weights.keys():
+            names = sorted(sizes.keys() ^ self._weights.keys())
+            raise ValueError(f'{names} are in one record alone; make a MaskHistory for each model')
+        if step is None:
+            step = len(self) if states[0].count is None else states[0].count
+        self._records.append(_count(step, targets, masks))
 
     @property
     def counts(self) -> MaskCounts:
         """All that was recorded; waits for the last step. Raises ValueError where nothing was."""
         if not self._records:
-            raise ValueError(
-                'nothing was recorded: call record(opt_state) after steps of the training loop'
-            )
+            raise ValueError('nothing was recorded: call record(opt_state) after steps')
         self._records = jax.device_get(self._records)
         steps, targets, kept = map(np.array, zip(*self._records, strict=True))
-        return MaskCounts(
-            steps=steps.astype(np.int64),
-            leaves=tuple(self._weights),
-            weights=np.array(list(self._weights.values()), np.int64),
-            targets=targets.astype(float),
-            kept=kept.astype(np.int64),
-        )
+        weights = np.array(list(self._weights.values()), np.int64)
+        columns = weights, targets.astype(float), kept.astype(np.int64)
+        return MaskCounts(steps.astype(np.int64), tuple(self._weights), *columns)
 
 
 @jax.jit
@@ -158,11 +134,7 @@ def _count(
 
 
 def plot_schedule(
-    history: MaskHistory,
-    path: Path | str | None = None,
-    *,
-    scheduler: Any = None,
-    leaves: Any = '*',
+    history: MaskHistory, path: Path | str | None = None, *, scheduler: Any = None
 ) -> 'Figure':
     """Draws how sparse the masks were over the steps: all leaves together, and each leaf as a pale line.
 
@@ -170,13 +142,12 @@ def plot_schedule(
       history: what the training loop recorded.
       path: the image to write, .png, .pdf or .svg; `None` writes none.
       scheduler: the pruner's schedule, drawn beside what became of it.
-      leaves: names or globs of the leaves to draw.
 
     Returns:
       The figure, to be changed, shown or saved.
 
     Raises:
-      ValueError: nothing was recorded, a name means no leaf, or the path has another ending.
+      ValueError: nothing was recorded, or the path has another ending.
       ImportError: matplotlib is not installed.
 
     >>> import optax, jaxpruner
@@ -187,16 +158,13 @@ def plot_schedule(
     'pruned weights (%)'
     """
     figures.check_ending(path)
-    counts = history.counts.select(leaves)
+    counts = history.counts
     figure = figures.new_figure(6.4, 3.6)
     axes = figure.subplots()
-    label = counts.leaves[0]
-    if len(counts.leaves) > 1:
-        label = 'all layers together'
-        pale = {'where': 'post', 'color': '#b9c0ca', 'lw': 0.9, 'zorder': 1}
-        axes.step(counts.steps, 100 * counts.sparsity, **pale)[0].set_label('single layers')
-    percents = 100 * counts.total_sparsity
-    axes.step(counts.steps, percents, where='post', color=COLORS[0], lw=2, label=label)
+    pale = {'where': 'post', 'color': '#b9c0ca', 'lw': 0.9, 'zorder': 1}
+    axes.step(counts.steps, 100 * counts.sparsity, **pale)[0].set_label('single layers')
+    total = {'where': 'post', 'color': COLORS[0], 'lw': 2, 'label': 'all layers together'}
+    axes.step(counts.steps, 100 * counts.total_sparsity, **total)
     target = counts.targets[-1] @ counts.weights / max(counts.weights.sum(), 1)
     axes.axhline(100 * target, color=INK, ls='--', lw=1, label='target', zorder=0)
     if scheduler is not None:
@@ -213,21 +181,18 @@ def plot_schedule(
     return figures.save(figure, path)
 
 
-def plot_layers(
-    history: MaskHistory, path: Path | str | None = None, *, leaves: Any = '*'
-) -> 'Figure':
+def plot_layers(history: MaskHistory, path: Path | str | None = None) -> 'Figure':
     """Draws the sparsity of each leaf at the last record as bars, with its target and the number of weights kept.
 
     Args:
       history: what the training loop recorded.
       path: the image to write, .png, .pdf or .svg; `None` writes none.
-      leaves: names or globs of the leaves to draw.
 
     Returns:
       The figure, to be changed, shown or saved.
 
     Raises:
-      ValueError: nothing was recorded, a name means no leaf, or the path has another ending.
+      ValueError: nothing was recorded, or the path has another ending.
       ImportError: matplotlib is not installed.
 
     >>> import optax, jaxpruner
@@ -238,7 +203,7 @@ def plot_layers(
     ['w']
     """
     figures.check_ending(path)
-    counts = history.counts.select(leaves)
+    counts = history.counts
     longest = max(map(len, counts.leaves))
     figure = figures.new_figure(0.072 * longest + 6, 0.26 * len(counts.leaves) + 1.2)
     axes = figure.subplots()

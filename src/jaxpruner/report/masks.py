@@ -12,13 +12,11 @@ from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
 from jaxpruner.files import atomic_files
 from jaxpruner.report import figures
-from jaxpruner.report.history import choose_leaves
 from jaxpruner.sparsity_types import NByM
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST_CHANNELS = 32  # of each axis that are shown of a convolution
 _MOST_PIXELS = 256  # of each side; of a larger picture, pixels show shares of kept weights
 _MOST_COLUMNS = 4  # of panels
 _MOST_PANELS = 40
@@ -30,8 +28,8 @@ def plot_masks(
 ) -> 'Figure':
     """Draws masks as images, a panel for each leaf: kept weights dark, pruned ones light.
 
-    A matrix is drawn with its first axis down. Of a convolution each filter is drawn, inputs down and outputs across,
-    up to 32 of each. Where weights outnumber pixels, a pixel shows the share that is kept around it.
+    A matrix is drawn with its first axis down, a convolution with its outputs across. Where weights outnumber pixels, a
+    pixel shows the share that is kept around it.
 
     Args:
       masks: an optimizer state that holds a pruner's, or a tree of masks, as `jaxpruner.prune` returns it.
@@ -43,8 +41,8 @@ def plot_masks(
       The figure, to be changed, shown or saved.
 
     Raises:
-      ValueError: nothing is masked, a name means no leaf, masks are packed and no parameters are given, they do not lie
-        within this process, there are more than 40 leaves, or the path has another ending.
+      ValueError: nothing is masked, a name means no leaf, masks are packed and no parameters are given, there are more
+        than 40 leaves, or the path has another ending.
       ImportError: matplotlib is not installed.
 
     >>> import jax.numpy as jnp, jaxpruner
@@ -55,7 +53,7 @@ def plot_masks(
     8×16, 64 of 128 kept
     """
     figures.check_ending(path)
-    stored: dict[str, Any] = {}
+    stored: dict[tree_lib.Path, Any] = {}
     for state in sparse_state_lib.sparse_states(masks) or [sparse_state_lib.SparseState(masks)]:
         if params is None and state.sizes is not None:
             raise ValueError(
@@ -64,37 +62,30 @@ def plot_masks(
         own = state.masks
         own = own if params is None else sparse_state_lib.unpack_masks(own, params)
         paths, arrays, _ = tree_lib.flatten_with_paths(own)
-        stored |= zip(map(tree_lib.path_string, paths), arrays, strict=True)
-    stored = {name: mask for name, mask in stored.items() if np.size(mask)}
-    names = list(stored)
-    names = [names[number] for number in choose_leaves(names, leaves)] if names else []
-    if not 0 < len(names) <= _MOST_PANELS:
+        stored |= zip(paths, arrays, strict=True)
+    stored = {path: mask for path, mask in stored.items() if np.size(mask)}
+    rules = list(map(tree_lib.rule_name, tree_lib.as_names(leaves)))
+    if stored:
+        tree_lib.check_names(rules, list(stored), 'leaves')
+    chosen = {
+        tree_lib.path_string(leaf_path): np.atleast_1d(np.asarray(mask) != 0)
+        for leaf_path, mask in stored.items()
+        if tree_lib.matches_any(rules, leaf_path)
+    }
+    if not 0 < len(chosen) <= _MOST_PANELS:
         raise ValueError(
-            f'{len(names)} masks with weights to draw, and an image has room for 1 to {_MOST_PANELS}: choose some with '
-            f"leaves=, such as leaves='{next(iter(names), '*')}'"
+            f'{len(chosen)} masks with weights to draw, and an image has room for 1 to {_MOST_PANELS}: choose some '
+            f"with leaves=, such as leaves='{next(iter(chosen), '*')}'"
         )
-    chosen = {}
-    for name in names:
-        if not getattr(stored[name], 'is_fully_addressable', True):
-            raise ValueError(
-                f'{name}: its mask lies on devices of several processes; gather it first, with '
-                'jax.experimental.multihost_utils.process_allgather(masks, tiled=True)'
-            )
-        chosen[name] = np.atleast_1d(np.asarray(stored[name]) != 0)
     columns = min(math.ceil(math.sqrt(len(chosen))), _MOST_COLUMNS)
     figure = figures.new_figure(4.4 * columns, 3.8 * math.ceil(len(chosen) / columns) + 0.4)
     draw_masks(figure, chosen, columns)
-    title = f'{percent_pruned(chosen):.1f}% pruned: kept weights are dark, pruned ones light'
+    title = f'{_percent_pruned(chosen):.1f}% pruned: kept weights are dark, pruned ones light'
     figure.suptitle(title, fontsize=11, color=figures.INK)
     return figures.save(figure, path)
 
 
-def percent_pruned(masks: Mapping[str, np.ndarray]) -> float:
-    """Computes how much masks prune together.
-
-    >>> percent_pruned({'a': np.array([1, 0]), 'b': np.array([0, 0])})
-    75.0
-    """
+def _percent_pruned(masks: Mapping[str, np.ndarray]) -> float:
     weights = sum(mask.size for mask in masks.values())
     return 100 * (1 - sum(int(mask.sum()) for mask in masks.values()) / weights)
 
@@ -105,11 +96,10 @@ def draw_masks(figure: Any, masks: Mapping[str, np.ndarray], columns: int) -> di
 
     colors = LinearSegmentedColormap.from_list('masks', ['#dfe5ec', '#173f5f'])  # pruned, kept
     images = {}
-    for axes, (name, mask) in zip(
-        figures.make_panels(figure, len(masks), columns), masks.items(), strict=True
-    ):
+    panels = figures.make_panels(figure, len(masks), columns)
+    for axes, (name, mask) in zip(panels, masks.items(), strict=True):
         picture = lay_out(mask)
-        is_long = mask.ndim < 4 and max(picture.shape) > 3 * min(picture.shape)
+        is_long = max(picture.shape) > 3 * min(picture.shape)
         # Matplotlib averages where weights outnumber pixels; elsewhere each weight has sharp edges.
         interpolation = 'antialiased' if max(picture.shape) > _MOST_PIXELS else 'nearest'
         look = {'cmap': colors, 'vmin': 0, 'vmax': 1, 'interpolation': interpolation}
@@ -123,37 +113,27 @@ def draw_masks(figure: Any, masks: Mapping[str, np.ndarray], columns: int) -> di
 def lay_out(mask: np.ndarray) -> np.ndarray:
     """Lays a mask of any shape out as a picture.
 
-    With four axes or more the last two are inputs and outputs, as in a convolution. Returns float [height, width] in
-    [0, 1], NaN between the filters of a convolution.
+    A matrix has its first axis down; a convolution has its outputs across. Returns float [height, width] in [0, 1].
 
-    >>> lay_out(np.ones((3, 3, 2, 4))).shape  # 2 x 4 filters of 3 x 3 with gaps of 1
-    (7, 15)
+    >>> lay_out(np.ones((3, 3, 2, 4))).shape
+    (18, 4)
     """
     mask = np.asarray(mask, np.float32)
-    if mask.ndim < 4:
-        return mask.reshape(len(mask) if mask.ndim > 1 else 1, -1)
-    height, *middle, inputs, outputs = mask.shape
-    filters = mask.reshape(height, math.prod(middle), inputs, outputs)
-    filters = filters[..., :_MOST_CHANNELS, :_MOST_CHANNELS]
-    # Each filter is a tile with a gap below it and on its right; the last gaps are cut off.
-    tiles = np.pad(filters, [(0, 1), (0, 1), (0, 0), (0, 0)], constant_values=np.nan)
-    height, width, rows, columns = tiles.shape
-    return tiles.transpose(2, 0, 3, 1).reshape(rows * height, columns * width)[:-1, :-1]
+    if mask.ndim < 2:
+        return mask.reshape(1, -1)
+    return mask.reshape(len(mask), -1) if mask.ndim < 4 else mask.reshape(-1, mask.shape[-1])
 
 
 def _title(name: str, mask: np.ndarray) -> str:
-    """Writes the title of a kernel: its name, its shape, what is shown of it, and how much is kept."""
+    """Writes the title of a kernel: its name, its shape, and how much is kept."""
     shape = '×'.join(map(str, mask.shape))
-    is_cut = mask.ndim >= 4 and max(mask.shape[-2:]) > _MOST_CHANNELS
-    detail = f'first {_MOST_CHANNELS} channels shown, ' if is_cut else ''
-    return f'{name}\n{shape}, {detail}{int(mask.sum()):,} of {mask.size:,} kept'
+    return f'{name}\n{shape}, {int(mask.sum()):,} of {mask.size:,} kept'
 
 
 def animate_masks(folder: Path, cell_name: str, path: Path) -> None:
     """Draws the evolution of the masks of one cell, `masks/<cell>.npz` in a folder of results.
 
-    A matrix is drawn with its first axis down. Of a convolution each filter is drawn, inputs down and outputs across,
-    up to 32 of each. Kept weights are dark.
+    A matrix is drawn with its first axis down, a convolution with its outputs across. Kept weights are dark.
 
     Args:
       folder: the folder of results.
@@ -177,10 +157,12 @@ def animate_masks(folder: Path, cell_name: str, path: Path) -> None:
     figures.check_ending(path, ('.gif',))
     steps, kernels = _read_masks(Path(folder), cell_name)
     evenly = np.linspace(0, len(steps) - 1, min(len(steps), _MOST_FRAMES))
-    frames = np.unique(evenly.round().astype(int)).tolist()
+    frames = evenly.round().astype(int).tolist()
     frames_per_second = min(max(round(len(frames) / 6), 2), 10)  # six seconds, if possible
     frames += frames[-1:] * round(1.5 * frames_per_second)
     figure = figures.new_figure(4.4 * len(kernels), 4.9)
+    from matplotlib.animation import FuncAnimation, PillowWriter
+
     images = draw_masks(figure, {name: masks[0] for name, masks in kernels.items()}, len(kernels))
 
     def show(frame: int) -> None:
@@ -188,22 +170,17 @@ def animate_masks(folder: Path, cell_name: str, path: Path) -> None:
         for name, mask in masks.items():
             images[name].set_data(lay_out(mask))
             images[name].axes.set_title(_title(name, mask), fontsize=9, color=figures.INK)
-        title = f'{cell_name}   step {steps[frame]:,}   {percent_pruned(masks):.1f}% pruned'
+        title = f'{cell_name}   step {steps[frame]:,}   {_percent_pruned(masks):.1f}% pruned'
         figure.suptitle(title, color=figures.INK)
-
-    def write(temporary: Path) -> None:
-        from matplotlib.animation import PillowWriter
-
-        writer = PillowWriter(fps=frames_per_second)
-        with writer.saving(figure, str(temporary), dpi=100):
-            for frame in frames:
-                show(frame)
-                writer.grab_frame()
 
     show(frames[0])
     figure.draw_without_rendering()
     figure.set_layout_engine('none')  # laid out once: nothing moves from picture to picture
-    atomic_files.replace_file(Path(path), write, keeps_ending=True)
+    animation = FuncAnimation(figure, show, frames)
+    writer = PillowWriter(fps=frames_per_second)
+    atomic_files.replace_file(
+        Path(path), lambda temporary: animation.save(str(temporary), writer, dpi=100)
+    )
 
 
 def _read_masks(folder: Path, cell_name: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -258,14 +235,14 @@ def n_by_m_axes(tree: Any, n: int = 2, m: int = 4) -> dict[str, tuple[int | tupl
             )
         found[name] = ()
         for length in range(1, leaf.ndim + 1):
-            sparse = []
             for start in range(leaf.ndim - length + 1):
-                axes = tuple(range(start, start + length))
+                joined = math.prod(leaf.shape[start : start + length])
                 after = math.prod(leaf.shape[start + length :])
-                if math.prod(leaf.shape[start : start + length]) % m == 0:
-                    groups = np.count_nonzero(leaf.reshape(-1, m, after), axis=1)
-                    sparse += [axes[0] if length == 1 else axes] * bool((groups <= n).all())
-            if sparse:
-                found[name] = tuple(sparse)
+                if joined % m == 0:
+                    counts = np.count_nonzero(leaf.reshape(-1, m, after), axis=1)
+                    if (counts <= n).all():
+                        axes = tuple(range(start, start + length))
+                        found[name] += (start if length == 1 else axes,)
+            if found[name]:
                 break
     return found

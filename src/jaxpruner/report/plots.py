@@ -63,31 +63,26 @@ def plot_metric_against_sparsity(cells: Iterable[Cell], path: Path) -> None:
 
 def draw_metric(axes: 'Axes', experiment: Experiment, styles: dict[str, dict[str, Any]]) -> None:
     """Draws the algorithms of a workload over the sparsity; `styles` gives each a colour, mark and line."""
-    # Halving what is kept is always one step, and sparsity 1 one step more.
-    xs = [-math.log2(1 - sparsity) for sparsity in experiment.sparsities if sparsity < 1]
-    xs += [max(xs, default=0) + 1] * (len(experiment.sparsities) - len(xs))
-    is_single = len(xs) == 1
     factor = experiment.factor
     for number, name in enumerate(experiment.algorithms):
         points = []
-        for x, sparsity in zip(xs, experiment.sparsities, strict=True):
+        for position, sparsity in enumerate(experiment.sparsities):
             one = experiment.summarize(name, sparsity)
             if one is not None and math.isfinite(one.mean):
-                points.append((x, factor * one.mean, factor * (one.deviation or 0)))
+                points.append((position, factor * one.mean, factor * (one.deviation or 0)))
         if not points:
             continue
-        ends, means, deviations = np.array(points).T
+        positions, means, deviations = np.array(points).T
         if name == DENSE:
             axes.axhline(means[0], color=INK, ls='--', lw=1.2, label=DENSE, zorder=1)
             band = means[0] - deviations[0], means[0] + deviations[0]
             axes.axhspan(*band, color=INK, alpha=0.08, lw=0, zorder=0)
-        else:  # without lines to follow, algorithms stand side by side
-            style: dict[str, Any] = styles[name] | ({'linestyle': ''} if is_single else {})
-            shift = number if is_single else 0
-            axes.errorbar(ends + shift, means, deviations, label=name, capsize=3, ms=5, **style)
+        else:  # side by side, so that no bar hides another
+            xs = positions + 0.02 * number
+            axes.errorbar(xs, means, deviations, label=name, capsize=3, ms=5, **styles[name])
     percents = [f'{100 * sparsity:.4g}' for sparsity in experiment.sparsities]
-    axes.set_xticks([] if is_single else xs, [] if is_single else percents)
-    axes.set_xlabel(f'sparsity {percents[0]}%' if is_single else 'sparsity (%)')
+    axes.set_xticks(range(len(percents)), percents)
+    axes.set_xlabel('sparsity (%)')
     axes.set_ylabel(f'{experiment.axis}, {experiment.better} is good')
     axes.set_title(experiment.label, loc='left', fontsize=11, color=INK)
     figures.clean(axes, 'y')
@@ -127,19 +122,20 @@ def plot_layer_sparsity(cells: Iterable[Cell], path: Path) -> None:
     heights = [_BAR_HEIGHT * len(layers) + 0.9 for layers in layers_of]
     panel_width = max(1.35, _LETTER_WIDTH * max(map(len, names)))
     figure = figures.new_figure(2.4 + panel_width * len(names), sum(heights) + 0.3)
-    rows = figure.subfigures(len(blocks), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for row, (one, sparsity), layers in zip(rows, blocks, layers_of, strict=True):
-        label = f'{one.label}, {100 * sparsity:.4g}% asked for'
-        row.suptitle(label, x=0.01, ha='left', fontsize=11, color=INK)
-        row.supxlabel('sparsity of the layer (%), mean over seeds', fontsize=9, color=INK)
-        panels = figures.make_panels(row, len(names), len(names), sharey=True)
-        for axes, name in zip(panels, names, strict=True):
+    count = len(blocks) * len(names)
+    panels = figures.make_panels(figure, count, len(names), sharey='row', height_ratios=heights)
+    styles = figures.styles_of(names)
+    for row, ((one, sparsity), layers) in enumerate(zip(blocks, layers_of, strict=True)):
+        row_of_panels = panels[row * len(names) : (row + 1) * len(names)]
+        row_of_panels[0].set_ylabel(f'{one.label}\n{100 * sparsity:.4g}% asked for', color=INK)
+        for axes, name in zip(row_of_panels, names, strict=True):
             selected = one.select(name, sparsity)
             means = []
             for layer in layers:
                 found = [cell.layers[layer] for cell in selected if layer in cell.layers]
                 means.append(float(np.mean(found)) if found else 0.0)
-            color = figures.styles_of(names)[name]['color']
-            figures.draw_layers(axes, layers, means, [sparsity] * len(layers), color)
+            targets = [sparsity] * len(layers)
+            figures.draw_layers(axes, layers, means, targets, styles[name]['color'])
             axes.set_title(name if selected else f'{name}: not run', fontsize=9, color=INK)
+    figure.supxlabel('sparsity of the layer (%), mean over seeds', fontsize=9, color=INK)
     figures.save(figure, path)

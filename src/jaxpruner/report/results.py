@@ -1,7 +1,7 @@
 """Results on disk: one JSON file for each finished cell of a comparison, which is one algorithm, sparsity and seed.
 
-A cell's file appears when it is complete. It holds checksums of itself and of the files that belong to it. A file that
-cannot be read, or has changed since it was written, is named in a warning and does not count as a result.
+A cell's file appears when it is complete, and holds a checksum of itself. A file that cannot be read, or
+has changed since it was written, is named in a warning and does not count as a result.
 """
 
 import dataclasses
@@ -73,7 +73,7 @@ class Cell:
 def write_cell(folder: Path, cell: Cell) -> None:
     """Writes `cells/<name>.json` into a folder of results, which is made where it is missing.
 
-    The file ends with a checksum of itself. It also holds that of the cell's masks, if those are there already.
+    The file ends with a checksum of itself.
 
     Args:
       folder: the folder of results.
@@ -86,14 +86,10 @@ def write_cell(folder: Path, cell: Cell) -> None:
     ...     [path.name for path in Path(folder, 'cells').iterdir()]
     ['rigl_0.8_0.json']
     """
-    folder = Path(folder)
-    masks, checksums = _masks_of(cell), {}
-    if (folder / masks).is_file():
-        checksums[masks] = _digest((folder / masks).read_bytes())
-    content = {'version': VERSION, **dataclasses.asdict(cell), 'files': checksums}
+    content = {'version': VERSION, **dataclasses.asdict(cell)}
     head = json.dumps(content, indent=1).removesuffix('\n}').encode() + b',\n'
     sealed = head + _CHECKSUM + _digest(head).encode() + _END
-    path = folder / 'cells' / f'{cell.name}.json'
+    path = Path(folder) / 'cells' / f'{cell.name}.json'
     atomic_files.replace_file(path, lambda temporary: temporary.write_bytes(sealed))
 
 
@@ -102,8 +98,7 @@ def read_cells(folder: Path, set_aside: bool = False) -> list[Cell]:
 
     Args:
       folder: the folder of results.
-      set_aside: rename such a file to `….corrupt`, so that its cell counts as not yet run. A cell whose masks
-        have changed then counts as not yet run, too.
+      set_aside: rename such a file to `….corrupt`, so that its cell counts as not yet run.
 
     Returns:
       The cells that could be read, by file name.
@@ -119,62 +114,38 @@ def read_cells(folder: Path, set_aside: bool = False) -> list[Cell]:
     True
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f'no folder {folder}; results lie in the folder that --out of `jaxpruner compare` named'
-        )
-    paths = sorted(folder.glob('cells/*.json'))
+    paths = sorted(folder.glob('cells/[!.]*.json'))
     if not paths:
         raise FileNotFoundError(f'no results in {folder}: looked for {folder / "cells" / "*.json"}')
     cells = []
     for path in paths:
         try:
-            cell, checksum = _read(path)
+            cells.append(_read(path))
         except (ValueError, TypeError, OSError) as error:
-            outcome = _outcome(path, set_aside, 'it is left out; a sweep runs its cell again')
-            warn(f'{path} is no result of this version: {error}; {outcome}')
-            continue
-        masks = folder / _masks_of(cell)
-        if checksum and masks.is_file() and _digest(masks.read_bytes()) != checksum:
-            remark = 'the result beside it is whole; a sweep runs its cell again'
-            outcome = _outcome(masks, set_aside, remark)
-            changed = 'has changed since it was written: its checksum does not match'
-            warn(f'{masks} {changed}; {outcome}')
+            outcome = 'it is left out; a sweep runs its cell again'
             if set_aside:
-                _outcome(path, set_aside)
-                continue
-        cells.append(cell)
+                outcome = f'it is now {path.name}.corrupt, and its cell runs again'
+                os.replace(path, path.with_name(f'{path.name}.corrupt'))
+            warn(f'{path} is no result of this version: {error}; {outcome}')
     return cells
 
 
-def _read(path: Path) -> tuple[Cell, str | None]:
-    """Reads a cell and the checksum of its masks; whatever else the file may hold, its own checksum says."""
+def _read(path: Path) -> Cell:
+    """Reads a cell; whatever else the file may hold, its own checksum says."""
     data = input_files.read_file(path)
     head, _, checksum = data.rpartition(_CHECKSUM)
     if checksum != _digest(head).encode() + _END:
         raise ValueError('its checksum does not match: it has changed since it was written')
     content = json.loads(data)
     del content['checksum']
-    version, checksums = content.pop('version'), content.pop('files')
+    content.pop('files', None)  # earlier releases wrote checksums of masks
+    version = content.pop('version')
     if version != VERSION:
         raise ValueError(f'its version is {version!r}, not {VERSION}')
     cell = Cell(**content)
     if cell.name != path.stem:
         raise ValueError(f'it holds the cell {cell.name}')
-    return cell, checksums.get(_masks_of(cell))
-
-
-def _masks_of(cell: Cell) -> str:
-    return f'masks/{cell.name}.npz'
-
-
-def _outcome(path: Path, set_aside: bool, remark: str = '') -> str:
-    """Renames a damaged file if it is to be set aside, and says what has become of it."""
-    if not set_aside:
-        return remark
-    new_path = path.with_name(f'{path.name}.corrupt')
-    os.replace(path, new_path)
-    return f'it is now {new_path.name}, and its cell runs again'
+    return cell
 
 
 def _digest(content: bytes) -> str:

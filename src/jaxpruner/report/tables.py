@@ -8,7 +8,7 @@ import contextlib
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from jaxpruner import text_tables
 from jaxpruner.report.experiments import (
@@ -29,9 +29,7 @@ MARKS_EXPLAINED = (
 )
 
 
-def to_text(
-    cells: Iterable[Cell], width: int = text_tables.WIDTH, remarks: Mapping[str, str] | None = None
-) -> str:
+def to_text(cells: Iterable[Cell], width: int = text_tables.WIDTH) -> str:
     """Writes a table for each workload, with a row for each algorithm and a column for each sparsity.
 
     Values are mean ± standard deviation over seeds, accuracies in per cent. `*` marks the best sparse value of a
@@ -40,7 +38,6 @@ def to_text(
     Args:
       cells: of any workloads, algorithms, sparsities and seeds.
       width: of the terminal, in characters; more sparsities than fit stand in a table of their own.
-      remarks: words about algorithms, for a column of their own.
 
     Raises:
       ValueError: there is no cell, or one occurs twice with different values.
@@ -58,10 +55,7 @@ def to_text(
     blocks = []
     for experiment in group_cells(cells):
         names = experiment.algorithms
-        first = [(Column('algorithm'), [*names, 'seeds'])]
-        if remarks:
-            words = [remarks.get(name, '') for name in names]
-            first.append((Column('what it is', overflow='wrap'), [*words, '']))
+        first = (Column('algorithm'), [*names, 'seeds'])
         others = []
         for sparsity in experiment.sparsities or [0.0]:
             texts = _texts_with_marks(experiment, sparsity)
@@ -69,9 +63,9 @@ def to_text(
             heading = Column(_percent(sparsity) + ' pruned', align='right')
             column = [f'{text} {mark or " "}' for text, mark in marked]
             others.append((heading, [*column, f'{_seeds(experiment, sparsity)}  ']))
-        step = max(1, (width - (44 if remarks else 20)) // 18)  # about what a column takes
+        step = max(1, (width - 20) // 18)  # about what a column takes
         for start in range(0, len(others), step):
-            columns, texts = zip(*first, *others[start : start + step], strict=True)
+            columns, texts = zip(first, *others[start : start + step], strict=True)
             *lines, last = zip(*texts, strict=True)
             table = text_tables.to_text(columns, lines, last, width)
             blocks.append(f'{_heading(experiment)}\n\n{table}')
