@@ -22,7 +22,7 @@ from benchmarks.timing import interleaved, ratio
 from jaxpruner import sparse
 from jaxpruner.checkpoints import Leaf, write_safetensors
 from jaxpruner.sparse.formats import table
-from jaxpruner.sparse.formats.plans import Kept
+from jaxpruner.sparse.formats.leaf_arrays import Kept
 
 ROUNDS = 3
 HAS_ZSTD = importlib.util.find_spec('zstandard') is not None
@@ -108,7 +108,7 @@ def _bytes_against_others(array: np.ndarray, folder: Path) -> dict[str, float]:
     sparse.save(packed, {'w': array}, progress=False)
     with zipfile.ZipFile(zipped, 'w', zipfile.ZIP_DEFLATED) as archive:
         archive.write(dense)
-    plans = table.plans_of(Kept.of(array != 0), array.itemsize, all_sizes=True)
+    plans = table.plans_of(Kept.of(array != 0), array.itemsize)
     least = min(plan.bytes for plan in plans.values())
     size = packed.stat().st_size
     values = {

@@ -13,7 +13,7 @@ from oneshot_shakespeare_training import Text, Transformer, draw, windows
 from train_block_sparse_methods import Run, block_model, block_run, dense_run, masked_run, rigl
 
 EVALUATIONS = 20  # in a run
-ONLY = ('*/attention/*/kernel', '*/up/kernel', '*/down/kernel')
+PRUNED = ('*/attention/*/kernel', '*/up/kernel', '*/down/kernel')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +100,9 @@ def _run_of(
         params,
         tokens,
         steps,
-        sparsity=sparsity,
+        sparsity=dict.fromkeys(PRUNED, sparsity),
         block=settings.block,
         low_rank=settings.low_rank,
-        only=ONLY,
         rng_seed=seed,
     )
     if method == 'masks':

@@ -1,8 +1,8 @@
 """Storage, execution and training on compact weights, in which zeros take no room.
 
-The subpackages, from the bottom up:
+The parts, from the bottom up:
 
-    operators      products of rows with compact matrices, and their derivatives
+    block_matrix   products of rows with compact matrices, and their derivatives; csr_matrix, too
     program        the products of a traced model with its parameters; the model with operators in their place
     formats        how the zeros of one array are left out: a file for each format
     storage        a tree in its smallest formats, in memory and as a file
@@ -11,20 +11,18 @@ The subpackages, from the bottom up:
 """
 
 from jaxpruner.sparse.execution.compiling import Compiled as Compiled
+from jaxpruner.sparse.execution.compiling import PackedApply as PackedApply
 from jaxpruner.sparse.execution.compiling import compile as compile
-from jaxpruner.sparse.execution.packed_model import PackedApply as PackedApply
 from jaxpruner.sparse.execution.report import ExecutionReport as ExecutionReport
 from jaxpruner.sparse.execution.report import LayerExecution as LayerExecution
-from jaxpruner.sparse.storage.jax_sparse import to_bcsr as to_bcsr
 from jaxpruner.sparse.storage.packed_files import load as load
-from jaxpruner.sparse.storage.packed_files import load_packed as load_packed
 from jaxpruner.sparse.storage.packed_files import open_packed as open_packed
 from jaxpruner.sparse.storage.packed_files import save as save
 from jaxpruner.sparse.storage.packing import pack as pack
 from jaxpruner.sparse.storage.packing import stored_masks as stored_masks
 from jaxpruner.sparse.storage.packing import unpack as unpack
+from jaxpruner.sparse.training.compact_model import BlockPlan as BlockPlan
 from jaxpruner.sparse.training.compact_model import CompactModel as CompactModel
+from jaxpruner.sparse.training.compact_model import PlannedLeaf as PlannedLeaf
 from jaxpruner.sparse.training.making import block_sparse as block_sparse
 from jaxpruner.sparse.training.making import unstructured_sparse as unstructured_sparse
-from jaxpruner.sparse.training.plans import BlockPlan as BlockPlan
-from jaxpruner.sparse.training.plans import PlannedLeaf as PlannedLeaf

@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxpruner
+from jaxpruner.sparse import csr_matrix
 from jaxpruner.sparse.execution import compiling
-from jaxpruner.sparse.operators import csr_kernel
 
 RNG = np.random.default_rng(0)
-HAS_CSR = csr_kernel.why_missing(jnp.float32) is None
+HAS_CSR = csr_matrix.why_missing(jnp.float32) is None
 
 
 def normal(*shape):
@@ -37,11 +36,6 @@ PARAMS = {
     'bias': normal(8),
 }
 X = normal(6, 12)
-X16 = normal(4, 16)
-
-
-def mlp(p, x):
-    return jnp.tanh(x @ p['up']) @ p['out']
 
 
 SETTINGS = [
@@ -76,10 +70,8 @@ def test_results_are_those_of_the_dense_model(setting):
         gradient = jax.grad(lambda apply, params, x: apply(params, x).sum(), 2)
         assert_close(gradient(apply, packed, X), gradient(model, PARAMS, X))
         of_params = jax.grad(lambda packed: apply(packed, X).sum(), allow_int=True)(packed)
-    (leaves,) = packed.values()
-    (gradients,) = of_params.values()
-    assert_close(gradients['bias'], jnp.full(8, 6.0))
-    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(leaves))
+    assert_close(of_params['bias'], jnp.full(8, 6.0))
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(packed))
     names = {name: layer.format for name, layer in report.layers.items()}
     if isinstance(setting, dict):
         assert names == {'up': 'smaller', 'layers': 'blocks 4x32', 'out': 'dense'}
@@ -92,24 +84,20 @@ def test_results_are_those_of_the_dense_model(setting):
 
 
 def test_parameters_of_other_zeros_or_shapes_are_refused():
-    apply, packed, report = compiled('smaller')
-    (key,) = packed
-    assert report.pattern in key
+    apply, packed, _ = compiled('smaller')
     denser = {**PARAMS, 'up': PARAMS['up'].at[0].set(1)}
-    with pytest.raises(ValueError, match=f'pattern is .*{report.pattern}'):
+    with pytest.raises(ValueError, match='other weights of these parameters are zero'):
         apply.pack(denser)
-    other = compiling.compile(model, denser, X, formats='smaller').packed
-    for wrong, message in [
-        (other, f'not under .*{report.pattern}'),
-        (PARAMS, 'not under'),
-        ([packed], 'they are list'),
-        ({key: {**packed[key], 'bias': jnp.ones(9)}}, r"'bias'.*float32\[9\].*float32\[8\]"),
-        ({key: {**packed[key], 'more': jnp.ones(1)}}, "'more'.*nothing"),
-        ({key: {**packed[key], 'up': PARAMS['up']}}, "'up'"),
-    ]:
-        with pytest.raises(ValueError, match=message):
+    for wrong in (
+        PARAMS,
+        [packed],
+        {**packed, 'bias': jnp.ones(9)},
+        {**packed, 'more': jnp.ones(1)},
+        {**packed, 'up': PARAMS['up']},
+    ):
+        with pytest.raises(ValueError, match='not packed for this model'):
             apply(wrong, X)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match='not packed for this model'):
             jax.eval_shape(apply, wrong, X)
 
 
@@ -164,7 +152,7 @@ def test_a_model_stays_dense_if_the_whole_is_not_faster(timed):
     apply, packed, report = compiled('measure')
     assert {layer.format for layer in report.layers.values()} == {'dense'}
     assert not report.channels
-    assert '0.91 times as fast' in str(report)
+    assert report.times_as_fast == 1
     assert_close(apply(packed, X), model(PARAMS, X))
     program = jax.make_jaxpr(apply)(packed, X)
     assert str(jax.make_jaxpr(model)(PARAMS, X)).count('dot_general') == str(program).count(
@@ -179,16 +167,3 @@ def test_measuring_for_real():
     assert report.milliseconds > 0
     for layer in report.layers.values():
         assert {'dense', layer.format} <= set(layer.milliseconds) | {'dense'}
-        assert set(layer.milliseconds) <= set(layer.bytes)
-
-
-def test_a_report_says_that_nothing_makes_n_by_m_faster():
-    params = {'up': normal(16, 32), 'out': normal(32, 16)}
-    params, _ = jaxpruner.prune(
-        params, algorithm='magnitude', apply_fn=mlp, batches=[X16], sparsity_type='2:4'
-    )
-    # A leaf that runs in another format is not said to be N:M.
-    in_blocks = compiling.compile(mlp, params, X16, formats={'up': 'blocks 8x32'}).report
-    assert not in_blocks.layers['up'].not_measured
-    report = compiling.compile(mlp, params, X16, formats='dense').report
-    assert 'out and 1 more: 2:4 is no candidate: neither JAX nor' in str(report)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from jaxpruner.sparse import csr_matrix
 from jaxpruner.sparse.execution.formats import Blocks, Csr, Smaller
-from jaxpruner.sparse.operators import csr_kernel
 from jaxpruner.sparse.program.models import Products
 
 RNG = np.random.default_rng(0)
 needs_csr = pytest.mark.skipif(
-    csr_kernel.why_missing(jnp.float32) is not None, reason='this JAX has no CSR kernel'
+    csr_matrix.why_missing(jnp.float32) is not None, reason='this JAX has no CSR kernel'
 )
 FORMATS = [
     pytest.param(Csr(), marks=needs_csr),

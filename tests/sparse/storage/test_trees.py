@@ -73,7 +73,6 @@ def test_containers_come_back_by_name_or_as_they_were(tmp_path):
     np.testing.assert_array_equal(file.read('layers.0.kernel'), eye(64))
     with pytest.raises(KeyError, match=r"a\.safetensors has no leaf 'sted'.*'step'"):
         file.read('sted')
-    assert_same(sparse.unpack(sparse.load_packed(path), like=TREE), TREE)
 
 
 def test_names_of_any_letters(tmp_path):
@@ -138,21 +137,6 @@ def test_checkpoints_are_packed_under_their_names(tmp_path):
         sparse.save(path, checkpoints.open_checkpoint(path), masks=given)
 
 
-def test_jax_experimental_sparse():
-    dense = jnp.asarray(np.where(np.random.default_rng(0).random((32, 48)) < 0.1, 1.5, 0.0))
-    dense = dense.astype(jnp.float32).at[3].set(0.0).at[5, 6].set(-0.0)
-    for weights in (dense, sparse.pack(dense), dense.T.T):
-        matrix = sparse.to_bcsr(weights)
-        np.testing.assert_array_equal(matrix.todense(), dense)
-        assert matrix.nse == int((dense != 0).sum()) + 1
-    mask = (dense != 0).at[0].set(True).at[5, 6].set(True)
-    for matrix in (
-        sparse.to_bcsr(dense, mask=mask),
-        sparse.to_bcsr(sparse.pack(dense, masks=mask)),
-    ):
-        assert matrix.nse == int(mask.sum())
-
-
 REFUSED = {  # what to call, with which error
     'objects': (lambda: sparse.pack({'a': {'b': np.array([None])}}), TypeError, r'^a\.b: object'),
     'one name twice': (
@@ -185,7 +169,6 @@ REFUSED = {  # what to call, with which error
         ValueError,
         r'^a is float32\[64, 64\].*float16',
     ),
-    'float64 without x64': (lambda: sparse.to_bcsr(np.eye(3)), ValueError, 'float64.*x64'),
 }
 
 

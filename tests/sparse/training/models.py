@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from jaxpruner import sparse, tree
-from jaxpruner.sparse.operators import csr_kernel
+from jaxpruner.sparse import csr_matrix
 
 RNG = np.random.default_rng(0)
-MISSING = csr_kernel.why_missing(jnp.float32)
+MISSING = csr_matrix.why_missing(jnp.float32)
 needs_csr = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 KINDS = ['blocks', pytest.param('weights', marks=needs_csr)]
 
@@ -44,8 +44,10 @@ def loss(function, params):
     return jnp.mean((function(params, X) - Y) ** 2)
 
 
-def made(kind, **settings):
-    settings = {'sparsity': 0.6, 'only': tuple(PRUNED), **settings}
+def made(kind, sparsity=0.6, only=tuple(PRUNED), **settings):
+    if only and not isinstance(sparsity, dict):
+        sparsity = dict.fromkeys((only,) if isinstance(only, str) else only, sparsity)
+    settings['sparsity'] = sparsity
     if kind == 'blocks':
         return sparse.block_sparse(apply_fn, PARAMS, X, **{'block': BLOCK, **settings})
     return sparse.unstructured_sparse(apply_fn, PARAMS, X, **settings)

@@ -2,38 +2,40 @@
 
 import dataclasses
 import functools
-import os
-import platform
-import statistics
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxpruner import caller_warnings
 from jaxpruner import tree as tree_lib
+from jaxpruner.sparse.execution import formats as formats_lib
 from jaxpruner.sparse.execution.choosing import (
-    asked_layers,
-    dense_layers,
+    Formats,
+    asked_formats,
+    layer_of,
     matrices_of,
-    measured_layers,
+    measured_formats,
 )
 from jaxpruner.sparse.execution.formats import DENSE
-from jaxpruner.sparse.execution.packed_model import Model, Packed, PackedApply, pattern_of
 from jaxpruner.sparse.execution.report import ExecutionReport
 from jaxpruner.sparse.program.models import Products
+from jaxpruner.structure import channel_groups
 from jaxpruner.structure.latency import in_turns, repeats_of
+
+Packed = dict[str, Any]
 
 # What a setting may ask for beside formats.
 MEASURE = 'measure'
 CHANNELS = 'channels'
 # How many times as fast as dense the whole model has to be; otherwise it stays dense.
 _LEAST_GAIN = 1.02
-# Differences up to these shares of the largest result count as rounding. GPUs and TPUs round products of float32 to
-# fewer bits by default, and errors grow from layer to layer.
-_TOLERANCES = {'float64': 1e-6, 'float32': 1e-2, 'float16': 0.05, 'bfloat16': 0.1}
-_TOLERANCE_OF_NARROW_FLOATS = 0.3
+# Differences up to this share of the largest result count as rounding: GPUs and TPUs round products of float32 to fewer
+# bits by default, and errors grow from layer to layer. Of shorter floats it is so many times their precision.
+_TOLERANCE = 1e-2
+_TOLERATED_ROUNDINGS = 12
 
 
 class Compiled(NamedTuple):
@@ -51,7 +53,7 @@ class Compiled(NamedTuple):
     Array([[1., 1., 1., 1., 0., 0., 0., 0.]], dtype=float32)
     """
 
-    apply: PackedApply
+    apply: 'PackedApply'
     packed: Packed
     report: ExecutionReport
 
@@ -66,13 +68,13 @@ def compile(
 ) -> Compiled:
     """Runs each product of a pruned model with its parameters in the format that is fastest for its zeros.
 
-    A dense layer, a 1x1 convolution, and other convolutions can run as compact blocks (`sparse.operators.blocks`), in
+    A dense layer, a 1x1 convolution, and other convolutions can run as compact blocks (`sparse.block_matrix`), in
     CSR, or as a smaller dense matrix without inputs and outputs that are zero. Channels that are zero in all layers are
     removed from the whole model.
 
     With `formats='measure'` each candidate is timed on this device at the batch of the sample, in turns with the dense
-    product. The dense product stays unless another one is faster beyond noise. The smallest products, which together
-    are a hundredth of all, stay dense without being timed. In the end the whole model is timed, and stays dense unless
+    product. The dense product stays unless another one is faster beyond noise. Products that are less
+    than a thousandth of all stay dense without being timed. In the end the whole model is timed, and stays dense unless
     it is faster. Then its results at the sample are compared with those of the dense model. If formats are named,
     nothing is timed, compared or removed from the whole model; `'channels'` removes channels, and no more.
 
@@ -82,8 +84,8 @@ def compile(
     A compiled model runs on one device: leaves that lie on several are gathered when they are packed.
 
     Packed arrays may hold zeros: all of a leaf that stays dense, and those inside of kept blocks, inputs and outputs.
-    Gradients change these zeros like any weights. In formats other than dense, they even change weights that the model
-    itself masks with a constant. To fine-tune, mask the updates, or train the dense parameters and pack them.
+    Gradients change these zeros like any weights. To fine-tune, mask the updates, or train the dense parameters and
+    pack them.
 
     On CPUs set `MALLOC_MMAP_MAX_=0` and `MALLOC_TRIM_THRESHOLD_=20000000000` in the environment before Python starts.
     Otherwise glibc gives large buffers back to the system after each call, which can cost half of the time, dense or
@@ -109,8 +111,6 @@ def compile(
       TypeError: the parameters, or a sample that is to be timed, have no values; `rounds` is no whole number.
       RuntimeError: formats were measured, and the results of the fastest model are not those of the dense one.
 
-    Warns if matrices lie on several devices.
-
     >>> import jax.numpy as jnp
     >>> from jaxpruner import sparse
     >>> def apply_fn(params, x):
@@ -122,101 +122,68 @@ def compile(
     True
     >>> {name: layer.format for name, layer in report.layers.items()}
     {'down': 'smaller', 'up': 'blocks 8x64'}
-    >>> report.layers['down'].bytes
-    {'dense': 65536, 'smaller': 16640}
     """
-    if isinstance(rounds, bool) or not isinstance(rounds, int):
-        raise TypeError(f'rounds must be a whole number, got {rounds!r}')
-    if rounds < 2:
-        raise ValueError(
-            f'rounds must be at least 2, got {rounds}; one timing says nothing of noise'
-        )
+    if not isinstance(rounds, int) or rounds < 2:
+        raise ValueError(f'rounds must be a whole number, at least 2, got {rounds!r}')
     params = tree_lib.as_arrays(params)
     for name, tree in {'params': params, 'the sample': sample}.items():
         for leaf in jax.tree.leaves(tree) if name == 'params' or formats == MEASURE else []:
             if isinstance(leaf, jax.ShapeDtypeStruct) or tree_lib.is_traced(leaf):
                 raise TypeError(f'{name} must be arrays with values, outside of jit; got {leaf}')
-    # Masks are applied to the packed weights, once.
-    whole = Products(apply_fn, params, *sample, constant_masks=True)
-    spread = []
-    for name, leaf in whole.leaves(params).items():
-        if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
-            spread.append(name)
-    if spread:
-        caller_warnings.warn(
-            f'compile: {", ".join(spread)} lie on several devices, and a compiled model runs on one: packed matrices '
-            'are gathered there. Keep the dense model where it does not fit, or train it with block_sparse'
-        )
-    model, matrices = Model(apply_fn, whole), matrices_of(whole, params)
-    report = ExecutionReport(
-        layers=dense_layers(whole, matrices),
-        dense_leaves=whole.refused,
-        pattern=pattern_of(matrices),
-        device=device_name(),
-    )
-    versions = [(model, report)]
+    whole = Products(apply_fn, params, *sample)
+    dense = model = _Model(apply_fn, whole)
+    matrices = matrices_of(whole, params)
+    made = functools.partial(PackedApply, whole, _pattern_of(matrices), params)
     if formats in (MEASURE, CHANNELS):
         model = model.without_zero_channels(params, matrices, sample)
         matrices = matrices_of(model.products, model.shrink(params))
+    chosen: Formats = {}
     if formats == MEASURE:
-        layers = measured_layers(model.products, matrices, rounds, progress)
-    elif formats == CHANNELS:
-        layers = dense_layers(model.products, matrices)
+        chosen, layers = measured_formats(model.products, matrices, rounds, progress)
     else:
-        layers = asked_layers(model.products, matrices, formats)
-    report = dataclasses.replace(report, layers=layers, channels=model.removed)
-    if formats != MEASURE:
-        apply = PackedApply(model, whole, params, report)
-        return Compiled(apply, apply.packed, report)
-    # What was measured stands in the report of a model that stays dense, too.
-    in_dense = {name: dataclasses.replace(layer, format=DENSE) for name, layer in layers.items()}
-    if not report.channels:
-        versions.clear()
-    versions.append((model, dataclasses.replace(report, layers=in_dense)))
-    if in_dense != layers:
-        versions.append((model, report))
-    applies = [PackedApply(model, whole, params, report) for model, report in versions]
-    apply = _fastest(applies, sample, rounds, whole)
+        if formats != CHANNELS:
+            chosen = asked_formats(model.products, matrices, formats)
+        layers = {}
+        for name, leaf in model.products.by_leaf.items():
+            layers[name] = layer_of(leaf, matrices[name], chosen.get(name))
+    removed = {}
+    for name, kept in model.keep.items():
+        removed[name] = model.graph.groups[name].size - np.shape(kept)[-1]
+    report = ExecutionReport(layers, whole.refused, removed)
+    apply = made(model, chosen, report)
+    if formats == MEASURE:
+        # What was measured stands in the report of a model that stays dense, too.
+        in_dense = {name: dataclasses.replace(each, format=DENSE) for name, each in layers.items()}
+        report = dataclasses.replace(report, layers=in_dense)
+        applies = [made(dense, {}, dataclasses.replace(report, channels={}))]
+        if report.channels:
+            applies.append(made(model, {}, report))
+        if chosen:
+            applies.append(apply)
+        apply = _fastest(applies, sample, rounds)
     return Compiled(apply, apply.packed, apply.report)
 
 
-def _fastest(
-    applies: list[PackedApply], sample: tuple[Any, ...], rounds: int, products: Products
-) -> PackedApply:
+def _fastest(applies: 'list[PackedApply]', sample: tuple[Any, ...], rounds: int) -> 'PackedApply':
     """The fastest version of a model. The first is dense, and stays unless another is faster.
 
     Raises:
       RuntimeError: the results of the fastest are not those of the dense one.
     """
     calls = [functools.partial(apply, apply.packed, *sample) for apply in applies]
-    times = in_turns(calls, [repeats_of(call) for call in calls], rounds)
-    gains = []
-    for seconds in times:
-        ratios = [dense / mine for dense, mine in zip(times[0], seconds, strict=True)]
-        gains.append(statistics.median(ratios))
-    best, notes = gains.index(max(gains)), ()
+    times = np.array(in_turns(calls, [repeats_of(call) for call in calls], rounds))
+    gains = np.median(times[0] / times, 1).tolist()
+    best = gains.index(max(gains))
     if gains[best] < _LEAST_GAIN:
         best = 0
     if best:
-        _check_results(calls[best](), calls[0](), products)
-    elif len(applies) > 1:
-        most = max(gains[1:])
-        notes = (f'the model stays dense: the best other version is {most:.2f} times as fast',)
-    milliseconds = 1e3 * statistics.median(times[0])
+        _check_results(calls[best](), calls[0](), applies[0].products)
+    milliseconds = 1e3 * float(np.median(times[0]))
     apply = applies[best]
     apply.report = dataclasses.replace(
-        apply.report, milliseconds=milliseconds, measured=milliseconds / gains[best], notes=notes
+        apply.report, milliseconds=milliseconds, measured=milliseconds / gains[best]
     )
     return apply
-
-
-def device_name() -> str:
-    """The device on which programs run, as reports name it."""
-    # Arrays that nobody placed lie there; under a mesh these are several devices of one kind.
-    device, *_ = jnp.zeros(()).devices()
-    if device.platform != 'cpu':
-        return device.device_kind
-    return f'cpu, {platform.machine()}, {os.cpu_count()} cores'
 
 
 def _check_results(found: Any, expected: Any, products: Products) -> None:
@@ -227,29 +194,22 @@ def _check_results(found: Any, expected: Any, products: Products) -> None:
     and may change if two floats are about equal.
     """
     # The tolerance is that of the coarsest floats of products and results.
-    dtypes = [leaf.dtype for leaf in jax.tree.leaves(expected)]
-    for leaf in products.by_leaf.values():
-        dtypes += [leaf.computed_dtype, leaf.result_dtype]
+    dtypes = [leaf.computed_dtype for leaf in products.by_leaf.values()]
+    dtypes += [leaf.dtype for leaf in jax.tree.leaves(expected)]
+    epsilons = [float(jnp.finfo(each).eps) for each in dtypes if jnp.issubdtype(each, jnp.inexact)]
     tolerance = max(
-        [
-            _TOLERANCES.get(jnp.finfo(dtype).dtype.name, _TOLERANCE_OF_NARROW_FLOATS)
-            for dtype in dtypes
-            if jnp.issubdtype(dtype, jnp.inexact)
-        ],
-        default=0,
+        [min(0.3, max(_TOLERANCE, _TOLERATED_ROUNDINGS * each)) for each in epsilons] or [0]
     )
-    compared = jnp.inexact if tolerance else jnp.number
-    scale = 0.0
-    differences = {}
-    expected_results = jax.tree_util.tree_leaves_with_path(expected)
-    for (path, dense), result in zip(expected_results, jax.tree.leaves(found), strict=True):
-        if not jnp.issubdtype(dense.dtype, compared):
-            continue
-        wide = tree_lib.at_least_float32(dense.dtype)
-        is_finite, dense = jnp.isfinite(dense), dense.astype(wide)
-        for_all = jnp.where(is_finite, jnp.abs(result.astype(wide) - dense), 0)
-        differences[jax.tree_util.keystr(path)] = float(for_all.max(initial=0))
-        scale = max(scale, float(jnp.where(is_finite, jnp.abs(dense), 0).max(initial=0)))
+    compared = jnp.inexact if epsilons else jnp.number
+    scale, differences = 0.0, {}
+    results = jax.tree_util.tree_leaves_with_path(expected)
+    for (path, dense), result in zip(results, jax.tree.leaves(found), strict=True):
+        if jnp.issubdtype(dense.dtype, compared):
+            wide = tree_lib.at_least_float32(dense.dtype)
+            finite = jnp.where(jnp.isfinite(dense), dense, 0).astype(wide)
+            difference = jnp.where(jnp.isfinite(dense), jnp.abs(result.astype(wide) - finite), 0)
+            differences[jax.tree_util.keystr(path)] = float(difference.max(initial=0))
+            scale = max(scale, float(jnp.abs(finite).max(initial=0)))
     for name, difference in differences.items():
         if not difference <= tolerance * scale:  # NaN is not
             raise RuntimeError(
@@ -258,3 +218,149 @@ def _check_results(found: Any, expected: Any, products: Products) -> None:
                 "the model dense (formats='dense'); or, if its results jump where floats hardly differ, name formats, "
                 'since then nothing is compared'
             )
+
+
+class _Model(NamedTuple):
+    """A model that can run: the whole one, or one without channels that are zero, since then all layers shrink.
+
+    Attributes:
+      apply_fn: the function of its parameters.
+      products: its products.
+      graph: the `ChannelGraph` of the whole model; `None` for the whole model.
+      keep: the channels that stay.
+    """
+
+    apply_fn: Callable[..., Any]
+    products: Products
+    graph: Any = None
+    keep: Mapping[str, np.ndarray] = {}
+
+    def without_zero_channels(
+        self, params: tree_lib.PyTree, matrices: Mapping[str, np.ndarray], sample: tuple[Any, ...]
+    ) -> '_Model':
+        """The model without channels that are zero in these parameters; the same model if there are none."""
+        used = []
+        for name, matrix in matrices.items():
+            used += formats_lib.used_lines(self.products.by_leaf[name], matrix != 0)
+        if all(lines.all() for lines in used):
+            return self  # an analysis would find no channel
+        graph = channel_groups(self.apply_fn, params, *sample)
+        keep = graph.nonzero_channels(params)
+        if not keep:
+            return self
+        apply_fn = graph.small_apply(keep)
+        small = graph.shrink(params, keep, verify=False)
+        return _Model(apply_fn, Products(apply_fn, small, *sample), graph, keep)
+
+    def shrink(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
+        """The parameters of this model, from those of the whole model."""
+        return params if self.graph is None else self.graph.shrink(params, self.keep, verify=False)
+
+
+class PackedApply:
+    """A model for packed parameters; made by `sparse.compile`. These become operators inside of the program.
+
+    Attributes:
+      report: what was measured and chosen.
+
+    >>> from jaxpruner import sparse
+    >>> params = {'w': jnp.eye(4, 8)}
+    >>> apply, _, _ = sparse.compile(lambda params, x: x @ params['w'], params, jnp.ones((2, 4)), formats='smaller')
+    >>> packed = apply.pack({'w': 2 * params['w']})
+    >>> apply(packed, jnp.ones((1, 4)))
+    Array([[2., 2., 2., 2., 0., 0., 0., 0.]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        whole: Products,
+        pattern: str,
+        params: tree_lib.PyTree,
+        model: _Model,
+        formats: Formats,
+        report: ExecutionReport,
+    ):
+        self.report = report
+        self.products = whole
+        self._model = model
+        self._formats = formats
+        self._pattern = pattern
+        self.packed = self._pack(params)
+        self._shapes = _shapes(self.packed)
+        self._jitted = jax.jit(self._run)
+
+    def pack(self, params: tree_lib.PyTree) -> Packed:
+        """Packs other parameters with the same zeros, such as fine-tuned ones.
+
+        Args:
+          params: of the whole model, arrays.
+
+        Raises:
+          ValueError: other weights are zero, a removed channel is not, or a leaf has another shape.
+        """
+        if _pattern_of(matrices_of(self.products, params)) != self._pattern:
+            raise ValueError(
+                'other weights of these parameters are zero than of those that the model was compiled for; compile it '
+                'for them'
+            )
+        # The pattern covers only matrices. Whether a channel can be left out may also depend on its bias.
+        graph = self._model.graph
+        needed = {} if graph is None else graph.nonzero_channels(params)
+        for name, kept in self._model.keep.items():
+            if not np.array_equal(needed.get(name, ()), kept):
+                raise ValueError(
+                    f'the channels {name} that were removed from the model are not those that are zero in these '
+                    'parameters: a bias, or another weight of theirs, has a part in the results; compile the model for '
+                    'them'
+                )
+        return self._pack(params)
+
+    def _pack(self, params: tree_lib.PyTree) -> Packed:
+        products = self._model.products
+        small = self._model.shrink(params)
+        packed, matrices = products.by_name(small), matrices_of(products, small)
+        for name, format in self._formats.items():
+            leaf, arrays = products.by_leaf[name], {}
+            for key, array in format.pack(matrices[name], leaf).items():
+                arrays[key] = jnp.asarray(array.reshape(*leaf.layers, *array.shape[1:]))
+            packed[name] = arrays
+        return packed
+
+    def __call__(self, packed: Packed, *inputs: Any) -> Any:
+        """Runs the compiled model, with inputs of any shape; also under `jit`, `grad` and `vmap`.
+
+        Args:
+          packed: what `compile` or `pack` returned.
+          *inputs: as the model takes them.
+
+        Raises:
+          ValueError: the parameters are not packed for this model.
+        """
+        return self._jitted(packed, *inputs)
+
+    def _run(self, packed: Packed, *inputs: Any) -> Any:
+        # This runs when the model is traced.
+        if _shapes(packed) != self._shapes:
+            raise ValueError(
+                'these parameters are not packed for this model: it has other names or shapes; give what compile '
+                'returned, or apply.pack(params)'
+            )
+        leaves, products = dict(packed), self._model.products
+        for name, format in self._formats.items():
+            leaves[name] = format.operator(leaves[name], products.by_leaf[name])
+        run = products.apply if self._formats else self._model.apply_fn
+        return run(products.unflatten(leaves), *inputs)
+
+
+def _shapes(packed: Any) -> Any:
+    """Shapes and dtypes of all arrays, in their tree."""
+    return jax.tree.map(lambda leaf: (jnp.shape(leaf), str(jnp.result_type(leaf))), packed)
+
+
+def _pattern_of(matrices: Mapping[str, np.ndarray]) -> str:
+    """A digest of the zeros of some leaves."""
+    hasher = hashlib.sha256()
+    for name, values in sorted(matrices.items()):
+        hasher.update(f'{name} {values.shape}'.encode())
+        hasher.update(np.packbits(values != 0).tobytes())
+    return hasher.hexdigest()

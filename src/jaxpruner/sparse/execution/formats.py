@@ -1,4 +1,4 @@
-"""How a product can run beside the dense one: a class for each format, and a table of them all.
+"""How a product can run beside the dense one: a class for each format. Its text is its name in settings and reports.
 
 A format packs matrices `[layers, inputs, outputs]` into a dictionary of arrays with the layers in front. Inside of the
 model it makes an operator of these arrays. All layers of a stack have arrays of one length; shorter ones are filled up.
@@ -6,23 +6,22 @@ model it makes an operator of these arrays. All layers of a stack have arrays of
 `nonzero` is everywhere bool[layers, inputs, outputs]: which weights are not zero.
 """
 
-import abc
 import dataclasses
 import itertools
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner.sparse import csr_matrix
+from jaxpruner.sparse.block_matrix import BlockMatrix, BlockShape
 from jaxpruner.sparse.formats.blocks import in_blocks
-from jaxpruner.sparse.operators import csr, csr_kernel
-from jaxpruner.sparse.operators.blocks import BlockMatrix, BlockShape
-from jaxpruner.sparse.program.convolutions import Convolution
 from jaxpruner.sparse.program.matrix_leaves import MatrixLeaf
+from jaxpruner.sparse.program.product_sites import Convolution
 
 Arrays = dict[str, np.ndarray]
 
@@ -39,63 +38,18 @@ _LARGEST_COST = 0.85
 _MEASURED_SHAPES = 3
 
 
-class UnsuitableFormatError(ValueError):
-    """A format cannot run a product, or would hardly be faster; its text is why, without the name of the leaf."""
-
-
-class ExecutedFormat(abc.ABC):
-    """A way to run a product. Its text is its name in settings and reports."""
-
-    name: ClassVar[str]  # what a setting calls it
-
-    def __str__(self) -> str:
-        return self.name
-
-    @classmethod
-    @abc.abstractmethod
-    def promising(cls, leaf: MatrixLeaf, nonzero: np.ndarray) -> 'list[ExecutedFormat]':
-        """Those that may be faster than dense.
-
-        Raises:
-          UnsuitableFormatError: none.
-        """
-
-    def check(self, leaf: MatrixLeaf) -> None:
-        """Refuses a leaf that it cannot run; by default none.
-
-        Raises:
-          UnsuitableFormatError: it cannot.
-        """
-        del leaf
-
-    @abc.abstractmethod
-    def pack(self, matrices: np.ndarray, leaf: MatrixLeaf) -> Arrays:
-        """The arrays of matrices `[layers, inputs, outputs]`, each with the layers in front."""
-
-    @abc.abstractmethod
-    def operator(self, arrays: Mapping[str, Any], leaf: MatrixLeaf) -> Any:
-        """The operator that multiplies, made of arrays inside of a program."""
-
-
 @dataclasses.dataclass(frozen=True)
-class Csr(ExecutedFormat):
+class Csr:
     """Single weights, in CSR."""
 
-    name: ClassVar[str] = 'csr'
+    def __str__(self) -> str:
+        return 'csr'
 
-    @classmethod
-    def promising(cls, leaf: MatrixLeaf, nonzero: np.ndarray) -> list[ExecutedFormat]:
-        if nonzero.mean() > _LARGEST_SHARE_OF_CSR:
-            raise UnsuitableFormatError(f'{nonzero.mean():.0%} of the weights are not zero')
-        return [cls()]
-
-    def check(self, leaf: MatrixLeaf) -> None:
-        missing = csr_kernel.why_missing(leaf.computed_dtype)
-        if missing:
-            raise UnsuitableFormatError(missing)
-        _check_windows(leaf)
+    def why_not(self, leaf: MatrixLeaf) -> str | None:
+        """Why it cannot run a leaf; `None` if it can."""
         if leaf.inputs * leaf.outputs > np.iinfo(np.int32).max:
-            raise UnsuitableFormatError('its positions need more than 32 bits')
+            return 'its positions need more than 32 bits'
+        return csr_matrix.why_missing(leaf.computed_dtype) or _too_large_windows(leaf)
 
     def pack(self, matrices: np.ndarray, leaf: MatrixLeaf) -> Arrays:
         transposed = matrices.swapaxes(1, 2).reshape(len(matrices), -1)
@@ -112,25 +66,20 @@ class Csr(ExecutedFormat):
             row_offsets[layer] = np.searchsorted(places, first_of_rows)
         return {'compressed': compressed, 'positions': positions, 'row_offsets': row_offsets}
 
-    def operator(self, arrays: Mapping[str, Any], leaf: MatrixLeaf) -> csr.CsrMatrix:
-        return csr.CsrMatrix(**arrays)
+    def operator(self, arrays: Mapping[str, Any], leaf: MatrixLeaf) -> csr_matrix.CsrMatrix:
+        return csr_matrix.CsrMatrix(**arrays)
 
 
 @dataclasses.dataclass(frozen=True)
-class Smaller(ExecutedFormat):
+class Smaller:
     """A dense matrix without the inputs and outputs (channels of a convolution) that are zero."""
 
-    name: ClassVar[str] = 'smaller'
+    def __str__(self) -> str:
+        return 'smaller'
 
-    @classmethod
-    def promising(cls, leaf: MatrixLeaf, nonzero: np.ndarray) -> list[ExecutedFormat]:
-        channels, outputs = used_lines(leaf, nonzero)
-        share = math.prod(_largest(used.sum(1)) / used.shape[1] for used in (channels, outputs))
-        if share > _LARGEST_SHARE_OF_SMALLER:
-            raise UnsuitableFormatError(
-                'no inputs or outputs are zero' if share == 1 else 'few inputs and outputs are zero'
-            )
-        return [cls()]
+    def why_not(self, leaf: MatrixLeaf) -> str | None:
+        """Why it cannot run a leaf; `None` if it can."""
+        return None
 
     def pack(self, matrices: np.ndarray, leaf: MatrixLeaf) -> Arrays:
         # A list of channels or outputs that is filled up names some that are zero.
@@ -199,32 +148,21 @@ class SmallerMatrix:
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks(ExecutedFormat):
-    """Blocks of one shape, the same number for each group of outputs. Without a shape it is the most promising one."""
+class Blocks:
+    """Blocks of one shape, the same number for each group of outputs."""
 
-    block: BlockShape | None = None
-
-    name: ClassVar[str] = 'blocks'
+    block: BlockShape
 
     def __str__(self) -> str:
-        return f'{self.name} {self.block[0]}x{self.block[1]}' if self.block else self.name
+        return f'blocks {self.block[0]}x{self.block[1]}'
 
-    @classmethod
-    def promising(cls, leaf: MatrixLeaf, nonzero: np.ndarray) -> list[ExecutedFormat]:
-        blocks = best_blocks(nonzero, _LARGEST_COST)[:_MEASURED_SHAPES]
-        if not blocks:
-            raise UnsuitableFormatError('no shape of block leaves out enough of the matrix')
-        return [cls(block) for block in blocks]
-
-    def check(self, leaf: MatrixLeaf) -> None:
-        if not self.block or self.block[0] > leaf.inputs or self.block[1] > leaf.outputs:
-            raise UnsuitableFormatError(
-                f'the matrix of {leaf.inputs} x {leaf.outputs} is smaller than a block'
-            )
-        _check_windows(leaf)
+    def why_not(self, leaf: MatrixLeaf) -> str | None:
+        """Why it cannot run a leaf; `None` if it can."""
+        if self.block[0] > leaf.inputs or self.block[1] > leaf.outputs:
+            return f'the matrix of {leaf.inputs} x {leaf.outputs} is smaller than a block'
+        return _too_large_windows(leaf)
 
     def pack(self, matrices: np.ndarray, leaf: MatrixLeaf) -> Arrays:
-        assert self.block is not None
         by_group = in_blocks(matrices, *self.block)
         # The blocks that fill a group up hold zeros.
         indices = _flagged_first(by_group.any((-2, -1)))
@@ -235,63 +173,46 @@ class Blocks(ExecutedFormat):
         return BlockMatrix(**arrays, outputs=leaf.outputs)
 
 
-FORMATS: tuple[type[ExecutedFormat], ...] = (Csr, Smaller, Blocks)
+Format = Csr | Smaller | Blocks
 _BLOCKS = re.compile(r'blocks ([1-9]\d*)x([1-9]\d*)')
 
 
-def parse(text: Any) -> ExecutedFormat | None:
-    """The format of a text, `None` for dense.
+def parse(text: Any, leaf: MatrixLeaf, nonzero: np.ndarray) -> Format | None:
+    """The format that a text names for a leaf, `None` for dense; `'blocks'` means those that promise most.
 
     Raises:
       ValueError: there is no such format.
-
-    >>> parse('blocks 8x128'), parse('dense')
-    (Blocks(block=(8, 128)), None)
     """
-    match = _BLOCKS.fullmatch(text) if isinstance(text, str) else None
-    if match:
-        return Blocks((int(match[1]), int(match[2])))
     if text == DENSE:
         return None
-    for each in FORMATS:
-        if text == each.name:
-            return each()
-    names = ', '.join([DENSE, *[each.name for each in FORMATS]])
-    raise ValueError(
-        f"no format {text!r}; the formats are {names}, and blocks of a shape, 'blocks 8x128'; for a whole model also "
-        "'measure' and 'channels'"
-    )
+    if text == 'csr':
+        return Csr()
+    if text == 'smaller':
+        return Smaller()
+    if text == 'blocks':
+        smallest = _BLOCK_INPUTS[-1], _BLOCK_OUTPUTS[-1]
+        return Blocks(next(iter(best_blocks(nonzero, math.inf)), smallest))
+    match = _BLOCKS.fullmatch(text) if isinstance(text, str) else None
+    if not match:
+        raise ValueError(
+            f"no format {text!r}; the formats are dense, csr, smaller, blocks, and blocks of a shape, 'blocks 8x128'; "
+            "for a whole model also 'measure' and 'channels'"
+        )
+    return Blocks((int(match[1]), int(match[2])))
 
 
-def resolve(
-    format: ExecutedFormat | None, leaf: MatrixLeaf, nonzero: np.ndarray
-) -> ExecutedFormat | None:
-    """The format for one leaf, with a shape of blocks.
-
-    Raises:
-      UnsuitableFormatError: it cannot run the product.
-    """
-    if format == Blocks():
-        format = Blocks(next(iter(best_blocks(nonzero, math.inf)), None))
-    if format is not None:
-        format.check(leaf)
-    return format
-
-
-def candidates(
-    leaf: MatrixLeaf, nonzero: np.ndarray
-) -> tuple[list[ExecutedFormat], dict[str, str]]:
-    """The formats that may be faster than dense, and why the others are not measured."""
-    formats: list[ExecutedFormat] = []
-    refused = {}
-    for each in FORMATS:
-        try:
-            found = each.promising(leaf, nonzero)
-            found[0].check(leaf)
-            formats += found
-        except UnsuitableFormatError as error:
-            refused[each.name] = str(error)
-    return formats, refused
+def candidates(leaf: MatrixLeaf, nonzero: np.ndarray) -> list[Format]:
+    """The formats that may be faster than dense."""
+    formats: list[Format] = []
+    if nonzero.mean() <= _LARGEST_SHARE_OF_CSR:
+        formats.append(Csr())
+    share = 1.0
+    for used in used_lines(leaf, nonzero):
+        share *= _largest(used.sum(1)) / used.shape[1]
+    if share <= _LARGEST_SHARE_OF_SMALLER:
+        formats.append(Smaller())
+    formats += map(Blocks, best_blocks(nonzero, _LARGEST_COST)[:_MEASURED_SHAPES])
+    return [format for format in formats if not format.why_not(leaf)]
 
 
 def used_lines(leaf: MatrixLeaf, nonzero: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -330,28 +251,6 @@ def best_blocks(nonzero: np.ndarray, largest_cost: float) -> list[BlockShape]:
     return sorted(costs, key=costs.__getitem__)
 
 
-def n_by_m(nonzero: np.ndarray) -> str | None:
-    """N:M along the inputs, such as `'2:4'`, if each group has at most N weights and nearly all have N.
-
-    >>> n_by_m(np.tile([[True], [True], [False], [False]], (1, 2, 3)))
-    '2:4'
-    """
-    _, inputs, outputs = nonzero.shape
-    for m in (4, 8, 16, 32):
-        if inputs % m:
-            break
-        counts = nonzero.reshape(-1, m, outputs).sum(1)
-        n = counts.max(initial=0)
-        if 0 < n < m and counts.mean() > 0.9 * n:
-            return f'{n}:{m}'
-    return None
-
-
-def size_in_bytes(arrays: Mapping[str, np.ndarray]) -> int:
-    """The bytes of all arrays."""
-    return sum(array.nbytes for array in arrays.values())
-
-
 def _flagged_first(flags: np.ndarray) -> np.ndarray:
     """The flagged positions along the last axis, in lists of one length; other positions fill short lists up."""
     order = np.argsort(~flags, axis=-1, kind='stable')
@@ -363,8 +262,9 @@ def _largest(counts: np.ndarray) -> int:
     return max(int(counts.max(initial=0)), 1)
 
 
-def _check_windows(leaf: MatrixLeaf) -> None:
-    """Refuses a convolution whose windows would take much memory."""
-    size = max(leaf.rows) * leaf.inputs * leaf.dtype.itemsize
+def _too_large_windows(leaf: MatrixLeaf) -> str | None:
+    """Says that the windows of a convolution would take much memory; `None` if not."""
+    size = leaf.flops // (2 * leaf.outputs) * leaf.dtype.itemsize
     if leaf.op == 'conv' and size > _MOST_WINDOW_BYTES:
-        raise UnsuitableFormatError(f'the windows of its images would take {size >> 20} MiB')
+        return f'the windows of its images would take {size >> 20} MiB'
+    return None

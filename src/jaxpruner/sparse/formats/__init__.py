@@ -1,4 +1,4 @@
-"""How the zeros of one array are left out: a file for each format, and a row of `table.FORMATS`.
+"""How the zeros of one array are left out: each format is a row of `table.FORMATS`, and all but two have a file.
 
     dense     the array as it is
     n_by_m    N of each M weights along an axis, and where in the M they stand
@@ -6,9 +6,9 @@
     csr       the kept weights, their columns, and where each row begins
     bitmask   one bit a weight, and the kept weights
 
-Each file has the same functions, which its row names:
+Each has the same functions, which its row names:
 
-    plan(kept, itemsize, most_bytes)   the bytes that a mask takes, `None` if it does not fit or takes more
+    plan(kept, itemsize)               the bytes that a mask takes, `None` if it does not fit
     pack(array, mask, settings)        the arrays of a leaf, with what the plan settled
     check(arrays)                      the shape of the leaf; refuses arrays that `pack` could not have made
     unpack(arrays)                     the leaf, of arrays that were checked

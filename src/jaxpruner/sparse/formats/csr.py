@@ -7,19 +7,23 @@ import math
 
 import numpy as np
 
-from jaxpruner.sparse.formats import array_checks
-from jaxpruner.sparse.formats.plans import Kept, Plan, StoredArrays
+from jaxpruner.sparse.formats import leaf_arrays
+from jaxpruner.sparse.formats.leaf_arrays import Kept, Plan, StoredArrays
 
 
-def plan(kept: Kept, itemsize: int, most_bytes: int) -> Plan | None:
+def plan(kept: Kept, itemsize: int) -> Plan | None:
     """Every pattern with a row fits."""
-    del most_bytes
     mask = kept.mask
     if not mask.ndim or not mask.size:
         return None
-    columns, offsets = _dtypes(mask.shape[-1], kept.count)
-    rows = mask.size // mask.shape[-1]
+    width = mask.shape[-1]
+    columns, offsets = leaf_arrays.index_dtype(width), _offset_dtype(kept.count)
+    rows = mask.size // width
     return Plan(kept.count * (itemsize + columns.itemsize) + (rows + 1) * offsets.itemsize)
+
+
+def _offset_dtype(kept: int) -> np.dtype:
+    return np.dtype('int32' if kept < 2**31 else 'int64')
 
 
 def pack(array: np.ndarray, mask: np.ndarray, settings: tuple[int, ...]) -> StoredArrays:
@@ -27,27 +31,28 @@ def pack(array: np.ndarray, mask: np.ndarray, settings: tuple[int, ...]) -> Stor
     del settings
     width = mask.shape[-1]
     positions = np.flatnonzero(mask)
-    column_dtype, offset_dtype = _dtypes(width, len(positions))
     kept_of_rows = np.count_nonzero(mask.reshape(-1, width), axis=1)
     return {
         'compressed': array.reshape(-1)[positions],
-        'row_offsets': np.concatenate([[0], kept_of_rows.cumsum()]).astype(offset_dtype),
-        'column_indices': (positions % width).astype(column_dtype),
+        'row_offsets': np.concatenate([[0], kept_of_rows.cumsum()]).astype(
+            _offset_dtype(len(positions))
+        ),
+        'column_indices': (positions % width).astype(leaf_arrays.index_dtype(width)),
         'shape': np.array(array.shape, np.int64),
     }
 
 
 def check(arrays: StoredArrays) -> tuple[int, ...]:
     """Refuses row offsets that fall, and columns that lie outside of a row or are repeated in it."""
-    shape = array_checks.shape_from(arrays['shape'])
+    shape = leaf_arrays.shape_from(arrays['shape'])
     if not shape or 0 in shape:
         raise ValueError(f'its shape is {shape}, which has no rows for CSR')
     *leading, width = shape
     offsets, columns = arrays['row_offsets'], arrays['column_indices']
-    array_checks.check_array('row_offsets', offsets, axes=1)
-    array_checks.check_array('column_indices', columns, axes=1)
-    array_checks.check_lengths('row_offsets', offsets, math.prod(leading) + 1)
-    array_checks.check_lengths('compressed', arrays['compressed'], len(columns))
+    leaf_arrays.check_array('row_offsets', offsets, axes=1)
+    leaf_arrays.check_array('column_indices', columns, axes=1)
+    leaf_arrays.check_lengths('row_offsets', offsets, math.prod(leading) + 1)
+    leaf_arrays.check_lengths('compressed', arrays['compressed'], len(columns))
     if offsets[0] != 0 or offsets[-1] != len(columns):
         raise ValueError(
             f'row_offsets run from {offsets[0]} to {offsets[-1]}; they must run from 0 to {len(columns)}, the '
@@ -56,7 +61,7 @@ def check(arrays: StoredArrays) -> tuple[int, ...]:
     falls = np.flatnonzero(offsets[1:] < offsets[:-1])
     if falls.size:
         raise ValueError(f'row_offsets fall behind row {falls[0]}; they must never fall')
-    array_checks.check_groups('column_indices', columns[:, None], width)
+    leaf_arrays.check_groups('column_indices', columns[:, None], width)
     ascends = columns[1:] > columns[:-1]
     # The first column of a row may be smaller than the last one of the row before.
     is_inner = (offsets > 0) & (offsets < len(columns))
@@ -77,9 +82,3 @@ def unpack(arrays: StoredArrays) -> np.ndarray:
     rows = np.repeat(np.arange(len(matrix)), np.diff(arrays['row_offsets']))
     matrix[rows, arrays['column_indices']] = values
     return matrix.reshape(shape)
-
-
-def _dtypes(width: int, kept: int) -> tuple[np.dtype, np.dtype]:
-    """The dtypes of columns and of row offsets."""
-    columns = np.dtype('uint16' if width <= 2**16 else 'uint32')
-    return columns, np.dtype('int32' if kept < 2**31 else 'int64')

@@ -1,7 +1,7 @@
 """N:M: of each M weights along an axis, N values and where in the M they stand.
 
-    weights     0 a b 0 | 0 0 0 c      along the axis, 2:4
-    compressed    a b   |   0 c        a group of fewer weights also stores its first zeros
+    weights     0 a b 0 | c 0 0 d      along the axis, 2:4
+    compressed    a b   |   c d        a group of fewer weights has no such format
     indices       1 2   |   0 3        at two bits each, the first in the highest bits of a byte
 
 2:4 takes as many bytes as the format of one bit a weight, and hardware can execute it.
@@ -13,45 +13,32 @@ import math
 
 import numpy as np
 
-from jaxpruner.sparse.formats import array_checks
-from jaxpruner.sparse.formats.plans import Kept, Plan, StoredArrays
+from jaxpruner.sparse.formats import leaf_arrays
+from jaxpruner.sparse.formats.leaf_arrays import Kept, Plan, StoredArrays
 
 _GROUP_LENGTHS = (2, 4, 8, 16)
 _LONGEST_GROUP = 256
-_FIRST_WEIGHTS = 1 << 17  # these nearly always show if groups are too full
 
 
-def plan(kept: Kept, itemsize: int, most_bytes: int) -> Plan | None:
+def plan(kept: Kept, itemsize: int) -> Plan | None:
     """Settles N, M and the axis of the fewest bytes; the last axis of several that are equal."""
     mask, best = kept.mask, None
-    for axis in reversed(range(mask.ndim if mask.size else 0)):
+    for axis in reversed(range(mask.ndim if kept.count else 0)):
         for m in _GROUP_LENGTHS:
             if mask.shape[axis] % m:
                 break
-            groups = _in_groups(mask, axis, m)
-            first = groups[: -(-_FIRST_WEIGHTS // groups[0].size)]
-            for part in (first, groups):
-                n = max(1, int(_counts(part).max()))
-                stored = mask.size // m * n
-                size = stored * itemsize + -(-stored * _width(m) // 8)
-                if size > most_bytes:
-                    break
-            else:
-                if not kept.is_given or stored == kept.count:
-                    best, most_bytes = Plan(size, (n, m, axis)), size - 1
+            counts = _counts(_in_groups(mask, axis, m))
+            n = int(counts.max())
+            size = kept.count * itemsize + -(-kept.count * _width(m) // 8)
+            if counts.min() == n and (best is None or size < best.bytes):
+                best = Plan(size, (n, m, axis))
     return best
 
 
 def pack(array: np.ndarray, mask: np.ndarray, settings: tuple[int, ...]) -> StoredArrays:
-    """Groups of fewer weights are filled up with their first zeros."""
+    """All groups have N weights."""
     n, m, axis = settings
-    is_stored = _in_groups(mask, axis, m).copy()
-    lacking = n - _counts(is_stored).astype(np.int16)
-    for position in range(m if lacking.any() else 0):
-        fills = ~is_stored[:, position] & (lacking > 0)
-        is_stored[:, position] |= fills
-        lacking -= fills
-    positions = np.flatnonzero(is_stored.transpose(0, 2, 1))
+    positions = np.flatnonzero(_in_groups(mask, axis, m).transpose(0, 2, 1))
     in_stored_order = _in_groups(array, axis, m).transpose(0, 2, 1).reshape(-1)
     shape = list(array.shape)
     shape[axis] //= m
@@ -66,8 +53,8 @@ def pack(array: np.ndarray, mask: np.ndarray, settings: tuple[int, ...]) -> Stor
 def check(arrays: StoredArrays) -> tuple[int, ...]:
     """Refuses positions at or above M, and those that are repeated in a group."""
     values, pattern = arrays['compressed'], arrays['pattern']
-    array_checks.check_array('pattern', pattern, axes=1)
-    array_checks.check_lengths('pattern', pattern, 3)
+    leaf_arrays.check_array('pattern', pattern, axes=1)
+    leaf_arrays.check_lengths('pattern', pattern, 3)
     n, m, axis = pattern.tolist()
     if not (0 < n <= m <= _LONGEST_GROUP and axis >= 0):
         raise ValueError(
@@ -77,8 +64,8 @@ def check(arrays: StoredArrays) -> tuple[int, ...]:
         raise ValueError(
             f'compressed has shape {values.shape}, which is none for {n}:{m} along axis {axis}'
         )
-    array_checks.check_bits('indices', arrays['indices'], values.size * _width(m))
-    array_checks.check_groups('indices', _positions(arrays), m)
+    leaf_arrays.check_bits('indices', arrays['indices'], values.size * _width(m))
+    leaf_arrays.check_groups('indices', _positions(arrays), m)
     shape = list(values.shape[:-1])
     shape[axis] *= m
     return tuple(shape)

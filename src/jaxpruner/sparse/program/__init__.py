@@ -34,9 +34,7 @@ True
 
 The files:
 
-    convolutions    convolutions, and the windows of their images
-    product_sites   one product of the program: data become rows, and products become its result
+    product_sites   one product of the program, perhaps a convolution: data become rows, and products become its result
     matrix_leaves   leaf -> matrix, and why a leaf is none
-    running         runs the program, with operators sliced along the trips of scans
-    models          what other packages use: `Products`, `Products`
+    models          `Products`; runs the program, with operators sliced along the trips of scans
 """

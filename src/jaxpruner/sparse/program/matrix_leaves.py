@@ -1,13 +1,7 @@
-"""Leaves that are matrices to a model, and why the others are none.
-
-A leaf may be read in parts, such as queries, keys and values that are split before they are multiplied. Parts of one
-shape are layers like those of a stack. Their axis stands behind the layers of loops, and in front of experts.
-"""
+"""Leaves that are matrices to a model, and why the others are none."""
 
 import dataclasses
-import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -22,11 +16,10 @@ from jaxpruner.oneshot.matrices import (
     find_matrices,
     step_name,
 )
-from jaxpruner.sparse.program.product_sites import ProductSite
+from jaxpruner.sparse.program.product_sites import Convolution
 from jaxpruner.trace import Use, UseGraph, contractions
-from jaxpruner.trace.program import RULED, ProgramPath, inside
+from jaxpruner.trace.program import RULED, Program, ProgramPath, inside
 
-NOT_CONTRACTED = 'no contraction reads it'
 _OTHER_USES = {
     'gather': 'data look up its rows',
     'elementwise': 'it meets data element by element, in a sum or product, or is joined with them',
@@ -44,12 +37,12 @@ class MatrixLeaf:
 
     Attributes:
       path: of the leaf.
-      layers: lengths of the axes along which there are several matrices: trips of scans, equal parts that are
-        multiplied separately, and experts. `()` if there is one matrix.
+      layers: lengths of the axes along which there are several matrices: trips of scans, and experts. `()` if there is
+        one matrix.
       inputs: rows of a matrix.
       outputs: its columns.
-      op: `'dot'`, `'1x1 conv'`, or `'conv'`, whose inputs are the elements of a window, channels innermost.
-      product_sites: where the program multiplies data by it.
+      op: `'dot'`, or `'conv'`, whose inputs are the elements of a window, channels innermost.
+      uses: where the program multiplies data by it.
       shape: of the leaf.
       dtype: of the leaf.
     """
@@ -59,10 +52,10 @@ class MatrixLeaf:
     inputs: int
     outputs: int
     op: str
-    product_sites: tuple[ProductSite, ...]
+    uses: tuple[Use, ...]
     shape: tuple[int, ...]
     dtype: jnp.dtype
-    parts: tuple[WeightMatrices, ...] = dataclasses.field(repr=False)
+    matrices: WeightMatrices = dataclasses.field(repr=False)
 
     @property
     def name(self) -> str:
@@ -70,68 +63,35 @@ class MatrixLeaf:
         return tree_lib.path_string(self.path)
 
     @property
-    def rows(self) -> tuple[int, ...]:
-        """How many rows one matrix multiplies at the sample, for each product site."""
-        return tuple([product_site.rows for product_site in self.product_sites])
-
-    @property
-    def multiplications(self) -> int:
-        """How many numbers are multiplied in one call of the model."""
-        rows = 0
-        for product_site in self.product_sites:
-            rows += product_site.rows * product_site.trips
-        return rows * self.inputs * self.outputs
+    def flops(self) -> int:
+        """Floating point operations of all its products in one call of the model at the sample."""
+        return sum(use.flops for use in self.uses)
 
     @property
     def window(self) -> int:
         """Elements of a window, each with all channels; 1 if nothing is convolved."""
-        return self.product_sites[0].window
+        if self.op == 'dot':
+            return 1
+        return math.prod(Convolution(self.uses[0].site.equation).window)
 
     @property
     def computed_dtype(self) -> jnp.dtype:
         """The type to which the model casts the leaf before it multiplies."""
-        site = self.product_sites[0].use.site
+        site = self.uses[0].site
         return site.equation.invars[site.operand].aval.dtype
-
-    @property
-    def result_dtype(self) -> jnp.dtype:
-        """The type in which the model adds products up: the widest of all product sites."""
-        dtypes = [product_site.result_dtype for product_site in self.product_sites]
-        return functools.reduce(jnp.promote_types, dtypes)
 
     def to_matrix(self, leaf: jax.Array) -> jax.Array:
         """The matrices `[*layers, inputs, outputs]` of the leaf, in its dtype."""
-        matrices = [part.read(leaf) for part in self.parts]
-        if len(matrices) == 1:
-            return matrices[0]
-        return jnp.stack(matrices, self._parts_axis)
+        return self.matrices.read(leaf)
 
     def from_matrix(self, matrices: jax.Array) -> jax.Array:
         """The leaf whose matrices these are, in their dtype."""
         like = jax.ShapeDtypeStruct(self.shape, matrices.dtype)
-        if len(self.parts) == 1:
-            return self.parts[0].write(matrices, like).astype(matrices.dtype)
-        leaf = jnp.zeros(self.shape, matrices.dtype)
-        for number, part in enumerate(self.parts):
-            matrix = jnp.take(matrices, number, self._parts_axis)
-            leaf += part.write(matrix, like).astype(matrices.dtype)
-        return leaf
-
-    @property
-    def _parts_axis(self) -> int:
-        return len(self.parts[0].stack)
+        return self.matrices.write(matrices, like).astype(matrices.dtype)
 
 
-def matrix_leaf_of(
-    graph: UseGraph, path: tree_lib.Path, constant_masks: bool = False
-) -> MatrixLeaf:
+def matrix_leaf_of(graph: UseGraph, path: tree_lib.Path) -> MatrixLeaf:
     """Describes a leaf as a matrix.
-
-    Args:
-      graph: of the model.
-      path: of the leaf.
-      constant_masks: whether the model may multiply the leaf with a constant mask. `to_matrix` applies the mask, and
-        operators do not: that is right only for weights that are not trained.
 
     Raises:
       RefusedLeafError: the leaf is no matrix that data are multiplied by.
@@ -142,14 +102,9 @@ def matrix_leaf_of(
         raise RefusedLeafError(graph.opaque[path])
     uses = graph[path]
     if not any(use.op in ('dot', 'conv') for use in uses):
-        raise RefusedLeafError(NOT_CONTRACTED)
+        raise RefusedLeafError('no contraction reads it')
     for use in uses:
         _check_use(graph, use)
-        steps = [step_name(step) for step in use.site.view.steps]
-        if not constant_masks and MASKS.intersection(steps):
-            raise RefusedLeafError(
-                f'the model masks it with a constant ({use.where}); mask the parameters instead'
-            )
     leaf = graph.program.in_avals[uses[0].site.view.leaf]
     if not leaf.size:
         raise RefusedLeafError('it has no elements')
@@ -157,15 +112,16 @@ def matrix_leaf_of(
         parts = find_matrices(graph, path)
     except UnknownWeightsError as error:
         raise RefusedLeafError(error.reason) from error
-    _check_parts(parts, leaf)
-    count, product_sites = len(parts), []
-    for number, part in enumerate(parts):
-        for use in part.uses:
-            product_sites.append(ProductSite(use, number if count > 1 else None))
-    *layers, inputs, outputs = parts[0].shape
-    if count > 1:
-        layers.insert(len(parts[0].stack), count)
-    ops = {product_site.op for product_site in product_sites}
+    matrices, *others = parts
+    if others:
+        shapes = [part.shape for part in parts]
+        raise RefusedLeafError(f'it is read in parts of the shapes {shapes}; split it into leaves')
+    if not matrices.fills_stacks:
+        raise RefusedLeafError('other parameters lie in the same stack')
+    *layers, inputs, outputs = matrices.shape
+    if math.prod(matrices.shape) != leaf.size:
+        raise RefusedLeafError('only a part of it is multiplied')
+    ops = {use.op for use in matrices.uses}
     if len(ops) > 1:
         raise RefusedLeafError('products and convolutions read it')
     return MatrixLeaf(
@@ -174,10 +130,10 @@ def matrix_leaf_of(
         inputs=inputs,
         outputs=outputs,
         op=ops.pop(),
-        product_sites=tuple(product_sites),
+        uses=matrices.uses,
         shape=leaf.shape,
         dtype=leaf.dtype,
-        parts=parts,
+        matrices=matrices,
     )
 
 
@@ -186,23 +142,26 @@ def _check_use(graph: UseGraph, use: Use) -> None:
     if use.op not in ('dot', 'conv'):
         raise RefusedLeafError(f'{_OTHER_USES[use.op]} ({use.where})')
     site = use.site
-    name, params = site.equation.primitive.name, site.equation.params
-    if name in contractions.RAGGED:
-        raise RefusedLeafError(f'groups of rows meet a matrix each ({use.where})')
-    if params.get('feature_group_count', 1) > 1 or params.get('batch_group_count', 1) > 1:
-        raise RefusedLeafError(f'the convolution has groups ({use.where})')
-    if isinstance(params['precision'], lax.DotAlgorithm):
-        raise RefusedLeafError(
-            f'it is multiplied by an algorithm that has no name ({use.where}); take one of lax.DotAlgorithmPreset'
-        )
-    own_shape = tuple([axis.size for axis in site.view.axes])
-    if site.view.shape != own_shape:
-        raise RefusedLeafError(f'other parameters are put beside it ({use.where})')
-    if _is_ruled(graph.program.jaxpr, site.path):
-        raise RefusedLeafError(f'a call with a derivative rule of its own reads it ({use.where})')
+    params, axes = site.equation.params, site.view.axes
     loops = [entry.loop for entry in site.view.stack]
-    if len(set(loops)) < len(loops) or loops != sorted(loops, key=len):
-        raise RefusedLeafError(f'loops take it apart in another order ({use.where})')
+    groups = [params.get(key, 1) for key in ('feature_group_count', 'batch_group_count')]
+    reason = None
+    if MASKS.intersection(map(step_name, site.view.steps)):
+        reason = 'the model masks it with a constant; mask the parameters instead'
+    elif site.equation.primitive.name in contractions.RAGGED:
+        reason = 'groups of rows meet a matrix each'
+    elif max(groups) > 1:
+        reason = 'the convolution has groups'
+    elif isinstance(params['precision'], lax.DotAlgorithm):
+        reason = 'its algorithm has no name; take one of lax.DotAlgorithmPreset'
+    elif site.view.shape != tuple([axis.size for axis in axes]):
+        reason = 'other parameters are put beside it'
+    elif _is_ruled(graph.program.jaxpr, site.path):
+        reason = 'a call with a derivative rule of its own reads it'
+    elif len(set(loops)) < len(loops) or loops != sorted(loops, key=len):
+        reason = 'loops take it apart in another order'
+    if reason:
+        raise RefusedLeafError(f'{reason} ({use.where})')
 
 
 def _is_ruled(program: Any, path: ProgramPath) -> bool:
@@ -215,19 +174,6 @@ def _is_ruled(program: Any, path: ProgramPath) -> bool:
         if equation.primitive.name in RULED:
             return True
         around = vars(inside(equation))
-        parts = [around[key] for key in ('condition', 'body', 'program') if key in around]
+        parts = [value for value in around.values() if isinstance(value, Program)]
         program = around.get('branches', parts)[within].jaxpr
     return False
-
-
-def _check_parts(parts: Sequence[WeightMatrices], leaf: Any) -> None:
-    """Refuses a leaf that is not made of whole matrices of one shape."""
-    shapes = {part.shape for part in parts}
-    depths = {len(part.stack) for part in parts}
-    if len(shapes) > 1 or len(depths) > 1:
-        raise RefusedLeafError(f'it is read in parts of the shapes {sorted(shapes)}')
-    if not all(part.fills_stacks for part in parts):
-        raise RefusedLeafError('other parameters lie in the same stack')
-    size_of_part = math.prod(parts[0].shape)
-    if len(parts) * size_of_part != leaf.size:
-        raise RefusedLeafError('only a part of it is multiplied')

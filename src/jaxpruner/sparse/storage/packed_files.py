@@ -14,7 +14,7 @@ import collections
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,7 @@ import numpy as np
 from jaxpruner import tree as tree_lib
 from jaxpruner.files import atomic_files, dtypes, host_arrays, input_files
 from jaxpruner.progress import leaf_progress
-from jaxpruner.sparse.formats import array_checks, table
-from jaxpruner.sparse.formats.plans import StoredArrays
+from jaxpruner.sparse.formats import leaf_arrays, table
 from jaxpruner.sparse.storage import packing
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def save(
 
     The formats are those of `pack`. A manifest in the file's header names the format, dtype and shape of each leaf. It
     has a digest of each leaf's bytes, and one of itself with the metadata: they show damage. The file appears when it
-    is whole. Leaves are fetched and packed one at a time. Needs the extra `jaxpruner[checkpoint]`.
+    is whole. Leaves are fetched and packed one at a time, and held packed. Needs the extra `jaxpruner[checkpoint]`.
 
     Element types that readers of the format lack (float8, int4, complex64) are stored as unsigned whole numbers.
 
@@ -87,76 +86,56 @@ def save(
             f'metadata: {MANIFEST_KEY} is the name of the manifest; choose another one'
         )
     atomic_files.check_target(path, overwrite)
-    leaves: Mapping[str, Leaf]
-    if isinstance(tree, Checkpoint):
-        for name in [] if masks is None else masks.leaves:
-            if name not in tree.leaves:
-                raise ValueError(
-                    f'masks: {name!r} is no tensor of {tree.path}; {tree_lib.nearest(name, tree.leaves)}'
-                )
-        paths = {name: (name,) for name in tree.leaves}
-        leaves = tree.leaves
 
-        def read(name: str) -> tuple[np.ndarray, Any]:
-            if masks is None or name not in masks.leaves:
-                return tree.read(name), None
-            return tree.read(name), masks.read(name)
-
-    else:
-        named = host_arrays.named_arrays(tree)
+    def leaves() -> Iterator[tuple[str, tree_lib.Path, np.ndarray, Any]]:
+        """Names, paths, values and masks."""
+        if isinstance(tree, Checkpoint):
+            for name in tree.leaves:
+                has_mask = masks is not None and name in masks.leaves
+                yield name, (name,), tree.read(name), masks.read(name) if has_mask else None
+            return
         leaf_masks = packing.masks_by_name(tree, masks)
-        paths = {name: path for name, (path, _) in named.items()}
-        leaves = {
-            name: Leaf(array.shape, np.dtype(array.dtype)) for name, (_, array) in named.items()
-        }
+        for name, (path, array) in host_arrays.named_arrays(tree).items():
+            yield name, path, host_arrays.on_host(array), leaf_masks[name]
 
-        def read(name: str) -> tuple[np.ndarray, Any]:
-            return host_arrays.on_host(named[name][1]), leaf_masks[name]
-
-    def packed(name: str) -> tuple[str, StoredArrays]:
-        format_name, arrays = packing.pack_leaf(name, *read(name))
-        stored = {}
-        for key in sorted(arrays):
-            array = np.asarray(arrays[key], order='C')
-            stored[key] = array.view(dtypes.stored_dtype(array.dtype))
-        return format_name, stored
-
-    tensors: dict[str, Leaf] = {}
-    places: dict[str, tuple[str, str]] = {}  # of each tensor: its leaf, and its key there
+    if isinstance(tree, Checkpoint):
+        sizes = {name: leaf.bytes for name, leaf in tree.leaves.items()}
+        for name in [] if masks is None else masks.leaves:
+            if name not in sizes:
+                near = tree_lib.nearest(name, sizes)
+                raise ValueError(f'masks: {name!r} is no tensor of {tree.path}; {near}')
+    else:
+        sizes = {name: array.nbytes for name, (_, array) in host_arrays.named_arrays(tree).items()}
+    tensors: dict[str, np.ndarray] = {}
     entries: dict[str, Any] = {}
-    sizes = {name: leaf.bytes for name, leaf in leaves.items()}
     with leaf_progress(sizes, progress) as on_leaf:
-        # Each leaf is packed twice: the header, which comes first, has the shapes and digests of all.
-        for name, leaf in leaves.items():
+        for name, leaf_path, values, mask in leaves():
             on_leaf(name)
-            format_name, arrays = packed(name)
-            entries[name] = {
-                'path': list(paths[name]),
-                'format': format_name,
-                'dtype': leaf.dtype.name,
-                'shape': list(leaf.shape),
-                'crc32': digest_of(*arrays.values()),
-            }
-            for key, tensor in _tensor_names(name, format_name).items():
+            format_name, arrays = packing.pack_leaf(name, values, mask)
+            names = _tensor_names(name, format_name)
+            for key, tensor in names.items():
                 if tensor in tensors:
                     raise ValueError(
                         f'{name}: its array {tensor!r} is the name of another leaf; rename one'
                     )
-                tensors[tensor] = Leaf(arrays[key].shape, arrays[key].dtype)
-                places[tensor] = name, key
-        digest = _manifest_digest(entries, metadata)
-        manifest = {'version': _VERSION, 'crc32': digest, 'leaves': entries}
-        text = json.dumps(manifest, separators=(',', ':'), ensure_ascii=False)
-        held: dict[str, StoredArrays] = {}  # the leaf whose arrays are being written
-
-        def read_tensor(tensor: str) -> np.ndarray:
-            name, key = places[tensor]
-            if name not in held:
-                held.clear()  # freed before the next is packed
-                held[name] = packed(name)[1]
-            return held[name][key]
-
-        write_tensors(path, tensors, read_tensor, {**metadata, MANIFEST_KEY: text}, overwrite)
+                array = np.asarray(arrays[key], order='C')
+                tensors[tensor] = array.view(dtypes.stored_dtype(array.dtype))
+            entries[name] = {
+                'path': list(leaf_path),
+                'format': format_name,
+                'dtype': values.dtype.name,
+                'shape': list(values.shape),
+                'crc32': digest_of(*[tensors[tensor] for tensor in names.values()]),
+            }
+    manifest = {
+        'version': _VERSION,
+        'crc32': _manifest_digest(entries, metadata),
+        'leaves': entries,
+    }
+    text = json.dumps(manifest, separators=(',', ':'), ensure_ascii=False)
+    shapes = {name: Leaf(array.shape, array.dtype) for name, array in tensors.items()}
+    metadata[MANIFEST_KEY] = text
+    write_tensors(path, shapes, tensors.__getitem__, metadata, overwrite)
 
 
 class PackedFile:
@@ -219,7 +198,7 @@ class PackedFile:
             self.formats[name] = entry['format']
             self._tensors[name] = _tensor_names(name, entry['format'])
             _ = entry['crc32']
-            array_checks.check_shape(entry['shape'])
+            leaf_arrays.check_shape(entry['shape'])
             return Leaf(tuple(entry['shape']), dtypes.PACKED[entry['dtype']])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f'{name}: its entry in the manifest is wrong: {error}') from error
@@ -280,8 +259,8 @@ class PackedFile:
     def stored_mask(self, name: str) -> np.ndarray | None:
         """Reads which weights of a leaf are stored: uint8, 1 where one is; `None` if the leaf is dense.
 
-        This is the mask that `save` was given. Without one it has all weights that were not +0, and perhaps more: N:M
-        may also store a few zeros, and blocks store all zeros inside of them.
+        This is the mask that `save` was given. Without one it has all weights that were not +0, and all zeros inside
+        of blocks.
 
         Raises:
           KeyError: there is no such leaf.
@@ -396,39 +375,6 @@ def load(
         return packing.nested({path: read(name) for name, path in file.paths.items()})
 
 
-def load_packed(path: os.PathLike[str] | str, *, progress: bool = True) -> Any:
-    """Loads a tree that `save` wrote, packed as `pack` would return it.
-
-    Args:
-      path: the file.
-      progress: whether a bar is shown if stderr is a terminal.
-
-    Returns:
-      Nested dictionaries of arrays; see `pack`.
-
-    Raises:
-      ValueError: it is no packed file, or damaged, or of a newer version.
-      OSError: it cannot be read; the error names it.
-      ImportError: safetensors is not installed.
-
-    >>> import tempfile
-    >>> import jax.numpy as jnp
-    >>> from jaxpruner import sparse
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     sparse.save(f'{folder}/a.safetensors', {'w': jnp.eye(256)})
-    ...     sparse.load_packed(f'{folder}/a.safetensors')['w']['compressed'].shape
-    (256,)
-    """
-    file = open_packed(path)
-    leaves: dict[tree_lib.Path, Any] = {}
-    with leaf_progress(file.stored_bytes, progress) as on_leaf:
-        for name, leaf_path in file.paths.items():
-            on_leaf(name)
-            arrays = file.read_packed(name)
-            leaves[leaf_path] = arrays['values'] if file.formats[name] == 'dense' else arrays
-    return packing.nested(leaves)
-
-
 def open_packed_or_dense(path: Path) -> 'Checkpoint':
     """Opens a checkpoint; the leaves of a packed file are those that it was made of."""
     from jaxpruner.checkpoints import open_checkpoint
@@ -444,7 +390,7 @@ def format_bytes(checkpoint: 'Checkpoint', name: str) -> tuple[dict[str, int | N
     """
     values = checkpoint.read(name)
     kept = packing.kept_weights(name, values, None)
-    plans = table.plans_of(kept, values.itemsize, all_sizes=True)
+    plans = table.plans_of(kept, values.itemsize)
     sizes: dict[str, int | None] = dict.fromkeys(table.FORMATS)
     for format_name, plan in plans.items():
         if plan.bytes < values.nbytes or format_name == 'dense':

@@ -9,7 +9,7 @@ import numpy as np
 from jaxpruner import tree as tree_lib
 from jaxpruner.files import dtypes, host_arrays
 from jaxpruner.sparse.formats import table
-from jaxpruner.sparse.formats.plans import Kept, StoredArrays
+from jaxpruner.sparse.formats.leaf_arrays import Kept, StoredArrays
 from jaxpruner.sparse_state import only_sparse_state, outermost_states, unpack_like
 
 
@@ -95,7 +95,7 @@ def stored_masks(packed: Any) -> Any:
 
     Returns:
       Nested dictionaries of uint8 masks, 1 where a weight is stored, `None` where a leaf is dense. If no mask was
-      given, N:M may also store a few zeros, and blocks store all zeros inside of them.
+      given, blocks store all zeros inside of them, too.
 
     Raises:
       ValueError: arrays do not belong together.
@@ -194,15 +194,10 @@ def arranged_like(
     """
     paths, entries, treedef = tree_lib.flatten_with_paths(like)
     names = ['.'.join(path) for path in paths]
-    for name in names:
-        if name not in stored:
-            near = tree_lib.nearest(name, list(stored))
-            raise ValueError(f'{where}there is no leaf {name!r}, which `like` has; {near}')
-    for name in stored:
-        if name not in names:
-            raise ValueError(
-                f'{where}`like` has no leaf {name!r}, which is stored; give a tree with it'
-            )
+    for name in sorted({*names} ^ {*stored}):
+        lacking, others = ('`like`', names) if name in stored else ('what is stored', stored)
+        near = tree_lib.nearest(name, list(others))
+        raise ValueError(f'{where}there is no leaf {name!r} in {lacking}; {near}')
 
     def placed(name: str, entry: Any) -> Any:
         array = read(name)

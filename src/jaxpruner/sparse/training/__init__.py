@@ -5,9 +5,7 @@ pass still computes the dense gradient of each matrix.
 
 The files, from the bottom up:
 
-    layouts                  how a leaf is stored: all that tells blocks and single weights apart
-    elementwise_optimizers   whether an optimizer takes the step of the masked dense model
-    plans                    what becomes of each leaf, as a table
-    compact_model            the model: apply, unpack, masks, update
-    making                   all of it in one call
+    layouts          how a leaf is stored: all that tells blocks and single weights apart
+    compact_model    the model: apply, unpack, masks, update; what becomes of each leaf, as a table
+    making           all of it in one call
 """

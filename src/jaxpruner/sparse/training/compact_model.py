@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -13,50 +15,92 @@ from optax import tree_utils
 
 from jaxpruner import checks, control, seeds, sparsity_schedules
 from jaxpruner import sparse_state as sparse_state_lib
-from jaxpruner import tree as tree_lib
 from jaxpruner.sparse.program.models import Products
-from jaxpruner.sparse.training.elementwise_optimizers import check_elementwise
 from jaxpruner.sparse.training.layouts import Layout, moved
-from jaxpruner.sparse.training.plans import BlockPlan
+from jaxpruner.text_tables import Column, to_text
 
-Topology = Mapping[
-    str, Mapping[str, Any]
-]  # by name of the leaf: whole numbers that say where its weights are
+# By name of the leaf: whole numbers that say where its weights are.
+Topology = Mapping[str, Mapping[str, Any]]
 Gradients = Mapping[str, jax.Array]  # by name of the leaf
 
-_CHECKED_STEPS = 4  # first and last update steps whose drop fraction is checked beforehand
+STATIC, RIGL = 'static_sparse', 'rigl'
+# The names in configurations. All but the first drop the blocks or weights of the smallest magnitudes.
+ALGORITHMS = (STATIC, 'set', RIGL)
+
+_COLUMNS = (
+    Column('leaf', overflow='fold'),
+    Column('shape', overflow='fold'),
+    Column('stored, or why it stays dense', overflow='wrap'),
+    Column('kept', align='right'),
+    Column('of', align='right'),
+)
 
 
-def _random_scores(model: 'CompactModel', step: Any, gradients: Any) -> dict[str, jax.Array]:
-    """SET grows at random: the scores are drawn anew at each step."""
-    del gradients
-    keys = seeds.split_key(seeds.prng_key(model.rng_seed, step), len(model.layouts))
-    scores = {}
-    for (name, layout), key in zip(model.layouts.items(), keys, strict=True):
-        draw = functools.partial(jax.random.uniform, shape=(*layout.rows, layout.candidates))
-        scores[name] = control.draw_in_loop(draw, key)
-    return scores
+@dataclasses.dataclass(frozen=True)
+class PlannedLeaf:
+    """A leaf of a model that is trained on compact weights.
+
+    Attributes:
+      name: its path as text.
+      shape: of the dense leaf.
+      layout: its blocks, or how many weights are kept; `None` if it stays dense.
+      kept: weights that are trained, with those of the term of low rank.
+      note: why it stays dense, or a remark.
+
+    >>> PlannedLeaf('bias', (4,), None, kept=4, note='no contraction reads it').size
+    4
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    layout: Layout | None
+    kept: int
+    note: str = ''
+
+    @property
+    def size(self) -> int:
+        """Weights of the dense leaf."""
+        return math.prod(self.shape)
 
 
-def _gradient_magnitudes(model: 'CompactModel', step: Any, gradients: Any) -> dict[str, jax.Array]:
-    """RigL grows where gradients are largest."""
-    del step
-    if gradients is None:
-        raise ValueError(
-            'update: rigl grows by probe_grads, the gradient of the loss with respect to model.probe(); pass it, or a '
-            'function that computes it, or use set'
-        )
-    return {name: jnp.abs(gradients[name]) for name in model.layouts}
+@dataclasses.dataclass(frozen=True)
+class BlockPlan:
+    """What becomes of the leaves of a model that is trained on blocks or on single weights; it prints as a table.
 
+    Attributes:
+      leaves: by name, in the tree's order.
 
-# The algorithms by their names in configurations, each with the scores by which it grows. All drop the blocks or
-# weights of the smallest magnitudes.
-STATIC = 'static_sparse'  # drops and grows nothing
-GROW_SCORES: Mapping[str, Callable[..., Gradients]] = {
-    'set': _random_scores,
-    'rigl': _gradient_magnitudes,
-}
-ALGORITHMS = (STATIC, *GROW_SCORES)
+    >>> plan = BlockPlan({'bias': PlannedLeaf('bias', (4,), None, kept=4, note='no contraction reads it')})
+    >>> print(plan)
+    leaf   shape  stored, or why it stays dense   kept  of
+    ------------------------------------------------------
+    bias   4      dense: no contraction reads it     4   4
+    ------------------------------------------------------
+    total         sparsity 0                         4   4
+    """
+
+    leaves: Mapping[str, PlannedLeaf]
+
+    @property
+    def kept(self) -> int:
+        """Weights that are trained."""
+        return sum(leaf.kept for leaf in self.leaves.values())
+
+    @property
+    def size(self) -> int:
+        """Weights of the dense model."""
+        return sum(leaf.size for leaf in self.leaves.values())
+
+    def __str__(self) -> str:
+        rows = []
+        for name, leaf in self.leaves.items():
+            stored = leaf.layout.words if leaf.layout else 'dense'
+            words = ': '.join(filter(None, [stored, leaf.note]))
+            shape = '×'.join(map(str, leaf.shape))
+            rows.append([name, shape, words, f'{leaf.kept:,}', f'{leaf.size:,}'])
+        sparsity = 1 - self.kept / max(self.size, 1)
+        total = ['total', '', f'sparsity {sparsity:.4g}', f'{self.kept:,}', f'{self.size:,}']
+        return to_text(_COLUMNS, rows, total)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,12 +145,6 @@ class CompactModel:
     drop_fraction_fn: Callable[[Any], Any]
     rng_seed: Any
 
-    @property
-    def ever_moves(self) -> bool:
-        """Whether anything is ever dropped."""
-        never = isinstance(self.scheduler, sparsity_schedules.NoUpdateSchedule)
-        return self.algorithm != STATIC and not never
-
     def pack(
         self,
         params: Any,
@@ -129,10 +167,8 @@ class CompactModel:
         Raises:
           ValueError: a leaf has another shape than in the model, or an unknown way to select.
         """
-        ways = 'random', 'magnitude'
-        if select not in ways:
-            near = tree_lib.nearest(str(select), ways)
-            raise ValueError(f'select={select!r} is unknown; {near}')
+        if select not in ('random', 'magnitude'):
+            raise ValueError(f"select={select!r} is unknown; take 'random' or 'magnitude'")
         positions: Mapping[str, Any] = {}
         if topology is not None:
             positions = {name: topology[name]['positions'] for name in self.layouts}
@@ -150,8 +186,6 @@ class CompactModel:
                 stored[name] = layout.store(matrices, packed[name]['positions'], key)
             return self.products.put(params, stored), packed
 
-        if tree_lib.has_traced((params, positions)):
-            return pack(params, positions)
         return jax.jit(pack)(params, positions)
 
     def apply(
@@ -239,7 +273,6 @@ class CompactModel:
         tx: optax.GradientTransformation,
         step: Any,
         probe_grads: Gradients | Callable[[Any, Topology], Gradients] | None = None,
-        due: Any = None,
     ) -> tuple[Any, Topology, Any]:
         """Drops the smallest blocks or weights and grows as many others, if the schedule says so.
 
@@ -255,7 +288,6 @@ class CompactModel:
           step: its number, an int32 scalar or a Python int.
           probe_grads: for RigL, what the backward pass returns for `probe()`, by name. Or a function of weights and
             topology that computes it, which runs only if it is needed.
-          due: whether to drop and grow now, whatever the schedule says.
 
         Returns:
           Weights, topology and state of the optimizer.
@@ -265,13 +297,12 @@ class CompactModel:
         """
         if self.algorithm == STATIC:
             return weights, topology, opt_state
-        if due is None:
-            due = self.scheduler.is_mask_update_iter(step)
+        due = self.scheduler.is_mask_update_iter(step)
 
         def move(state: tuple[Any, Any, Any], step: Any) -> tuple[Any, Any, Any]:
             weights, topology, opt_state = state
             gradients = probe_grads(weights, topology) if callable(probe_grads) else probe_grads
-            scores = GROW_SCORES[self.algorithm](self, step, gradients)
+            scores = self._grow_scores(step, gradients)
             fraction = self.drop_fraction_fn(step)
             checks.check_drop_fraction(fraction, f'drop_fraction_fn({step})')
             moved_weights, new_topology, places = {}, {}, {}
@@ -290,6 +321,24 @@ class CompactModel:
         topology = {name: dict(arrays) for name, arrays in topology.items()}
         return control.run_once(due, move, (weights, topology, opt_state), step)
 
+    def _grow_scores(self, step: Any, gradients: Gradients | None) -> Gradients:
+        """Scores of all candidates. SET grows at random, drawn anew at each step; RigL where gradients are largest."""
+        if self.algorithm == RIGL:
+            if gradients is None:
+                raise ValueError(
+                    'update: rigl grows by probe_grads, the gradient of the loss with respect to model.probe(); pass '
+                    'it, or a function that computes it, or use set'
+                )
+            return {name: jnp.abs(gradients[name]) for name in self.layouts}
+        keys = seeds.split_key(seeds.prng_key(self.rng_seed, step), len(self.layouts))
+        scores = {}
+        for (name, layout), key in zip(self.layouts.items(), keys, strict=True):
+            shape = (*layout.rows, layout.candidates)
+            scores[name] = control.draw_in_loop(
+                functools.partial(jax.random.uniform, shape=shape), key
+            )
+        return scores
+
     def _check_optimizer(self, tx: optax.GradientTransformation, weights: Any) -> None:
         """Refuses an optimizer that would not take the step of the masked dense model; computes nothing."""
         compact = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), weights)
@@ -298,7 +347,7 @@ class CompactModel:
             leaf = self.products.by_leaf[name]
             shape = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
             whole[name] = {**stored, self.layouts[name].values_key: shape}
-        if self.ever_moves:
+        if self.algorithm != STATIC:
             sparse_state_lib.check_restartable(tx, compact)
         check_elementwise(tx, self.products.put(compact, whole), compact)
 
@@ -332,12 +381,8 @@ def _move_moments(optimizer: optax.GradientTransformation, state: Any, places: A
 
 def drawn_positions(layouts: Mapping[str, Layout], rng_seed: Any) -> dict[str, np.ndarray]:
     """The positions at which training starts, drawn by NumPy: a generator of its own for each leaf."""
-    if tree_lib.is_traced(rng_seed):
-        raise TypeError(
-            'rng_seed is traced, and positions are drawn by NumPy; make the model outside of jit'
-        )
     words = [rng_seed]
-    if rng_seed is None or isinstance(rng_seed, jax.Array | np.ndarray):
+    if not isinstance(rng_seed, int):
         words = np.asarray(jax.random.key_data(seeds.prng_key(rng_seed))).tolist()
     positions = {}
     for number, (name, layout) in enumerate(layouts.items()):
@@ -345,32 +390,45 @@ def drawn_positions(layouts: Mapping[str, Layout], rng_seed: Any) -> dict[str, n
     return positions
 
 
-def check_moves(
-    algorithm: str,
-    scheduler: sparsity_schedules.BaseSchedule,
-    drop_fraction_fn: Callable[[Any], Any],
-    rng_seed: Any,
+def check_elementwise(
+    optimizer: optax.GradientTransformation, params: Any, compact_params: Any
 ) -> None:
-    """Refuses an unknown algorithm, a schedule whose sparsity changes, what is no seed, and fractions outside [0, 1].
+    """Refuses an optimizer that does not take the step of the masked dense model; computes nothing.
 
-    Fractions are checked at step 0, at the first updates, and at the last ones if the schedule has an end.
+    It does if it treats each weight by itself, or sums over all of a leaf, to which pruned weights add nothing. So its
+    update is traced twice, for the shapes of whole leaves and for those of compact ones. Both programs must have the
+    same operations and the same numbers, such as the divisor of a mean. Those of optimizers that look along axes, such
+    as muon and adafactor, depend on the number of axes.
+
+    >>> shapes = {'w': jax.ShapeDtypeStruct((4, 2), 'float32')}
+    >>> kept = {'w': jax.ShapeDtypeStruct((3,), 'float32')}
+    >>> check_elementwise(optax.adam(0.1), shapes, kept)
     """
-    if algorithm not in ALGORITHMS:
-        near = tree_lib.nearest(str(algorithm), ALGORITHMS)
-        raise ValueError(f'algorithm {algorithm!r} does not train compact weights; {near}')
-    target = 0.5
-    for step in (0, 1, 1000):
-        sparsity = float(scheduler.get_sparsity_at_step(target, step))
-        if sparsity != target:
-            raise ValueError(
-                f'scheduler: {type(scheduler).__name__} changes the number of weights (it makes {sparsity:.3g} of the '
-                f'target {target} at step {step}), and compact arrays keep their size; use PeriodicSchedule or '
-                'StepsSchedule'
-            )
-    seeds.check_seed(rng_seed)
-    updates: Any = checks.update_steps(scheduler)
-    updates = range(_CHECKED_STEPS) if updates is None else updates
-    has_end = getattr(scheduler, 'update_end_step', 0) is not None
-    last = updates[-_CHECKED_STEPS:] if has_end else ()
-    for step in (0, *updates[:_CHECKED_STEPS], *last):
-        checks.check_drop_fraction(drop_fraction_fn(step), f'drop_fraction_fn({step})')
+    outlines, reason = [], 'computes something else for other shapes'
+    try:
+        for shapes in (params, compact_params):
+            state = jax.eval_shape(optimizer.init, shapes)
+            program = jax.make_jaxpr(optimizer.update)(shapes, state, shapes).jaxpr
+            outlines.append(_outline(program))
+    except TypeError as error:  # extra arguments that are not known before training
+        reason = f'cannot be looked at before training ({error})'
+    if len(outlines) < 2 or outlines[0] != outlines[1]:
+        raise ValueError(
+            'moments of kept weights alone (block_sparse, unstructured_sparse) need an optimizer that treats each '
+            f'weight by itself, and this one {reason}. muon, adafactor and clipping by blocks look at more; use sgd, '
+            'adam, adamw, lion or rmsprop'
+        )
+
+
+def _outline(program: Any) -> list[Any]:
+    """The operations of a program and of those inside of it, with the numbers among their operands."""
+    outline = []
+    for equation in program.eqns:
+        literals = jax.extend.core.Literal
+        numbers = [str(each) for each in equation.invars if isinstance(each, literals)]
+        outline.append((equation.primitive.name, len(equation.invars), *numbers))
+        for entry in jax.tree.leaves(list(equation.params.values())):
+            inner = getattr(entry, 'jaxpr', entry)
+            if isinstance(inner, jax.extend.core.Jaxpr):
+                outline += _outline(inner)
+    return outline

@@ -21,8 +21,8 @@ import numpy as np
 
 from jaxpruner import mask_calculator, selection, sparsity_types
 from jaxpruner import tree as tree_lib
-from jaxpruner.sparse.operators.blocks import BlockMatrix, BlockShape
-from jaxpruner.sparse.operators.csr import CsrMatrix, csr_arrays
+from jaxpruner.sparse.block_matrix import BlockMatrix, BlockShape
+from jaxpruner.sparse.csr_matrix import CsrMatrix, csr_arrays
 from jaxpruner.sparsity_types import Groups
 
 Arrays = Mapping[str, jax.Array]
@@ -94,13 +94,9 @@ class Layout:
         """
         positions = np.empty((*self.rows, self.kept), np.int32)
         for layer in positions.reshape(-1, self.groups, self.kept):
-            if not self.block:
-                drawn = rng.choice(self.candidates, self.kept, replace=False, shuffle=False)
-                layer[0] = np.sort(drawn)
-                continue
-            readers = np.zeros(self.candidates)  # how many groups read each block of inputs
+            readers = np.zeros(self.candidates)  # how many rows have each candidate
             for group in layer:
-                # The blocks with the fewest readers come first; chance decides among equal ones.
+                # Those with the fewest readers come first; chance decides among equal ones.
                 order = np.argpartition(readers + rng.random(self.candidates), self.kept - 1)
                 group[:] = np.sort(order[: self.kept])
                 readers[group] += 1

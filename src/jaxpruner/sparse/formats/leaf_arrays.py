@@ -1,11 +1,52 @@
-"""Checks of arrays that may come from elsewhere; the caller puts the leaf's name before the message."""
+"""What is known about a leaf before it is packed, and checks of packed arrays that may come from elsewhere.
+
+The caller of a check puts the leaf's name before the message.
+"""
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
+StoredArrays = Mapping[str, np.ndarray]  # those that a leaf is packed into, by name
 MOST_AXES = 32  # of an array in the oldest NumPy that is allowed
+
+
+class Kept(NamedTuple):
+    """Which weights of a leaf are kept.
+
+    Attributes:
+      mask: bool, in the leaf's shape.
+      count: how many are kept.
+      is_given: whether the format must reproduce the mask exactly, also where a kept weight is zero.
+    """
+
+    mask: np.ndarray
+    count: int
+    is_given: bool = False
+
+    @classmethod
+    def of(cls, mask: np.ndarray, is_given: bool = False) -> 'Kept':
+        """Counts the kept weights of a mask of booleans."""
+        return cls(mask, int(np.count_nonzero(mask)), is_given)
+
+
+class Plan(NamedTuple):
+    """What a leaf takes in a format.
+
+    Attributes:
+      bytes: of all arrays but those of a few numbers, whatever the size of the leaf.
+      settings: the format's own, such as the shape of a block.
+    """
+
+    bytes: int
+    settings: tuple[int, ...] = ()
+
+
+def index_dtype(bound: int) -> np.dtype:
+    """The shortest dtype of at least 16 bits for numbers from 0 to below a bound."""
+    return np.min_scalar_type(max(bound - 1, 2**8))
 
 
 def shape_from(numbers: np.ndarray) -> tuple[int, ...]:

@@ -19,13 +19,14 @@ All positions are data. So a mask can change without a new compilation, as long 
 """
 
 import dataclasses
+import functools
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from jaxpruner.sparse.operators import csr_kernel
+from jax import custom_batching
 
 
 @jax.tree_util.register_dataclass
@@ -43,7 +44,7 @@ class CsrMatrix:
       probe: `None`, or zeros [outputs, inputs], for which the backward pass returns the gradient of all weights.
 
     >>> matrix = CsrMatrix(jnp.array([5.0, 3.0, 7.0]), **csr_arrays(jnp.array([1, 2, 3]), inputs=2, outputs=2))
-    >>> if csr_kernel.why_missing(jnp.float32) is None:
+    >>> if why_missing(jnp.float32) is None:
     ...     assert matrix.multiply(jnp.array([[1.0, 2.0]])).tolist() == [[10.0, 17.0]]
     """
 
@@ -67,7 +68,7 @@ class CsrMatrix:
 def _product(rows: jax.Array, matrix: CsrMatrix) -> jax.Array:
     _, inputs = rows.shape
     columns = matrix.positions % inputs
-    return csr_kernel.multiply(matrix.compressed, matrix.row_offsets, columns, rows.T).T
+    return _kernel(matrix.compressed, matrix.row_offsets, columns, rows.T).T
 
 
 def _forward(rows: jax.Array, matrix: CsrMatrix) -> tuple[jax.Array, Any]:
@@ -85,9 +86,7 @@ def _backward(saved: Any, gradient: jax.Array) -> tuple[Any, CsrMatrix]:
     else:
         order = matrix.transposed_order
         columns = positions[order] // inputs
-        of_columns = csr_kernel.multiply(
-            compressed[order], matrix.transposed_row_offsets, columns, gradient.T
-        )
+        of_columns = _kernel(compressed[order], matrix.transposed_row_offsets, columns, gradient.T)
         of_rows = of_columns.T
     of_all = gradient.T @ rows
     of_kept = of_all.reshape(-1).at[positions]
@@ -135,3 +134,73 @@ def csr_arrays(positions: jax.Array, inputs: int, outputs: int) -> dict[str, jax
         'transposed_order': order.astype(jnp.int32),
         'transposed_row_offsets': offsets(columns, inputs),
     }
+
+
+# JAX's kernel for a matrix in CSR on CPUs is in `jax.experimental.sparse`, which is no longer actively developed, so
+# no other product uses that module. The kernel came with JAX 0.6.1. Without a kernel JAX computes with scattered sums,
+# a hundred times slower, so such a product is refused.
+KERNEL_DTYPES = ('float32', 'float64')
+
+
+def why_missing(dtype: Any) -> str | None:
+    """Why there is no kernel for values of this type on the default device; `None` if there is one.
+
+    >>> why_missing(jnp.bfloat16)
+    'there is a CSR kernel for float32 and float64, and not for bfloat16; cast rows and values to float32'
+    """
+    name = jnp.dtype(dtype).name
+    if name not in KERNEL_DTYPES:
+        return f'there is a CSR kernel for float32 and float64, and not for {name}; cast rows and values to float32'
+    platform = _platform()
+    if platform != 'cpu':
+        return (
+            f'there is a CSR kernel for CPUs, and not for {platform}; run on a CPU (jax.default_device), or keep the '
+            'matrix dense or in blocks'
+        )
+    if not _is_lowered_to_a_kernel():
+        return (
+            f'JAX has a CSR kernel from 0.6.1 on, and this is {jax.__version__}; upgrade jax and jaxlib, or keep the '
+            'matrix dense or in blocks'
+        )
+    return None
+
+
+def _kernel(
+    compressed: jax.Array, row_offsets: jax.Array, column_indices: jax.Array, columns: jax.Array
+) -> jax.Array:
+    """Multiplies a matrix in CSR `[m, inner]` with a dense one `[inner, n]`; returns `[m, n]`."""
+    dtype = jnp.result_type(compressed, columns)
+    missing = why_missing(dtype)
+    if missing:
+        raise NotImplementedError(f'a matrix in CSR cannot be multiplied here: {missing}')
+    return _multiply(compressed.astype(dtype), row_offsets, column_indices, columns.astype(dtype))
+
+
+def _plain(
+    compressed: jax.Array, row_offsets: jax.Array, column_indices: jax.Array, columns: jax.Array
+) -> jax.Array:
+    from jax.experimental import sparse  # loads scipy, in some versions
+
+    shape = (row_offsets.shape[0] - 1, columns.shape[0])
+    return sparse.BCSR((compressed, column_indices, row_offsets), shape=shape) @ columns
+
+
+# JAX's own rule has no kernel for batches: one product follows the other.
+_multiply = custom_batching.sequential_vmap(_plain)
+
+
+def _platform() -> str:
+    """The platform on which arrays are put by default. Under a mesh these are several devices of one platform."""
+    with jax.ensure_compile_time_eval():
+        device, *_ = jnp.zeros(()).devices()
+    return device.platform
+
+
+@functools.cache
+def _is_lowered_to_a_kernel() -> bool:
+    """Whether this JAX calls a kernel for a matrix in CSR on a CPU."""
+    shapes = [((1,), 'float32'), ((2,), 'int32'), ((1,), 'int32'), ((1, 1), 'float32')]
+    cpu, *_ = jax.local_devices(backend='cpu')
+    with jax.default_device(cpu):
+        lowered = jax.jit(_plain).lower(*itertools.starmap(jax.ShapeDtypeStruct, shapes))
+    return 'custom_call' in lowered.as_text()  # how a kernel shows

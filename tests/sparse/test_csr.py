@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner.sparse.operators import csr_kernel
-from jaxpruner.sparse.operators.csr import CsrMatrix, csr_arrays
+from jaxpruner.sparse import csr_matrix
+from jaxpruner.sparse.csr_matrix import CsrMatrix, csr_arrays
 
-MISSING = csr_kernel.why_missing(jnp.float32)
+MISSING = csr_matrix.why_missing(jnp.float32)
 needs_kernel = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 
@@ -68,10 +68,10 @@ def test_what_has_no_kernel_is_refused(monkeypatch, dtype):
     short = CsrMatrix(compressed.astype(dtype), **arrays)
     with pytest.raises(NotImplementedError, match=rf'not for {dtype}; cast'):
         short.multiply(rows_of(mask).astype(dtype))
-    monkeypatch.setattr(csr_kernel, '_is_lowered_to_a_kernel', lambda: False)
+    monkeypatch.setattr(csr_matrix, '_is_lowered_to_a_kernel', lambda: False)
     with pytest.raises(NotImplementedError, match=r'from 0\.6\.1 on.*upgrade'):
         CsrMatrix(compressed, **arrays).multiply(rows_of(mask))
-    monkeypatch.setattr(csr_kernel, '_platform', lambda: 'gpu')
-    assert 'not for gpu; run on a CPU' in csr_kernel.why_missing(jnp.float32)
+    monkeypatch.setattr(csr_matrix, '_platform', lambda: 'gpu')
+    assert 'not for gpu; run on a CPU' in csr_matrix.why_missing(jnp.float32)
     with pytest.raises(ValueError, match='65536 by 32768'):
         csr_arrays(jnp.zeros(1, int), 2**16, 2**15)
