@@ -36,7 +36,7 @@ _NO_CODE = {
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _CORE = set(
     'api algorithms base_updater checks plan mask_calculator selection n_by_m sparse_state packing sparsity_types '
-    'sparsity_distributions sparsity_schedules tree utils core control seeds equal_settings caller_warnings '
+    'sparsity_distributions sparsity_schedules tree utils core control seeds caller_warnings '
     'explicit_meshes mask_metrics'.split()
 )
 

@@ -73,8 +73,6 @@ SETTINGS = [
     ('SET', {'sparsity_type': '2:4'}, ValueError, 'SET.*N:M'),
     ('RigL', {'topk_fn': first_of_all}, ValueError, 'topk_fn'),
     ('RigL', {'drop_fraction_fn': lambda step: 1.3}, ValueError, 'drop_fraction_fn.*1.3'),
-    ('RigL', {'drop_fraction': 0.3}, TypeError, "RigL.*'drop_fraction'.*drop_fraction_fn"),
-    ('MagnitudePruning', {'update_freq': 3}, TypeError, "'update_freq'.*scheduler"),
     ('RigL', {'nothing': 1}, TypeError, 'nothing'),
     ('ACDC', {'scheduler': sparsity_schedules.StepsSchedule((3,))}, TypeError, 'ACDC.*Periodic'),
     ('IterativeNMPruning', {'sparsity_type': 'unstructured'}, ValueError, 'NByM.*Unstructured'),

@@ -43,7 +43,7 @@ def meanings() -> dict[str, str]:
 
 
 # Field -> keys of which a configuration makes it.
-_MADE_OF = {field: keys for field, (keys, _) in checks.SAID_BY.items()}
+_MADE_OF = dict(checks.SAID_BY)
 _MADE_OF['scheduler'] += ('power',)
 
 

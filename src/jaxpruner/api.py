@@ -21,7 +21,7 @@ ALGORITHMS = ALGORITHM_REGISTRY
 ONE_SHOT_REGISTRY: dict[str, type[BaseUpdater]] = {}
 
 _DISTRIBUTIONS = {'uniform': sparsity_distributions.uniform, 'erk': sparsity_distributions.erk}
-_DISTRIBUTION_KEYS, _ = checks.SAID_BY['sparsity_distribution_fn']
+_DISTRIBUTION_KEYS = checks.SAID_BY['sparsity_distribution_fn']
 _STEP_KEYS = ('update_freq', 'update_start_step', 'update_end_step')
 # Names in other libraries, which look like other keys here -> what may be meant.
 _MEANT = dict.fromkeys(
@@ -39,17 +39,14 @@ _MEANT = dict.fromkeys(
 def all_algorithm_names() -> tuple[str, ...]:
     """The names of the algorithms that wrap an optimizer; one-shot ones are in `ONE_SHOT_REGISTRY`.
 
-    An algorithm of two names is listed once.
+    An algorithm of two names is listed once, by the first.
 
     >>> all_algorithm_names()[:3]
     ('no_prune', 'magnitude', 'random')
     """
-    second, first = 'adam-fisher', ALGORITHM_REGISTRY.get('adam_fisher')
-    return tuple(
-        name
-        for name, algorithm in ALGORITHM_REGISTRY.items()
-        if (name, algorithm) != (second, first)
-    )
+    registry, second = ALGORITHM_REGISTRY, 'adam-fisher'
+    is_second_name = registry.get(second) is registry.get('adam_fisher')
+    return tuple(name for name in registry if name != second or not is_second_name)
 
 
 def register_algorithm(algorithm_name: str, algorithm: type[BaseUpdater]) -> None:
@@ -173,10 +170,10 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
     for key, value in config.items():
         checks.check_setting(algorithm, key, value)
         # The keys of a distribution become one first, whose class need not have them as fields.
-        is_users_own = checks.is_users_own(algorithm, key)
+        is_users_own = not checks.is_of_library(algorithm, key)
         if key in fields and (is_users_own or key not in _DISTRIBUTION_KEYS):
             settings[key] = value
-    for key, (others, _) in checks.SAID_BY.items():
+    for key, others in checks.SAID_BY.items():
         given = [other for other in others if other in config]
         if key in config and given:
             raise ValueError(
@@ -198,12 +195,9 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
         # A class keeps a default of its own.
         is_inherited = fields['drop_fraction_fn'].default is algorithms.SET.drop_fraction_fn
         if is_inherited or 'drop_fraction' in config:
-            # A partial, so that pruners of equal configurations are equal.
-            settings['drop_fraction_fn'] = functools.partial(
-                _drop_fraction,
-                initial=config.get('drop_fraction', 0.1),
-                last_step=config.get('update_end_step'),
-            )
+            initial, last = config.get('drop_fraction', 0.1), config.get('update_end_step')
+            decay = optax.cosine_decay_schedule(initial, last) if last else None
+            settings['drop_fraction_fn'] = decay or optax.constant_schedule(initial)
     return algorithm(**settings)
 
 
@@ -269,12 +263,3 @@ def _schedule(config):
     # Methods that are at their target from the start read the update steps alone.
     shape = {key: config[key] for key in ('power', 'initial_sparsity') if key in config}
     return sparsity_schedules.PolynomialSchedule(freq, start, end, **shape)
-
-
-def _drop_fraction(step, initial, last_step):
-    """Returns the drop fraction of a configuration at a step: it decays until the last update, if there is one.
-
-    >>> float(_drop_fraction(0, 0.1, 100)).__round__(3), float(_drop_fraction(100, 0.1, 100)), _drop_fraction(3, 0.1, 0)
-    (0.1, 0.0, 0.1)
-    """
-    return optax.cosine_decay_schedule(initial, last_step)(step) if last_step else initial

@@ -32,7 +32,6 @@ from jaxpruner import (
 )
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.equal_settings import EqualSettings
 from jaxpruner.plan import PruningPlan, plan_leaves
 from jaxpruner.sparse_state import SparseState as SparseState
 from jaxpruner.sparse_state import apply_mask as apply_mask
@@ -46,15 +45,14 @@ DistributionFn = Callable[..., PyTree]
 _SEED = seeds.SeedField()
 
 
-@dataclasses.dataclass
-class BaseUpdater(EqualSettings):
+@dataclasses.dataclass(eq=False)
+class BaseUpdater:
     """Base of all algorithms; an algorithm overrides `calculate_scores`, or the methods around it.
 
     The wrapped optimizer emits updates that land pruned weights on exactly zero. That is exact as long as nothing
     rescales its updates afterwards: put clipping and scaling inside (`wrap_optax(optax.chain(clip, adam))`) or before.
 
-    Pruners of one class and equal settings are equal, and have a hash, so that a pruner may be a static argument of
-    `jax.jit`. Settings that are functions are equal if they are the same function, or partials of the same one.
+    A pruner equals itself alone, and has a hash, so that it may be a static argument of `jax.jit`.
 
     Attributes:
       scheduler: when masks are updated, and at which sparsity.
@@ -107,6 +105,11 @@ class BaseUpdater(EqualSettings):
     stacked: tree_lib.Stacked = ()
     sparsity: Any = None
 
+    def __init_subclass__(cls, **settings: Any):
+        super().__init_subclass__(**settings)
+        # The dataclass decorator would compare all fields, arrays among them, and take the hash away.
+        cls.__eq__, cls.__hash__ = object.__eq__, object.__hash__
+
     def __post_init__(self):
         checks.check_fields(self)
         if self.is_packed is not None:
@@ -114,7 +117,7 @@ class BaseUpdater(EqualSettings):
         self.sparsity_type = sparsity_types.normalize_setting(self.sparsity_type)
         if mask_calculator.own_topk_fn(self.topk_fn) is None:
             self.topk_fn = mask_calculator.TopkOfType(self.sparsity_type)
-        self.sparsity_distribution_fn = self.distribution()
+        self.distribution()  # refuses two that contradict each other
         if isinstance(self.sparsity_type, sparsity_types.SparsityType):
             self.check_type(self.sparsity_type, 'sparsity_type: ')
 
@@ -222,7 +225,7 @@ class BaseUpdater(EqualSettings):
         """
         params = tree_lib.as_arrays(params)
         paths, arrays, treedef = tree_lib.flatten_with_paths(params)
-        targets, contradictions = checks.targets_of_leaves(
+        targets = checks.targets_of_leaves(
             self.distribution(),
             params,
             self.describe_leaves(paths, arrays),
@@ -230,7 +233,6 @@ class BaseUpdater(EqualSettings):
             lambda pruned: checks.check_pruned(self, pruned),
             types_decide=mask_calculator.own_topk_fn(self.topk_fn) is None,
         )
-        checks.warn_of_contradictions(contradictions)
         return tree_lib.unflatten(treedef, targets, arrays)
 
     def init_state(self, params: PyTree) -> SparseState:
@@ -387,7 +389,6 @@ class BaseUpdater(EqualSettings):
                 f'wrap_optax takes an optax transformation such as optax.adam(1e-3), got {inner!r}'
             )
         optimizer = optax.with_extra_args_support(inner)
-        seen: list[Any] = []  # the targets of the last state outside of jit
 
         def init(params):
             params = tree_lib.as_arrays(params)
@@ -401,8 +402,6 @@ class BaseUpdater(EqualSettings):
             is_checked = self.starts_sparse or is_fine or tree_lib.has_traced(masks)
             if is_checked or all(map(checks.keeps_all, masks)):  # else first masks of a user's own
                 self.check_plan(plan)
-            held = jax.tree.leaves(state.target_sparsities)
-            seen[:] = [] if tree_lib.has_traced(held) else held
             # A user's own `init_state` may store masks in another way, and know nothing of the other fields.
             masks = sparse_state_lib.store_masks(state.masks, params, self.packs_masks())
             algorithm_state = state.algorithm_state
@@ -429,11 +428,6 @@ class BaseUpdater(EqualSettings):
                     '`jax.eval_shape(tx.init, params)`'
                 )
             params = tree_lib.as_arrays(params)
-            held = jax.tree.leaves(state.target_sparsities)
-            if not tree_lib.has_traced((held, params)):
-                if list(map(id, held)) != list(map(id, seen)):
-                    self._warn_of_other_target(state, params)
-                seen[:] = held
             is_due = _is_due(self.scheduler, state, update_masks)
             return _step(
                 self, optimizer, is_due, tree_lib.as_arrays(updates), state, params, extra_args
@@ -498,7 +492,12 @@ class BaseUpdater(EqualSettings):
           ValueError: sparsities or shapes do not fit.
         """
         if opt_state is not None:
-            self._warn_of_other_target(sparse_state_lib.only_sparse_state(opt_state), params)
+            state = sparse_state_lib.only_sparse_state(opt_state)
+            if difference := self._other_target(state, params):
+                remedy = 'state = pruner.retarget(state, params) replaces all that differ'
+                if self.keeps_count:  # as many weights as its first masks do
+                    remedy = 'make a new state with the init of the wrapped optimizer'
+                caller_warnings.warn(f'{difference}. The one in the state holds; {remedy}')
         return plan_leaves(self, params)
 
     def retarget(self, opt_state: Any, params: PyTree) -> Any:
@@ -570,7 +569,7 @@ class BaseUpdater(EqualSettings):
         targets = self.get_target_sparsities(arrays)
         scores = self.scores_to_rank(arrays, None, grads, extra_args)
         masks = self.create_masks(scores, targets)
-        checks.warn_of_emptied(masks, scores)
+        checks.warn_of_emptied(masks)
         checks.check_masks(self, arrays, masks)
         return self.apply_masks(params, masks), masks
 
@@ -582,29 +581,22 @@ class BaseUpdater(EqualSettings):
 
     def distribution(self) -> DistributionFn | None:
         """Returns what `sparsity` and `sparsity_distribution_fn` mean together; `None` for no target at all."""
-        given = self.sparsity_distribution_fn
-        if isinstance(given, FromSettings):  # `dataclasses.replace` may have changed the settings
-            given = type(self).sparsity_distribution_fn
-        settings = self.distribution_settings()
-        names = [
+        given, settings = self.sparsity_distribution_fn, self.distribution_settings()
+        changed = [
             name
             for name, value in settings.items()
             if tree_lib.is_traced(value) or value != getattr(type(self), name)
         ]
-        is_default = sparsity_distributions.is_default(given)
-        if not settings or (given is None and not names):
+        if settings and sparsity_distributions.is_default(given) and (changed or given is not None):
+            return functools.partial(sparsity_distributions.uniform, **settings)
+        # The field `sparsity` may be one of a user's class, which then means something else.
+        if not changed or not checks.is_of_library(type(self), 'sparsity'):
             return given
-        if not is_default:
-            # The field `sparsity` may be one of a user's class, which then means something else.
-            if not names or not checks.is_of_library(type(self), 'sparsity'):
-                return given
-            raise ValueError(
-                f'{type(self).__name__} got {", ".join(names)} and sparsity_distribution_fn={given!r}, which both say '
-                'how sparse leaves are to be; give one of them. functools.partial(f, sparsity=0.7, '
-                'custom_sparsity_map=…) gives a distribution f a sparsity; where dataclasses.replace gives it, give '
-                'also sparsity=None'
-            )
-        return FromSettings(sparsity_distributions.uniform, **settings)
+        raise ValueError(
+            f'{type(self).__name__} got {", ".join(changed)} and sparsity_distribution_fn={given!r}, which both say '
+            'how sparse leaves are to be; give one of them. functools.partial(f, sparsity=0.7, '
+            'custom_sparsity_map=…) gives a distribution f a sparsity'
+        )
 
     def distribution_settings(self) -> dict[str, Any]:
         """Returns those settings of the pruner that `uniform` takes, to stand for a distribution."""
@@ -658,22 +650,6 @@ class BaseUpdater(EqualSettings):
                     f'{type(self).__name__} {float(own):.4g}'
                 )
         return None
-
-    def _warn_of_other_target(self, state, params):
-        """Warns where the targets of a state are not those of this pruner, which goes on with it."""
-        if difference := self._other_target(state, params):
-            remedy = 'state = pruner.retarget(state, params) replaces all that differ'
-            if self.keeps_count:  # as many weights as its first masks do
-                remedy = 'make a new state with the init of the wrapped optimizer'
-            caller_warnings.warn(f'{difference}. The one in the state holds; {remedy}')
-
-
-class FromSettings(functools.partial):
-    """A distribution that a pruner made of its own settings, which another `sparsity` replaces.
-
-    >>> type(BaseUpdater(sparsity=0.5).sparsity_distribution_fn).__name__
-    'FromSettings'
-    """
 
 
 # The step.

@@ -9,7 +9,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,6 @@ from jaxpruner import (
     caller_warnings,
     mask_calculator,
     seeds,
-    selection,
     sparsity_distributions,
     sparsity_schedules,
 )
@@ -149,65 +148,38 @@ SETTINGS |= {
     'blocks': _expected('a list with a glob or a list of globs for each block', _are_blocks),
 }
 
-# Field of a pruner -> keys of configurations that say the same, and how the field says it.
+# Field of a pruner -> keys of configurations that say the same.
 SAID_BY = {
     'sparsity_distribution_fn': (
-        ('dist_type', 'sparsity', 'filter_fn', 'custom_sparsity_map', 'count_excluded'),
-        'functools.partial(jaxpruner.sparsity_distributions.erk, sparsity=0.8, …)',
+        'dist_type',
+        'sparsity',
+        'filter_fn',
+        'custom_sparsity_map',
+        'count_excluded',
     ),
-    'scheduler': (
-        ('update_freq', 'update_start_step', 'update_end_step', 'initial_sparsity'),
-        'jaxpruner.PolynomialSchedule(update_freq, update_start_step, update_end_step)',
-    ),
-    'drop_fraction_fn': (('drop_fraction',), 'optax.constant_schedule(0.3)'),
-}
-
-# Annotation of a field that an algorithm from elsewhere declares -> what its value must be. Other annotations pass.
-_ANNOTATIONS = {
-    'float': _expected('a number', tree_lib.is_number),
-    'int': _expected('a whole number', lambda value: _is_whole(value) or _is_whole_array(value)),
-    'bool': _FLAG,
-    'str': _expected('a string', _is_text),
+    'scheduler': ('update_freq', 'update_start_step', 'update_end_step', 'initial_sparsity'),
+    'drop_fraction_fn': ('drop_fraction',),
 }
 # Fields in which `None` has a meaning of its own, though it is not their default.
 _MAY_BE_NONE = ('sparsity', 'sparsity_distribution_fn', 'sparsity_type')
 
 
-def _is_whole_array(value):
-    return hasattr(value, 'dtype') and value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.integer)
-
-
 def check_setting(algorithm: type, name: str, value: Any) -> None:
-    """Refuses a value of the wrong type or out of range; fields of a user's class are checked by their annotation.
+    """Refuses a value of the wrong type or out of range; a field of a user's class means what that class says.
 
     Raises:
       TypeError, ValueError: the message names the setting.
     """
-    if not is_users_own(algorithm, name):
-        if name in SETTINGS:
-            SETTINGS[name](name, value)
-        return
-    annotation = next(field.type for field in dataclasses.fields(algorithm) if field.name == name)
-    # Text with `from __future__ import annotations`.
-    check = _ANNOTATIONS.get(getattr(annotation, '__name__', str(annotation)))
-    if check:
-        check(name, value)
-
-
-def is_users_own(algorithm: type, field: str) -> bool:
-    """Whether a field was declared outside of this package alone, so that only its class knows what it means."""
-    owners = _packages_that_declare(algorithm, field)
-    return bool(owners) and 'jaxpruner' not in owners
+    if name in SETTINGS and is_of_library(algorithm, name):
+        SETTINGS[name](name, value)
 
 
 def is_of_library(algorithm: type, field: str) -> bool:
-    """Whether the declaration of a field that counts, the first among a class and its bases, is of this package."""
-    return _packages_that_declare(algorithm, field)[0] == 'jaxpruner'
-
-
-def _packages_that_declare(algorithm, field):
-    bases = [base for base in algorithm.__mro__ if field in inspect.get_annotations(base)]
-    return [base.__module__.partition('.')[0] for base in bases]
+    """Whether the class that declares a field, the first among an algorithm and its bases, is of this package."""
+    for base in algorithm.__mro__:
+        if field in inspect.get_annotations(base):
+            return base.__module__.partition('.')[0] == 'jaxpruner'
+    return True
 
 
 def check_fields(pruner: Any) -> None:
@@ -217,21 +189,6 @@ def check_fields(pruner: Any) -> None:
         if value is None and (field.default is None or field.name in _MAY_BE_NONE):
             continue
         check_setting(type(pruner), field.name, value)
-
-
-def check_constructor(algorithm: type, settings: Mapping[str, Any]) -> None:
-    """Refuses keys of configurations that a constructor does not take, and says what it takes instead."""
-    taken = known_arguments(algorithm.__init__, dict(settings))
-    for key in sorted((settings.keys() - taken.keys()) & SETTINGS.keys()):
-        remedies = [
-            f'give {field}={remedy}'
-            for field, (keys, remedy) in SAID_BY.items()
-            if key in keys and hasattr(algorithm, field)
-        ]
-        raise TypeError(
-            f'{algorithm.__name__} has no setting {key!r}, which is a key of configurations; '
-            f'{", ".join(remedies) or "leave it out"}, or make the pruner with jaxpruner.create_updater_from_config'
-        )
 
 
 def check_no_topk_fn(pruner: Any, why: str) -> None:
@@ -326,13 +283,6 @@ def check_mixed_in_first(cls: type, mixin: type, base: type) -> None:
 _ROUNDING = 0.005
 
 
-class Contradiction(NamedTuple):
-    """A leaf of N:M, and the sparsity that it was given, which is not the share of its type."""
-
-    leaf: Any
-    sparsity: float
-
-
 def targets_of_leaves(
     distribution: Callable[..., Any] | None,
     params: PyTree,
@@ -340,8 +290,8 @@ def targets_of_leaves(
     stacked: tree_lib.Stacked,
     check: Callable[[Sequence[Any]], None] = lambda pruned: None,
     types_decide: bool = True,
-) -> tuple[list[Any], list[Contradiction]]:
-    """Lists the target of each leaf, `None` where dense, and the targets that contradict N:M.
+) -> list[Any]:
+    """Lists the target of each leaf, `None` where dense; warns of those that contradict N:M, whose share holds.
 
     Args:
       distribution: from parameters (and the names of stacked leaves, if it takes them) to sparsities; `None` for none.
@@ -356,7 +306,7 @@ def targets_of_leaves(
       ValueError: a sparsity outside [0, 1], or a name without a leaf.
     """
     if distribution is None:
-        return [None] * len(leaves), []
+        return [None] * len(leaves)
     paths, treedef = [leaf.path for leaf in leaves], jax.tree.structure(params)
     names = tree_lib.as_names(stacked)
     tree_lib.check_names(names, paths, 'stacked')
@@ -397,21 +347,25 @@ def targets_of_leaves(
             sparsity_distributions.check_sparsity(target, f'the sparsity of {leaf.name}')
     check(pruned)
     contradictions = []
-    if types_decide:
-        is_default = isinstance(distribution, sparsity_distributions.NotGiven)
-        for i, leaf in enumerate(leaves):
-            target, kind = targets[i], leaf.sparsity_type
-            if target is None or not isinstance(kind, NByM):
-                continue
-            share = (kind.m - kind.n) / kind.m
-            is_given = not is_default or i in custom
-            if tree_lib.is_traced(target):
-                targets[i] = jnp.where(target == 0, 0.0, share)
-            elif float(target) != 0 or not is_given:
-                targets[i] = share
-                if is_given and abs(float(target) - share) > _ROUNDING:
-                    contradictions.append(Contradiction(leaf, float(target)))
-    return targets, contradictions
+    is_default = isinstance(distribution, sparsity_distributions.NotGiven)
+    for i, leaf in enumerate(leaves):
+        target, kind = targets[i], leaf.sparsity_type
+        if not types_decide or target is None or not isinstance(kind, NByM):
+            continue
+        share, is_given = (kind.m - kind.n) / kind.m, not is_default or i in custom
+        if tree_lib.is_traced(target):
+            targets[i] = jnp.where(target == 0, 0.0, share)
+        elif float(target) != 0 or not is_given:
+            targets[i] = share
+            if is_given and abs(float(target) - share) > _ROUNDING:
+                words = f'{float(target):.4g}, where {kind.n}:{kind.m} removes {share:.4g}'
+                contradictions.append(f'{leaf.name} ({words})')
+    if contradictions:
+        caller_warnings.warn(
+            f'the sparsity of {_some_of(contradictions)} contradicts the sparsity type, whose share holds; leave the '
+            'sparsity out, give that share, or choose another type'
+        )
+    return targets
 
 
 def _warn_of_vectors(leaves, selected):
@@ -454,57 +408,23 @@ def check_pruned(pruner: Any, pruned: Sequence[Any]) -> None:
         check_groups(shape_checks, normalize_setting(pruner.sparsity_type))
 
 
-def warn_of_contradictions(contradictions: Sequence[Contradiction]) -> None:
-    """Warns once if there are any, and names the first leaf."""
-    if contradictions:
-        leaf, sparsity = contradictions[0]
-        pattern = f'{leaf.sparsity_type.n}:{leaf.sparsity_type.m}'
-        share = 1 - leaf.sparsity_type.n / leaf.sparsity_type.m
-        more = f' (and {len(contradictions) - 1} more leaves)' if contradictions[1:] else ''
-        caller_warnings.warn(
-            f'{leaf.name}{more}: sparsity {sparsity:.4g} contradicts the sparsity type {pattern}, which removes '
-            f'{share:.4g}; the share of {pattern} holds. Leave the sparsity out, give {share:.4g}, or choose another '
-            'type'
-        )
-
-
 # What prunes nothing, or too little.
 
-_LAST_STEP = 2**31 - 1  # steps are counted in int32
 _SEE_PLAN = 'print(pruner.plan(params)) shows each leaf'
 
 
 def update_steps(schedule: Any) -> Sequence[int] | None:
-    """Lists all steps at which masks are updated, in order (a range if they are many); `None` if it cannot be read.
-
-    >>> list(update_steps(sparsity_schedules.PeriodicSchedule(100, update_start_step=1, update_end_step=250)))
-    [100, 200]
-    """
-    match schedule:
-        case sparsity_schedules.NoUpdateSchedule():
-            return ()
-        case sparsity_schedules.OneShotSchedule(target_step=step):
-            return (step,)
-        case sparsity_schedules.StepsSchedule(steps=steps):
-            return tuple(sorted(steps))
-        case sparsity_schedules.PeriodicSchedule(update_freq=freq, update_end_step=end):
-            first = -(-schedule.update_start_step // freq) * freq
-            return range(first, (_LAST_STEP if end is None else end) + 1, freq)
-    return None
+    """Lists all steps at which masks are updated, in order (a range if they are many); `None` if it cannot be read."""
+    return schedule.update_steps() if hasattr(schedule, 'update_steps') else None
 
 
 def share_at_end(schedule: Any) -> float:
-    """Computes how much of its target a polynomial schedule has reached at the last mask update; 1 for others."""
+    """Computes how much of a target a schedule has reached at the last mask update; 1 where that cannot be told."""
     steps = update_steps(schedule)
-    if not steps or not isinstance(schedule, sparsity_schedules.PolynomialSchedule):
+    if not steps:
         return 1.0
-    if type(schedule) is not sparsity_schedules.PolynomialSchedule:  # its formula may be another
-        with jax.ensure_compile_time_eval():
-            return float(schedule.get_sparsity_at_step(1.0, steps[-1]))
-    # By the formula, on the host: the schedule would compile ten programs before the first step.
-    start, end = schedule.update_start_step, schedule.update_end_step or 0
-    progress = min((steps[-1] + 1 - start) / max(end - start, 1), 1)
-    return 1 - (1 - schedule.initial_sparsity) * (1 - progress) ** schedule.power
+    with jax.ensure_compile_time_eval():
+        return float(schedule.get_sparsity_at_step(1.0, steps[-1]))
 
 
 def reaches_target(schedule: Any) -> bool:
@@ -599,26 +519,24 @@ def check_masks(pruner: Any, params: PyTree, masks: PyTree) -> None:
         )
 
 
-def warn_of_emptied(masks: PyTree, scores: PyTree) -> None:
-    """Names the leaves that lose every weight because their scores are NaN throughout.
+def warn_of_emptied(masks: PyTree) -> None:
+    """Names the leaves of which nothing is kept, as where all scores are NaN.
 
-    >>> warn_of_emptied({'w': jnp.array([1, 0], jnp.uint8)}, {'w': jnp.array([2.0, jnp.nan])})
+    >>> warn_of_emptied({'w': jnp.array([1, 0], jnp.uint8)})
     """
-    paths, leaves, treedef = tree_lib.flatten_with_paths(scores, is_leaf=selection.is_score_leaf)
-    of_masks = tree_lib.leaves_like(treedef, masks)
-    if tree_lib.has_traced(of_masks):
+    paths, leaves, _ = tree_lib.flatten_with_paths(masks)
+    if tree_lib.has_traced(leaves):
         return
-    # All are computed before the first is waited for.
-    kept = [None if mask is None or not mask.size else keeps_any(mask) for mask in of_masks]
-    names = [
+    kept = [keeps_any(mask) for mask in leaves]  # all are computed before the first is waited for
+    emptied = [
         tree_lib.path_string(path)
-        for path, score, any_kept in zip(paths, leaves, kept, strict=True)
-        if any_kept is not None and not any_kept and bool(jnp.isnan(selection.read(score)).all())
+        for path, mask, any_kept in zip(paths, leaves, kept, strict=True)
+        if mask.size and not any_kept
     ]
-    if names:
+    if emptied:
         caller_warnings.warn(
-            f'the scores of {_some_of(names)} are NaN alone: nothing is kept, and all becomes zero; look where NaN '
-            'come from'
+            f'nothing is kept of {_some_of(emptied)}, and all becomes zero: all scores are NaN, or a topk_fn keeps '
+            'none; look where NaN come from'
         )
 
 
@@ -631,21 +549,20 @@ def check_algorithm_state(pruner: Any, method: str, before: Any, after: Any) -> 
     If a dtype changed, a loop in Python would compile the step a second time, `scan` would refuse it, and restoring a
     checkpoint into the shapes of `init` would cast it in silence. The check reads shapes alone, while a step is traced.
     """
-    if before is after:
-        return
-    forms = []
-    for state in (before, after):
+
+    def form(state):
         paths, leaves, _ = tree_lib.flatten_with_paths({'algorithm_state': state})
-        names = map(tree_lib.path_string, paths)
         words = (f'{jnp.result_type(leaf)}{list(jnp.shape(leaf))}' for leaf in leaves)
-        forms.append(set(zip(names, words, strict=True)))
-    old, new = (', '.join(map(' '.join, sorted(a - b)[:3])) for a, b in (forms, forms[::-1]))
-    if old or new:
-        raise TypeError(
-            f'{type(pruner).__name__}.{method} changes the structure, shapes or dtypes of algorithm_state: '
-            f'{old or "nothing"} became {new or "nothing"}. They must stay from step to step: make each leaf in '
-            'init_algorithm_state as it is computed later, such as jnp.zeros_like(param, dtype=jnp.float32)'
-        )
+        return dict(zip(map(tree_lib.path_string, paths), words, strict=True))
+
+    old, new = form(before), form(after)
+    for name in sorted(old | new):
+        if old.get(name) != new.get(name):
+            raise TypeError(
+                f'{type(pruner).__name__}.{method} changes {name} from {old.get(name, "nothing")} to '
+                f'{new.get(name, "nothing")}. Structure, shapes and dtypes must stay from step to step: make each leaf '
+                'in init_algorithm_state as it is computed later, such as jnp.zeros_like(param, dtype=jnp.float32)'
+            )
 
 
 def check_tracked(pruner: Any, state: Any, returned: Any) -> tuple[Any, Any]:

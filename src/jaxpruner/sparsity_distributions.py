@@ -249,6 +249,7 @@ class _Selection(NamedTuple):
     treedef: Any
     custom: dict[int, float | None]  # sparsities that are given by name, by index of the leaf
     layer_shapes: dict[int, tuple[int, ...]]  # of the leaves that the filter selects, by index
+    reasons: list[str]  # why each of the other leaves stays dense
 
     def tree_of(self, sparsities: Mapping[int, Any]) -> PyTree:
         """Makes a tree of targets, from those of the selected leaves and those that are given by name."""
@@ -261,14 +262,26 @@ def _select(params, filter_fn, custom_sparsity_map, stacked):
     paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
     custom = custom_sparsities(custom_sparsity_map, paths)
     tree_lib.check_names(tree_lib.as_names(stacked), paths, 'stacked')
-    layer_shapes = {}
-    for i, (path, layer) in enumerate(zip(paths, leaves, strict=True)):
-        axis = tree_lib.layer_axis(stacked, path, layer.shape)
-        if axis is not None:
-            layer = jax.ShapeDtypeStruct(tree_lib.layer_shape(layer.shape, axis), layer.dtype)
-        if i not in custom and tree_lib.holds_weights(layer) and filter_fn(path, layer):
-            layer_shapes[i] = tuple(layer.shape)
-    return _Selection(paths, leaves, treedef, custom, layer_shapes)
+    layer_shapes, reasons = {}, ['custom_sparsity_map says None'] * len(paths)
+    for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
+        axis = tree_lib.layer_axis(stacked, path, leaf.shape)
+        shape = tree_lib.layer_shape(leaf.shape, axis)
+        layer = leaf if axis is None else jax.ShapeDtypeStruct(shape, leaf.dtype)
+        if i in custom:
+            continue
+        if not tree_lib.holds_weights(leaf):
+            reasons[i] = f'{leaf.dtype} is pruned only where custom_sparsity_map names it'
+        elif filter_fn(path, layer):
+            layer_shapes[i] = tuple(shape)
+        elif filter_fn is NOT_DIM_ONE_FILTER:
+            reasons[i] = f'the default filter leaves out {len(shape)}-D leaves'
+        else:
+            reasons[i] = f'{_name_of(filter_fn, "filter_fn")} leaves it out'
+    return _Selection(paths, leaves, treedef, custom, layer_shapes, reasons)
+
+
+def _name_of(function, otherwise):
+    return getattr(function, '__name__', '<lambda>').replace('<lambda>', otherwise)
 
 
 def get_n_zeros(size: int, sparsity: float) -> int:
@@ -431,28 +444,11 @@ def why_dense(distribution: Any, params: PyTree, stacked: tree_lib.Stacked = ())
     >>> why_dense(functools.partial(uniform, sparsity=0.5), {'b': jax.ShapeDtypeStruct((4,), 'float32')})
     ['the default filter leaves out 1-D leaves']
     """
-    paths, leaves, _ = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
+    size = len(jax.tree.leaves(params))
     if distribution is None:
-        return ['sparsity_distribution_fn is None'] * len(leaves)
-
-    def name_of(function, otherwise):
-        return getattr(function, '__name__', '<lambda>').replace('<lambda>', otherwise)
-
+        return ['sparsity_distribution_fn is None'] * size
     filter_fn = filter_of(distribution)
     if filter_fn is None:
-        why = f'{name_of(distribution, "sparsity_distribution_fn")} gives it no target'
-        return [why] * len(leaves)
-    custom = custom_sparsities(distribution.keywords.get('custom_sparsity_map'), paths)
-    reasons = []
-    for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
-        if i in custom:
-            reasons.append('custom_sparsity_map says None')
-        elif not tree_lib.holds_weights(leaf):
-            reasons.append(f'{leaf.dtype} is pruned only where custom_sparsity_map names it')
-        elif filter_fn is NOT_DIM_ONE_FILTER:
-            axis = tree_lib.layer_axis(stacked, path, leaf.shape)
-            rank = len(tree_lib.layer_shape(leaf.shape, axis))
-            reasons.append(f'the default filter leaves out {rank}-D leaves')
-        else:
-            reasons.append(f'{name_of(filter_fn, "filter_fn")} leaves it out')
-    return reasons
+        return [f'{_name_of(distribution, "sparsity_distribution_fn")} gives it no target'] * size
+    custom_sparsity_map = distribution.keywords.get('custom_sparsity_map')
+    return _select(params, filter_fn, custom_sparsity_map, stacked).reasons

@@ -1,11 +1,12 @@
 """When masks are updated, and how sparse the parameters are at a step.
 
-A schedule is any object with the two methods of `BaseSchedule`; a new one is a frozen
-dataclass here or in a user's code.
+A schedule is any object with the two methods of `BaseSchedule`; a new one is a frozen dataclass here or in a user's
+code. A method `update_steps` that lists all steps at which masks are updated lets plans and warnings read them.
 """
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
@@ -111,6 +112,10 @@ class NoUpdateSchedule(_AtTarget):
         del step
         return False
 
+    def update_steps(self) -> Sequence[int]:
+        """None."""
+        return ()
+
 
 @dataclasses.dataclass(frozen=True)
 class OneShotSchedule(_AtTarget):
@@ -137,6 +142,10 @@ class OneShotSchedule(_AtTarget):
     def is_mask_update_iter(self, step: Any) -> Any:
         """True at `target_step` alone; False for no step (`None`)."""
         return step is not None and _number(step) == self.target_step
+
+    def update_steps(self) -> Sequence[int]:
+        """The one step."""
+        return (self.target_step,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +177,10 @@ class StepsSchedule(_AtTarget):
         if isinstance(step, int):
             return step in self.steps
         return jnp.any(step == jnp.asarray(self.steps, jnp.int32))
+
+    def update_steps(self) -> Sequence[int]:
+        """The steps, in order."""
+        return tuple(sorted(self.steps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,6 +222,16 @@ class PeriodicSchedule(_AtTarget):
         step = _number(step)
         due = (step % self.update_freq == 0) & (step >= self.update_start_step)
         return due if self.update_end_step is None else due & (step <= self.update_end_step)
+
+    def update_steps(self) -> Sequence[int]:
+        """The multiples of `update_freq`, a range.
+
+        >>> list(PeriodicSchedule(100, update_start_step=1, update_end_step=250).update_steps())
+        [100, 200]
+        """
+        first = -(-self.update_start_step // self.update_freq) * self.update_freq
+        last = _LAST_STEP if self.update_end_step is None else self.update_end_step
+        return range(first, last + 1, self.update_freq)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,12 +281,16 @@ class PolynomialSchedule(PeriodicSchedule):
         length = self.update_end_step - self.update_start_step
         if length == 0:
             return target_sparsities
-        done = jnp.clip(jnp.asarray(step) + 1 - self.update_start_step, 0, length)
-        progress = done.astype(jnp.float32) / length
-        share = 1 - (1 - progress) ** self.power
+        done = _number(step) + 1 - self.update_start_step
+        if isinstance(done, int):
+            done = min(max(done, 0), length)
+        else:
+            done = jnp.clip(done, 0, length).astype(jnp.float32)
+        share = 1 - (1 - done / length) ** self.power
+        is_from_zero = not tree_lib.is_traced(self.initial_sparsity) and self.initial_sparsity == 0
 
         def at_share(target):
-            initial = jnp.minimum(self.initial_sparsity, target)
+            initial = 0 if is_from_zero else jnp.minimum(self.initial_sparsity, target)
             return initial + (target - initial) * share
 
         return jax.tree.map(at_share, target_sparsities)

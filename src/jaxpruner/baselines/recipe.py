@@ -209,7 +209,7 @@ def _own_fields() -> dict[str, Any]:
     defaults = {}
     for algorithm in api.ALGORITHM_REGISTRY.values():
         for field in dataclasses.fields(algorithm):
-            if field.init and checks.is_users_own(algorithm, field.name):
+            if field.init and not checks.is_of_library(algorithm, field.name):
                 defaults[field.name] = field.default
     return defaults
 

@@ -338,10 +338,9 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
 
         with leaves_lib.ignore_vectors():
-            targets, contradictions = checks.targets_of_leaves(
-                self.sparsity_distribution_fn, params, described, self.stacked, check
+            targets = checks.targets_of_leaves(
+                self.distribution(), params, described, self.stacked, check
             )
-        checks.warn_of_contradictions(contradictions)
         return tree_lib.unflatten(treedef, targets, leaves)
 
     def wrap_optax(self, inner: optax.GradientTransformation) -> NoReturn:

@@ -253,7 +253,7 @@ def names_of(pruner: BaseUpdater) -> IsNamed:
     >>> is_named(('tokens',)), is_named(('head',))
     (True, False)
     """
-    distribution = pruner.sparsity_distribution_fn
+    distribution = pruner.distribution()
     function = distribution.func if isinstance(distribution, functools.partial) else distribution
     ours = sparsity_distributions.uniform, sparsity_distributions.erk, sparsities_by_name, None
     if function not in ours:
@@ -288,9 +288,9 @@ def selected_leaves(pruner: BaseUpdater, params: tree_lib.PyTree) -> list[tree_l
         for leaf in pruner.describe_leaves(paths, leaves)
     ]
     described = sparsity_types.resolve_leaves(paths, leaves, types, pruner.stacked)
-    distribution = pruner.sparsity_distribution_fn
+    distribution = pruner.distribution()
     with caller_warnings.silence(), ignore_vectors():
-        targets, _ = checks.targets_of_leaves(distribution, params, described, pruner.stacked)
+        targets = checks.targets_of_leaves(distribution, params, described, pruner.stacked)
     return [path for path, target in zip(paths, targets, strict=True) if target is not None]
 
 
