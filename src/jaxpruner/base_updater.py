@@ -569,7 +569,7 @@ class BaseUpdater:
         targets = self.get_target_sparsities(arrays)
         scores = self.scores_to_rank(arrays, None, grads, extra_args)
         masks = self.create_masks(scores, targets)
-        checks.warn_of_emptied(masks)
+        checks.warn_of_emptied(masks, scores)
         checks.check_masks(self, arrays, masks)
         return self.apply_masks(params, masks), masks
 

@@ -19,6 +19,7 @@ from jaxpruner import (
     caller_warnings,
     mask_calculator,
     seeds,
+    selection,
     sparsity_distributions,
     sparsity_schedules,
 )
@@ -519,24 +520,26 @@ def check_masks(pruner: Any, params: PyTree, masks: PyTree) -> None:
         )
 
 
-def warn_of_emptied(masks: PyTree) -> None:
-    """Names the leaves of which nothing is kept, as where all scores are NaN.
+def warn_of_emptied(masks: PyTree, scores: PyTree) -> None:
+    """Names the leaves that lose every weight because their scores are NaN throughout.
 
-    >>> warn_of_emptied({'w': jnp.array([1, 0], jnp.uint8)})
+    >>> warn_of_emptied({'w': jnp.array([1, 0], jnp.uint8)}, {'w': jnp.array([2.0, jnp.nan])})
     """
-    paths, leaves, _ = tree_lib.flatten_with_paths(masks)
-    if tree_lib.has_traced(leaves):
+    paths, leaves, treedef = tree_lib.flatten_with_paths(scores, is_leaf=selection.is_score_leaf)
+    of_masks = tree_lib.leaves_like(treedef, masks)
+    if tree_lib.has_traced(of_masks):
         return
-    kept = [keeps_any(mask) for mask in leaves]  # all are computed before the first is waited for
-    emptied = [
+    # All are computed before the first is waited for.
+    kept = [None if mask is None or not mask.size else keeps_any(mask) for mask in of_masks]
+    names = [
         tree_lib.path_string(path)
-        for path, mask, any_kept in zip(paths, leaves, kept, strict=True)
-        if mask.size and not any_kept
+        for path, score, any_kept in zip(paths, leaves, kept, strict=True)
+        if any_kept is not None and not any_kept and bool(jnp.isnan(selection.read(score)).all())
     ]
-    if emptied:
+    if names:
         caller_warnings.warn(
-            f'nothing is kept of {_some_of(emptied)}, and all becomes zero: all scores are NaN, or a topk_fn keeps '
-            'none; look where NaN come from'
+            f'the scores of {_some_of(names)} are NaN alone: nothing is kept, and all becomes zero; look where NaN '
+            'come from'
         )
 
 
