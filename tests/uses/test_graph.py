@@ -75,8 +75,6 @@ def test_what_has_no_rule_is_opaque(reason, function):
     ):
         graph['w']
     assert (list(graph), list(graph.opaque)) == ([('bias',)], [('w',)])
-    with pytest.raises(UnsupportedPrimitive, match=rf'w: .*{reason}.*graph.opaque'):
-        param_uses(apply, params, X, strict=True)
 
 
 def test_names():
@@ -105,9 +103,7 @@ def test_table():
     assert lines[1].split() == ['w', 'dot', '0', '1', '-', '-', 'yes', '64', '1']
     assert lines[2].startswith('q  opaque: no rule for')
     assert lines[3:5] == ['old  unused', f'{graph.flops:,} FLOPs in all']
-    assert repr(graph).startswith(
-        f'UseGraph(1 used, 1 opaque, 1 unused, {graph.flops:,} FLOPs, without '
-    )
+    assert repr(graph) == f'UseGraph(1 used, 1 opaque, 1 unused, {graph.flops:,} FLOPs)'
 
 
 def _looped(params, x):
@@ -190,17 +186,6 @@ def test_flops():
     assert graph['a'][0].flops == graph['b'][0].flops == 2 * 2 * 4 * 3
     graph = param_uses(_looped, {'w': floats(3, 4, 4), 'v': floats(4, 4)}, X)
     assert (graph['w'][0].trips, graph['v'][0].trips) == (3, None)
-
-
-def test_operations_that_are_not_counted_are_named():
-    def apply(params, x):
-        return jnp.fft.fft(x @ params['w']).real
-
-    graph = param_uses(apply, SQUARE, X)
-    assert list(graph.uncounted) == ['fft']
-    assert 'test_graph.py' in graph.uncounted['fft']
-    assert 'not counted: fft (' in str(graph)
-    assert 'without fft' in repr(graph)
 
 
 @pytest.mark.parametrize('axes', [{'model'}, {'model', 'data'}])

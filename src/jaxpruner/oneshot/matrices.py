@@ -26,10 +26,10 @@ from jax import lax
 from jaxpruner import n_by_m, selection, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.trace import Use, UseGraph, contractions
-from jaxpruner.trace.views import ENTER_LOOP, LEAVE_LOOP, Move, Step
+from jaxpruner.trace.views import Move
 
 # These may put an element in several places.
-_REPEATS = frozenset('broadcast_in_dim concatenate gather stack tile'.split())
+_REPEATS = frozenset('broadcast_in_dim concatenate dynamic_slice gather stack tile'.split())
 # These give floats another dtype; exact views are not cast to and from others.
 CASTS = frozenset(('convert_element_type', 'reduce_precision'))
 # Exact views go through these where a constant mask puts zeros in place of some weights.
@@ -263,12 +263,7 @@ class WeightMatrices:
     @property
     def _slices_leaf(self) -> bool:
         """Whether a layer is an element of the leaf's first axis: a loop takes the leaf apart before all else."""
-        depth = 0
-        for step in self.uses[0].site.view.steps:
-            depth += (step == ENTER_LOOP) - (step == LEAVE_LOOP)
-            if depth == 0:
-                return False
-        return depth > 0
+        return bool(self.stack) and all(step.depth for step in self.uses[0].site.view.steps)
 
     def _operand(self, leaf: jax.Array, masked: bool = True) -> jax.Array:
         """Takes the operand of the contraction, without what other parameters put beside the leaf."""
@@ -285,9 +280,9 @@ def _set_row(stack: jax.Array, row: jax.Array, number: int) -> jax.Array:
     return lax.dynamic_update_slice_in_dim(stack, row, number, 0)
 
 
-def step_name(step: Step) -> str | None:
-    """Names the primitive of a step of a view; `None` for what is no equation."""
-    return step.equation.primitive.name if isinstance(step, Move) else None
+def step_name(step: Move) -> str:
+    """Names the primitive of a step of a view."""
+    return step.equation.primitive.name
 
 
 def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices, ...]:
@@ -340,12 +335,10 @@ def _layout_of(use: Use) -> MatrixLayout:
 def _comparable_steps(use: Use) -> tuple[Any, ...]:
     """Tells how the leaf is read, to be compared."""
 
-    def comparable(step: Step) -> Any:
-        if not isinstance(step, Move):
-            return str(step)
+    def comparable(step: Move) -> Any:
         shapes = tuple(variable.aval.shape for variable in step.equation.invars)
         constants = [(number, array.tobytes()) for number, array in step.others.items()]
-        settings = str(step.equation.params), step.operand, step.result
+        settings = str(step.equation.params), step.operand, step.result, step.depth
         return step_name(step), settings, shapes, tuple(constants)
 
     return tuple(map(comparable, use.site.view.steps))
@@ -377,14 +370,8 @@ def _why_unknown(use: Use) -> str | None:
 
 def _is_repeated(matrices: Sequence[WeightMatrices], leaf: Any) -> bool:
     """Whether a weight of the leaf stands in two matrices, or twice in one."""
-
-    def may_repeat(step: Step) -> bool:
-        # A function may take an element at several indices.
-        if isinstance(step, Move):
-            return step_name(step) in _REPEATS
-        return step not in (ENTER_LOOP, LEAVE_LOOP)
-
-    if len(matrices) == 1 and not any(map(may_repeat, matrices[0].uses[0].site.view.steps)):
+    steps = matrices[0].uses[0].site.view.steps
+    if len(matrices) == 1 and _REPEATS.isdisjoint(map(step_name, steps)):
         return math.prod(matrices[0].layout.shape) > leaf.size
     times = sum(part.write(jnp.ones(part.shape), leaf) for part in matrices)
     return bool(jnp.max(times) > 1)

@@ -268,15 +268,15 @@ class Inference(Interpreter[Axes]):
             if id(axes) in self._leaves:  # a slice of a leaf counts as that leaf
                 number, _ = self._leaves[id(axes)]
                 self._leaves[id(slices[-1])] = number, slices[-1]
-        results = self.visit_scan_body(scan, operands, carried, slices, position)
+        results = self.visit_body(scan, operands, carried, slices, position)
         carried_out, stacked = scan.split_results(results)
         ties.unify_values(carried, carried_out)
         return carried + [(trips, *axes) for axes in stacked]
 
     def visit_while(self, loop: While, operands: list[Axes], position: Position) -> list[Axes]:
-        _, _, carried = loop.split(operands)
+        _, carried, _ = loop.split(operands)
         self.visit_condition(loop, operands, carried, position)
-        results = self.visit_loop_body(loop, operands, carried, position)
+        results = self.visit_body(loop, operands, carried, [], position)
         EquationTies(loop.equation, operands, position).unify_values(carried, results)
         return carried
 

@@ -601,7 +601,7 @@ class ZeroWalk(Interpreter[Fill]):
 
         def run(carried: Fills) -> Fills:
             nonlocal stacked
-            results = self.visit_scan_body(scan, operands, carried, slices, position)
+            results = self.visit_body(scan, operands, carried, slices, position)
             carried, stacked = scan.split_results(results)
             return carried
 
@@ -625,10 +625,10 @@ class ZeroWalk(Interpreter[Fill]):
         return results
 
     def visit_while(self, loop: While, operands: Fills, position: Position) -> Fills:
-        _, _, carried = loop.split(operands)
+        _, carried, _ = loop.split(operands)
 
         def run(carried: Fills) -> Fills:
-            return self.visit_loop_body(loop, operands, carried, position)
+            return self.visit_body(loop, operands, carried, [], position)
 
         carried, _ = _settle(run, carried)
         self.visit_condition(loop, operands, carried, position)
@@ -674,7 +674,7 @@ def _run_zeroed_trip(
     trace: Trace, scan: Scan, scalars: Sequence[Scalar], position: Position
 ) -> list[Scalar] | None:
     """The scalars that a trip with these slices stacks; `None` if the trip changes a carried value."""
-    inside = position.in_scan(scan)
+    inside = position.in_body(scan)
     constants, carried, sliced = scan.split(list(map(unknown, scan.body.jaxpr.invars)))
     for i, scalar in enumerate(scalars):
         sliced[i] = sliced[i]._replace(everywhere=scalar)

@@ -21,28 +21,8 @@ class UnsupportedPrimitive(NotImplementedError):
     """
 
 
-# The last number in the path of a `Site` at which a parameter leaves a program as a result. It is negative, unlike the
-# numbers of equations. The equation tells loops from branches.
-NEXT_TRIP = -1  # a result that the body of a loop passes to the next trip
-AFTER_LOOP = -2  # a result that a while loop returns
-
-
-def branch_result(branch: int) -> int:
-    """The last number in the path of a result of a branch, likewise.
-
-    >>> branch_result(0), branch_result(1)
-    (-1, -2)
-    """
-    return -1 - branch
-
-
-def leaves_a_program(path: ProgramPath) -> bool:
-    """Whether a path is that of a result that leaves a program, instead of an operand.
-
-    >>> leaves_a_program((2, NEXT_TRIP)), leaves_a_program((2, 0, 5))
-    (True, False)
-    """
-    return min(path) < 0
+# The last number in the path of a `Site` at which a parameter leaves a program as a result.
+LEAVES = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +31,8 @@ class Site:
 
     Attributes:
       path: numbers of the equation, of a program inside it, of an equation in that program, and so on: `(2, 0, 5)` is
-        equation 5 of program 0 in equation 2. A parameter may also leave a program inside equation 2 as a result. Then
-        the last number is negative: `NEXT_TRIP` for a loop's body, `AFTER_LOOP` for a while loop, `branch_result(i)`
-        for branch i.
+        equation 5 of program 0 in equation 2. A parameter may also leave that program as a result: `(2, 0, LEAVES)`, or
+        a while loop: `(2, LEAVES)`.
       equation: the equation itself, `None` for a result of the program.
       operand: the number of the operand, or of the result, that is read from the parameter.
       view: how it is read.
@@ -143,10 +122,8 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
       opaque: path -> reason, for leaves that go through an operation that is not understood.
       unused: paths of leaves that have no part in the results: zeroing them changes nothing.
       flops: floating point operations of the model: those of all contractions, also between activations, and of
-        elementwise operations with parameters. Loops and branches that data decide count once. Operations in a
-        shard_map count for each device.
-      uncounted: name of a primitive -> source line, for operations that may cost much and are not in `flops`, such as a
-        Fourier transform or a custom kernel.
+        elementwise operations with parameters, and no others, such as Fourier transforms and custom kernels. Loops and
+        branches that data decide count once. Operations in a shard_map count for each device.
       program: the traced program, a `jax.extend.core.ClosedJaxpr` of parameters and inputs.
 
     >>> from jaxpruner.uses import param_uses
@@ -163,19 +140,15 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
     unused: tuple[tree_lib.Path, ...]
     flops: int
     program: Any = None
-    uncounted: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def _by_name(self) -> dict[str, tuple[Use, ...]]:
         return {tree_lib.path_string(path): uses for path, uses in self.uses.items()}
 
     def __getitem__(self, path: tree_lib.Path | str) -> tuple[Use, ...]:
-        if isinstance(path, str):
-            name = path
-        elif path in self.uses:  # the names of two paths may be the same
+        if not isinstance(path, str) and path in self.uses:  # two paths may have one name
             return self.uses[path]
-        else:
-            name = tree_lib.path_string(path)
+        name = path if isinstance(path, str) else tree_lib.path_string(path)
         if name in self._by_name:
             return self._by_name[name]
         for opaque, reason in self.opaque.items():
@@ -210,10 +183,7 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
 
     def __repr__(self) -> str:
         text = f'{len(self)} used, {len(self.opaque)} opaque, {len(self.unused)} unused'
-        text += f', {self.flops:,} FLOPs'
-        if self.uncounted:
-            text += f', without {", ".join(self.uncounted)}'
-        return f'UseGraph({text})'
+        return f'UseGraph({text}, {self.flops:,} FLOPs)'
 
     def __str__(self) -> str:
         rows: list[Any] = ['leaf operation contract free batch stack exact FLOPs trips'.split()]
@@ -231,6 +201,4 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
         for path in self.unused:
             lines.append(f'{tree_lib.path_string(path)}  unused')
         lines.append(f'{self.flops:,} FLOPs in all')
-        for name, where in self.uncounted.items():
-            lines.append(f'not counted: {name} ({where})')
         return '\n'.join(lines)

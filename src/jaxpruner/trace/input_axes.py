@@ -10,6 +10,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.sparsity_types import normalize_setting, resolve_types
 from jaxpruner.trace import contractions
 from jaxpruner.trace.graph import Use, UseGraph
+from jaxpruner.trace.views import axes_of
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def _input_axis(path: tree_lib.Path, graph: UseGraph) -> int | None:
         view, innermost = use.site.view, contractions.innermost(use.site.equation, use.site.operand)
         axis = view.axes[innermost]
         # A kernel may sum only over windows, and have no axis of the leaf for input channels.
-        has_no_channels = not axis.along and axis.is_whole and axis.length == 1
+        has_no_channels = axis.length == 1 and axis.is_whole and not axes_of(axis.factors)
         if use.op == 'dot' or not has_no_channels:
             input_axes.add(use.input_axis)
     if not input_axes:

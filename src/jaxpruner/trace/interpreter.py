@@ -18,6 +18,7 @@ from jax.extend.core import Literal
 from jaxpruner.trace.program import (
     Call,
     Cond,
+    Loop,
     Needed,
     Program,
     ProgramPath,
@@ -58,17 +59,10 @@ class Position(NamedTuple):
         callers = (*self.callers, equation)
         return self._replace(path=(*self.path, number), needed=tuple(needed), callers=callers)
 
-    def in_scan(self, scan: Scan) -> Self:
-        """The body of this scan."""
-        return self.inside(scan.equation, 0, needed_in_body(scan, self.needed))
-
-    def in_condition(self, loop: While) -> Self:
-        """The condition of this loop."""
-        return self.inside(loop.equation, 0, (True,))
-
-    def in_body(self, loop: While) -> Self:
+    def in_body(self, loop: Loop) -> Self:
         """The body of this loop."""
-        return self.inside(loop.equation, 1, needed_in_body(loop, self.needed))
+        number = 1 if isinstance(loop, While) else 0
+        return self.inside(loop.equation, number, needed_in_body(loop, self.needed))
 
     def line(self, equation: Any) -> str:
         """The line of the source that an equation comes from. For an equation made by JAX, the line of the call."""
@@ -150,43 +144,28 @@ class Interpreter(abc.ABC, Generic[T]):
         inner = position.inside(call.equation, 0, position.needed)
         return self.visit_program(call.program, operands, inner)
 
-    def visit_shard_map(self, shard_map: ShardMap, operands: list[T], position: Any) -> list[T]:
-        """Visits a program that each device runs."""
-        return self.visit_plain(shard_map.equation, operands, position)
+    def visit_whole(self, record: Any, operands: list[T], position: Any) -> list[T]:
+        """Visits an equation without entering the programs inside it."""
+        return self.visit_plain(record.equation, operands, position)
 
-    def visit_scan(self, scan: Scan, operands: list[T], position: Any) -> list[T]:
-        """Visits a scan."""
-        return self.visit_plain(scan.equation, operands, position)
+    # A subclass enters those that it can.
+    visit_shard_map = visit_scan = visit_while = visit_cond = visit_whole
 
-    def visit_while(self, loop: While, operands: list[T], position: Any) -> list[T]:
-        """Visits a while loop."""
-        return self.visit_plain(loop.equation, operands, position)
-
-    def visit_cond(self, cond: Cond, operands: list[T], position: Any) -> list[T]:
-        """Visits an equation with branches."""
-        return self.visit_plain(cond.equation, operands, position)
-
-    def visit_scan_body(
-        self, scan: Scan, operands: list[T], carried: list[T], slices: list[T], position: Any
+    def visit_body(
+        self, loop: Loop, operands: list[T], carried: list[T], slices: list[T], position: Any
     ) -> list[T]:
-        """Goes through the body of a scan, with these carried values and slices."""
-        constants, _, _ = scan.split(operands)
+        """Goes through the body of a loop, with these carried values and slices."""
+        constants, _, _ = loop.split(operands)
         inputs = [*constants, *carried, *slices]
-        return self.visit_program(scan.body, inputs, position.in_scan(scan))
+        return self.visit_program(loop.body, inputs, position.in_body(loop))
 
     def visit_condition(
         self, loop: While, operands: list[T], carried: list[T], position: Any
     ) -> list[T]:
         """Goes through the condition of a loop, with these carried values."""
-        constants, _, _ = loop.split(operands)
-        return self.visit_program(loop.condition, constants + carried, position.in_condition(loop))
-
-    def visit_loop_body(
-        self, loop: While, operands: list[T], carried: list[T], position: Any
-    ) -> list[T]:
-        """Goes through the body of a loop, with these carried values."""
-        _, constants, _ = loop.split(operands)
-        return self.visit_program(loop.body, constants + carried, position.in_body(loop))
+        inputs = operands[: loop.first_constant] + carried
+        inner = position.inside(loop.equation, 0, (True,))
+        return self.visit_program(loop.condition, inputs, inner)
 
     def visit_branch(self, cond: Cond, number: int, values: Sequence[T], position: Any) -> list[T]:
         """Goes through a branch, with these values of the operands that go into branches."""
@@ -253,13 +232,13 @@ class Run(Interpreter[Any]):
 
     def visit_scan(self, scan: Scan, operands: Values, position: Any) -> Values:
         _, carried, sliced = scan.split(operands)
-        needed = position.in_scan(scan).needed
+        needed = position.in_body(scan).needed
 
         def body(carry: Any, elements: Any) -> Any:
             carried, state = carry
             slices, own_elements = elements
             inside = self.inside(position, state, own_elements)
-            results = inside.visit_scan_body(scan, operands, carried, slices, position)
+            results = inside.visit_body(scan, operands, carried, slices, position)
             carried, stacked = scan.split_results(keep(results, needed))
             return (carried, inside.state(position)), stacked
 
@@ -270,7 +249,7 @@ class Run(Interpreter[Any]):
         return carried + stacked
 
     def visit_while(self, loop: While, operands: Values, position: Any) -> Values:
-        _, _, carried = loop.split(operands)
+        _, carried, _ = loop.split(operands)
         needed = position.in_body(loop).needed
 
         def condition(carry: Any) -> Any:
@@ -280,7 +259,7 @@ class Run(Interpreter[Any]):
         def body(carry: Any) -> Any:
             carried, state = carry
             inside = self.inside(position, state)
-            results = inside.visit_loop_body(loop, operands, carried, position)
+            results = inside.visit_body(loop, operands, carried, [], position)
             return keep(results, needed), inside.state(position)
 
         first = keep(carried, needed), self.state(position)

@@ -8,7 +8,6 @@ parameters between versions: this is the only file that reads them.
 import dataclasses
 import functools
 import math
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,9 +16,6 @@ import jax.extend.core
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import source_info_util
-
-# The versions of JAX that this file was checked on.
-_CHECKED = ('0.5.0', '0.5.3', '0.6.2', '0.7.2', '0.8.3', '0.9.2', '0.10.2', '0.11.2', '0.12.0.1')
 
 # The numbers of an equation, of a program inside it, of an equation in that program, …; see `graph.Site`. In a while
 # loop, program 0 is the condition and program 1 is the body.
@@ -44,64 +40,69 @@ class Program(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """An equation that runs one program on its operands; `settings` are those of `jit` and `checkpoint`."""
+    """An equation that runs one program on its operands."""
 
     equation: Any
     program: Program
-    settings: Mapping[str, Any]
 
     def run(self, function: Callable[..., Any], state: Any, operands: Sequence[Any]) -> Any:
-        """`function(state, *operands) -> results, state` in the program's place, jitted or checkpointed like it."""
-        name = self.equation.primitive.name
-        if name == 'remat2':
-            return jax.checkpoint(function, **self.settings)(state, *operands)
-        if name not in _JITS:
-            return function(state, *operands)
-        function.__name__ = self.settings['name']
-        operands = _with_shardings(operands, self.settings['in_shardings'])
-        jitted = jax.jit(function, inline=self.settings['inline'])
-        results, state = jitted(state, *operands)
-        return _with_shardings(results, self.settings['out_shardings']), state
-
-
-class ShardMap(Call):
-    """A call whose program each device runs on its part of each axis."""
-
-    @property
-    def devices(self) -> int:
-        """How many parts it has. Axes of the mesh that are left to the compiler do not count."""
-        return self.settings['devices']
+        """`function(state, *operands) -> results, state` in the program's place, checkpointed like it."""
+        if self.equation.primitive.name == 'remat2':
+            params = self.equation.params
+            function = jax.checkpoint(
+                function, prevent_cse=params['prevent_cse'], policy=params['policy']
+            )
+        return function(state, *operands)
 
 
 @dataclasses.dataclass(frozen=True)
-class Scan:
-    """A scan. Its operands are constants, then carried values, then values that are sliced."""
+class ShardMap(Call):
+    """A call whose program each device runs on its part of each axis.
+
+    Attributes:
+      devices: how many parts there are. Axes of the mesh that are left to the compiler do not count.
+    """
+
+    devices: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A loop. Its operands are constants of its condition, constants of its body, carried values, and sliced ones.
+
+    Attributes:
+      first_constant: the number of the first constant of the body.
+      first_carried: the number of the first operand that is carried.
+      carried: how many are.
+    """
 
     equation: Any
     body: Program
-    length: int
-    reverse: bool
-    constants: int
+    first_constant: int
+    first_carried: int
     carried: int
-    unroll: int
-
-    @property
-    def first_carried(self) -> int:
-        """The number of the first operand that is carried."""
-        return self.constants
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Splits operands into constants, carried and sliced ones."""
-        end = self.constants + self.carried
+        """Splits operands into constants of the body, carried and sliced ones."""
+        end = self.first_carried + self.carried
         return (
-            list(operands[: self.constants]),
-            list(operands[self.constants : end]),
+            list(operands[self.first_constant : self.first_carried]),
+            list(operands[self.first_carried : end]),
             list(operands[end:]),
         )
 
     def split_results(self, results: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Splits results into carried and stacked ones."""
         return list(results[: self.carried]), list(results[self.carried :])
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan(Loop):
+    """A scan."""
+
+    length: int
+    reverse: bool
+    unroll: int
 
     def run(
         self, body: Callable[..., Any], carried: Any, sliced: Any, length: int | None = None
@@ -114,27 +115,10 @@ class Scan:
 
 
 @dataclasses.dataclass(frozen=True)
-class While:
-    """A while loop. Its operands are constants of the condition, constants of the body, then carried values."""
+class While(Loop):
+    """A while loop, in which nothing is sliced."""
 
-    equation: Any
     condition: Program
-    body: Program
-    condition_constants: int
-    body_constants: int
-
-    @property
-    def first_carried(self) -> int:
-        """The number of the first operand that is carried."""
-        return self.condition_constants + self.body_constants
-
-    def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Splits operands into constants of the condition, constants of the body, and carried ones."""
-        return (
-            list(operands[: self.condition_constants]),
-            list(operands[self.condition_constants : self.first_carried]),
-            list(operands[self.first_carried :]),
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,15 +131,10 @@ class Cond:
 
 Inside = Call | Cond | Scan | While
 
-_JITS = ('jit', 'pjit')
 # Calls with a derivative rule of their own.
 RULED_BACKWARDS = frozenset(('custom_vjp_call', 'custom_vjp_call_jaxpr'))
 RULED = RULED_BACKWARDS | {'custom_jvp_call'}
-_CALLS = frozenset((*_JITS, *RULED, 'call', 'closed_call', 'composite', 'remat2', 'shard_map'))
-_SETTINGS = {
-    'remat2': ('prevent_cse', 'policy'),
-    **dict.fromkeys(_JITS, ('name', 'inline', 'in_shardings', 'out_shardings')),
-}
+_CALLS = RULED.union('jit pjit call closed_call composite remat2 shard_map'.split())
 
 
 def inside(equation: Any) -> Inside | None:
@@ -173,43 +152,43 @@ def inside(equation: Any) -> Inside | None:
                 constants, carried, _ = map(len, params['ft_in'].unpack())
             body, length = Program.of(params['jaxpr']), params['length']
             reverse, unroll = params['reverse'], params['unroll']
-            return Scan(equation, body, length, reverse, constants, carried, unroll)
+            return Scan(equation, body, 0, constants, carried, length, reverse, unroll)
         if name == 'while':
-            condition, body = Program.of(params['cond_jaxpr']), Program.of(params['body_jaxpr'])
-            return While(equation, condition, body, params['cond_nconsts'], params['body_nconsts'])
+            first = params['cond_nconsts']
+            first_carried, carried = first + params['body_nconsts'], len(equation.outvars)
+            body, condition = Program.of(params['body_jaxpr']), Program.of(params['cond_jaxpr'])
+            return While(equation, body, first, first_carried, carried, condition)
         if name == 'cond':
             return Cond(equation, tuple(map(Program.of, params['branches'])))
         if name not in _CALLS:
             return None
         (key,) = params.keys() & {'jaxpr', 'call_jaxpr', 'fun_jaxpr'}
         program = Program.of(params[key])
-        if name == 'shard_map':
-            sizes = dict(params['mesh'].shape)
-            if 'auto' in params:
-                manual = sizes.keys() - params['auto']
-            else:
-                (key,) = params.keys() & {'manual_axes', 'newly_manual_axes'}
-                manual = params[key]
-            devices = math.prod(sizes[axis] for axis in manual)
-            return ShardMap(equation, program, {'devices': devices})
-        return Call(equation, program, {key: params[key] for key in _SETTINGS.get(name, ())})
+        if name != 'shard_map':
+            return Call(equation, program)
+        sizes = dict(params['mesh'].shape)
+        if 'auto' in params:
+            manual = sizes.keys() - params['auto']
+        else:
+            (key,) = params.keys() & {'manual_axes', 'newly_manual_axes'}
+            manual = params[key]
+        return ShardMap(equation, program, math.prod(sizes[axis] for axis in manual))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        line = source_info_util.summarize(equation.source_info) or 'an unknown line'
+        line = source_info_util.summarize(equation.source_info)
         raise NotImplementedError(
-            f'JAX {jax.__version__} writes {name} ({line}) in a way that jaxpruner does not know, with the parameters '
-            f'{", ".join(params)}; upgrade jaxpruner, or install JAX {_CHECKED[-1]}'
+            f'JAX {jax.__version__} writes {name} ({line}) in a way that jaxpruner does not know; upgrade jaxpruner'
         ) from error
 
 
 def bind(
-    equation: Any, operands: Sequence[Any], changed: Mapping[str, Any] = types.MappingProxyType({})
+    equation: Any, operands: Sequence[Any], changed: Mapping[str, Any] | None = None
 ) -> list[Any]:
     """Runs an equation on values, with some of its parameters changed. `None` is a value that is not needed."""
     values = []
     for variable, operand in zip(equation.invars, operands, strict=True):
         values.append(jnp.zeros_like(variable.aval) if operand is None else operand)
     # Older JAX keeps the functions of a call apart from its other parameters.
-    bound = equation.primitive.get_bind_params({**equation.params, **changed})
+    bound = equation.primitive.get_bind_params({**equation.params, **(changed or {})})
     functions, params = bound if isinstance(bound, tuple) else ((), bound)
     with equation.ctx.manager:
         results = equation.primitive.bind(*functions, *values, **params)
@@ -219,16 +198,6 @@ def bind(
 def shape_of(variable: Any) -> tuple[int, ...]:
     """The shape of a variable."""
     return tuple(variable.aval.shape)
-
-
-def _with_shardings(values: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
-    """Constrains values to the shardings that a call asks for. Empty trees stay."""
-    placed = []
-    for value, sharding in zip(values, shardings, strict=True):
-        if jax.tree.leaves(value) and isinstance(sharding, jax.sharding.Sharding):
-            value = lax.with_sharding_constraint(value, sharding)
-        placed.append(value)
-    return placed
 
 
 # Callbacks that only show something change no result.
@@ -287,26 +256,14 @@ def _needed_operands(equation: Any, needed: Needed) -> Sequence[bool]:
             constants, carried, sliced = scan.split(inputs)
             # A carried value may be returned without having gone through the body.
             return [*constants, *map(max, carried, needed), *sliced]
-        case While() as loop:
-            carried = needed_in_body(loop, needed)
-            condition = live(loop.condition.jaxpr, (True,)).inputs
-            body = live(loop.body.jaxpr, carried).inputs
-            return [
-                *condition[: loop.condition_constants],
-                *body[: loop.body_constants],
-                *carried,
-            ]
     return [True] * len(equation.invars)
 
 
-def needed_in_body(loop: Scan | While, needed: Needed) -> Needed:
-    """Finds the results of a loop's body that some results of the loop need."""
+def needed_in_body(loop: Loop, needed: Needed) -> Needed:
+    """Finds the results of a loop's body that some results of the loop need. A while loop needs all of them."""
     if isinstance(loop, While):
-        first, carried = loop.body_constants, len(needed)
-        decide = live(loop.condition.jaxpr, (True,)).inputs[loop.condition_constants :]
-        needed = tuple(map(max, needed, decide))
-    else:
-        first, carried = loop.constants, loop.carried
+        return (True,) * len(needed)
+    first, carried = loop.first_carried, loop.carried
     while True:
         inputs = live(loop.body.jaxpr, needed).inputs[first : first + carried]
         after = (*map(max, needed, inputs), *needed[carried:])

@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxpruner.trace.views import Factor, Factors, NoRuleError, Range, Step, View, ViewAxis, mixed
+from jaxpruner.trace.views import Factor, Factors, Move, NoRuleError, Range, View, ViewAxis, mixed
 
 
-def reshape(view: View, new_shape: Sequence[int], *steps: Step) -> View:
+def reshape(view: View, new_shape: Sequence[int], step: Move | None = None) -> View:
     """The view of a value in another shape."""
     axes: list[ViewAxis] = []
     for runs in matching_runs(view.shape, new_shape):
@@ -24,7 +24,7 @@ def reshape(view: View, new_shape: Sequence[int], *steps: Step) -> View:
         dealt = _deal(factors, [stop - start for start, stop in ranges])
         for own, length, (start, _) in zip(dealt, sizes, ranges, strict=True):
             axes.append(ViewAxis(own, length, start))
-    return view.moved(axes, *steps)
+    return view.moved(axes, step)
 
 
 class Runs(NamedTuple):
@@ -94,24 +94,23 @@ def _deal(factors: Factors, sizes: Sequence[int]) -> list[Factors]:
     """
     left = list(factors)
     dealt: list[Factors] = []
-    for size in sizes:
+    for number, size in enumerate(sizes):
         taken: list[Factor] = []
         missing = size
-        while left and (missing > 1 or size == left[0].size == 1):
+        if size == 1 and left and left[0].size == 1:
+            taken.append(left.pop(0))
+        while missing > 1:
             factor = left.pop(0)
             if missing % factor.size == 0:
                 taken.append(factor)
-                missing //= factor.size
-                if size == 1:
-                    break
-                continue
-            if factor.size % missing:
+            elif factor.size % missing == 0:
+                taken.append(Factor(factor.axes, missing))
+                left.insert(0, Factor(factor.axes, factor.size // missing))
+            else:
                 left = [factor, *left]
-                rest = [mixed(left, other).factors for other in sizes[len(dealt) + 1 :]]
+                rest = [mixed(left, other).factors for other in sizes[number + 1 :]]
                 return [*dealt, (*taken, *mixed(left, missing).factors), *rest]
-            taken.append(Factor(factor.axes, missing))
-            left.insert(0, Factor(factor.axes, factor.size // missing))
-            missing = 1
+            missing //= taken[-1].size
         dealt.append(tuple(taken))
     if left and dealt:  # axes of length 1
         dealt[-1] += tuple(left)

@@ -6,17 +6,14 @@ view, and the step that is added to the view (`_moves`). If indices or masks are
 CONTRIBUTING.md lists where a new primitive goes.
 """
 
-import functools
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.trace import contractions, views
-from jaxpruner.trace.program import ProgramPath, shape_of
+from jaxpruner.trace.program import shape_of
 from jaxpruner.trace.reshaping import reshape
 from jaxpruner.trace.values import Values, has_views
 from jaxpruner.trace.views import Factor, Move, NoRuleError, View, ViewAxis, Views, map_views
@@ -154,42 +151,16 @@ def _(equation: Any, view: View, step: Move) -> View:
     return view.moved(view.axes, step)
 
 
-@_moves('all_gather')
-def _(equation: Any, view: View, step: Move) -> View:
-    del step
-    i = equation.params['all_gather_dimension']
-    if not equation.params['tiled']:
-        raise NoRuleError('no rule for all_gather along a new axis')
-    _refuse_parts(equation, [view.axes[i]])
-    first, *others = view.axes[i].factors or views.copies(1).factors
-    longer = first._replace(size=first.size * equation.params['axis_size'])
-    return view.with_axis(i, views.axis_of(longer, *others)).computed()
-
-
 @_moves('pad')
 def _(equation: Any, view: View, step: Move) -> View | None:
-    padding = equation.params['padding_config']
-    is_spread = any(between for *_, between in padding)
     taken = []
-    for length, (before, after, between) in zip(view.shape, padding, strict=True):
-        if between and min(before, after) < 0:
-            raise NoRuleError(
-                'no rule for padding that puts zeros between elements and takes elements away'
-            )
-        # Negative padding takes elements away.
-        taken.append(range(max(0, -before), length + min(0, after)))
-    inside = views.cut(view, taken)
-    if inside is None:
-        return None
-    axes = []
-    for axis, (before, after, between) in zip(inside.axes, padding, strict=True):
-        if between:  # zeros between elements are mixed with the elements
-            spread = between + 1
-            factors = views.mixed(axis.factors, spread * axis.size - between).factors
-            length = max(0, spread * (axis.length - 1) + 1)
-            axis = ViewAxis(factors, length, spread * axis.start)
-        axes.append(axis.between(max(0, before), max(0, after)))
-    return inside.computed(axes) if is_spread else inside.moved(axes, step)
+    for length, (before, after, between) in zip(
+        view.shape, equation.params['padding_config'], strict=True
+    ):
+        if between:
+            raise NoRuleError('no rule for padding that puts zeros between elements')
+        taken.append(range(-before, length + after))
+    return views.cut(view, taken, step)
 
 
 def slices(params: Mapping[str, Any]) -> list[range]:
@@ -199,22 +170,25 @@ def slices(params: Mapping[str, Any]) -> list[range]:
     return list(map(range, starts, params['limit_indices'], strides))
 
 
-@_rule('slice', 'split', 'unstack')
+@_moves('slice')
+def _(equation: Any, view: View, step: Move) -> View | None:
+    return views.cut(view, slices(equation.params), step)
+
+
+@_rule('split', 'unstack')
 def _(equation: Any, values: Values) -> Results:
     """Each result is a part of the operand; those of `unstack` lack an axis."""
-    name, params = equation.primitive.name, equation.params
-    shape = shape_of(equation.invars[0])
-    kept = views.all_but([params['axis']] if name == 'unstack' else [], shape)
+    axis, shape = equation.params['axis'], shape_of(equation.invars[0])
+    kept = views.all_but([axis] if equation.primitive.name == 'unstack' else [], shape)
     results = []
     stop = 0
-    for number, size in enumerate(params.get('sizes', [1] * len(equation.outvars))):
+    for number, size in enumerate(equation.params.get('sizes', [1] * len(equation.outvars))):
         start, stop = stop, stop + size
-        taken = slices(params) if name == 'slice' else list(map(range, shape))
-        if name != 'slice':
-            taken[params['axis']] = range(start, stop)
-        parts = map_views(functools.partial(views.cut, taken=taken), values[0].views)
+        taken = list(map(range, shape))
+        taken[axis] = range(start, stop)
         step = Move(equation, result=number)
-        results.append(tuple(views.transpose(part, kept, step) for part in parts))
+        parts = [views.cut(view, taken) for view in values[0].views]
+        results.append(tuple(views.transpose(part, kept, step) for part in parts if part))
     return results
 
 
@@ -224,17 +198,17 @@ def _(equation: Any, values: Values) -> Results:
     is_stack = equation.primitive.name == 'stack'
     axis = equation.params['axis' if is_stack else 'dimension']
     length = shape_of(equation.outvars[0])[axis]
-    joined = []
+    joined: list[View] = []
     before = 0
     for number, value in enumerate(values):
-        size = 1 if is_stack else shape_of(equation.invars[number])[axis]
         for view in value.views:
             axes = list(view.axes)
             if is_stack:
                 axes.insert(axis, views.axis_of())
-            axes[axis] = axes[axis].between(before, length - before - size)
+            part = axes[axis]
+            axes[axis] = part._replace(length=length, start=before + part.start)
             joined.append(view.moved(axes, Move(equation, operand=number)))
-        before += size
+        before += 1 if is_stack else shape_of(equation.invars[number])[axis]
     return [tuple(joined)]
 
 
@@ -246,67 +220,59 @@ def _elementwise(equation: Any, values: Values) -> Results:
     return [views.join(views.align(view, shape) for value in values for view in value.views)]
 
 
-@_rule('mul')
+@_rule('mul', 'select_n')
 def _(equation: Any, values: Values) -> Results:
-    """A product with a mask of zeros and ones keeps views exact."""
-    number = 0 if values[0].views else 1
-    mask = None if values[1 - number].views else values[1 - number].array
-    if mask is None or not np.isin(mask, (0, 1)).all():
+    """A constant mask that puts zeros in place of some elements keeps views exact."""
+    number, *others = [number for number, value in enumerate(values) if value.views]
+    constants = {k: value.array for k, value in enumerate(values) if k != number}
+    if others or any(array is None for array in constants.values()):
         return _elementwise(equation, values)
-    return _masked(values[number].views, Move(equation, number, others={1 - number: mask}), mask)
-
-
-@_rule('select_n')
-def _(equation: Any, values: Values) -> Results:
-    """Zeros in place of some elements, by a constant mask, keep views exact."""
-    which, *cases = values
-    predicate = None if which.views else which.array  # the predicate may be made of a leaf
-    numbers = [number for number, case in enumerate(cases) if case.views]
-    others = [case.array for case in cases if not case.views]
-    are_zero = all(array is not None and not array.any() for array in others)
-    if predicate is None or len(numbers) != 1 or not are_zero:
+    if equation.primitive.name == 'mul':
+        mask = np.asarray(constants[1 - number])
+        is_mask = bool(np.isin(mask, (0, 1)).all())
+    else:  # which case, then the cases
+        mask = np.asarray(constants.pop(0, False)).astype(int) == number - 1
+        is_mask = number > 0 and not any(np.any(array) for array in constants.values())
+        constants = {0: values[0].array}
+    if not is_mask:
         return _elementwise(equation, values)
-    (number,) = numbers
-    step = Move(equation, number + 1, others={0: predicate})
-    return _masked(cases[number].views, step, predicate.astype(int) == number)
-
-
-def _masked(operand: Views, step: Move, mask: np.ndarray) -> Results:
-    """The views of masked values. Along an axis with copies, the mask may make elements differ."""
-    shape = shape_of(step.equation.outvars[0])
+    step = Move(equation, number, others=constants)
+    shape = shape_of(equation.outvars[0])
     mask = np.broadcast_to(mask, shape)
 
     def masked(view: View) -> View:
-        is_exact = view.shape == shape
-        view = views.align(view, shape)
-        factors = list(itertools.chain.from_iterable(axis.factors for axis in view.axes))
-        for i, axis in enumerate(view.axes):
+        aligned = views.align(view, shape)
+        axes = list(aligned.axes)
+        factors = [factor for axis in axes for factor in axis.factors]
+        for i, axis in enumerate(aligned.axes):
             has_copies = any(factor.size > 1 and not factor.axes for factor in axis.factors)
             if has_copies and np.diff(mask, axis=i).any():
-                # For example, copies of a row may become a diagonal.
-                own = views.mixed(factors, axis.size).factors
-                view = view.with_axis(i, axis._replace(factors=own))
-                is_exact = False
-        return view.moved(view.axes, step) if is_exact else view.computed()
+                # The mask makes copies differ: those of a row may become a diagonal.
+                axes[i] = axis._replace(factors=views.mixed(factors, axis.size).factors)
+        is_exact = view.shape == shape and tuple(axes) == aligned.axes
+        return view.moved(axes, step) if is_exact else view.computed(axes)
 
-    return [tuple(map(masked, operand))]
+    return [map_views(masked, values[number].views)]
 
 
 @_rule('reduce_and', 'reduce_max', 'reduce_min', 'reduce_or', 'reduce_prod', 'reduce_sum')
 @_rule('argmax', 'argmin', 'reduce_xor')
 def _(equation: Any, values: Values) -> Results:
-    def reduced(view: View) -> View:
-        return views.transpose(view, views.all_but(equation.params['axes'], view.axes))
-
-    return [views.join(map(reduced, values[0].views))]
+    kept = views.all_but(equation.params['axes'], shape_of(equation.invars[0]))
+    return [views.join(views.transpose(view, kept) for view in values[0].views)]
 
 
-@_rule('cumlogsumexp', 'cummax', 'cummin', 'cumprod', 'cumsum', 'sort')
+@_rule('cumlogsumexp', 'cummax', 'cummin', 'cumprod', 'cumsum', 'sort', 'top_k')
 def _(equation: Any, values: Values) -> Results:
-    axis = equation.params.get('axis', equation.params.get('dimension'))
-    every = [view for value in values for view in value.views]
-    _refuse_parts(equation, [view.axes[axis] for view in every])
-    return [views.join(every)] * len(equation.outvars)
+    """Elements along one axis are mixed; `top_k` has fewer of them."""
+    shape, params = shape_of(equation.outvars[0]), equation.params
+    # Older JAX takes the largest ones only along the last axis.
+    i = params.get('axis', params.get('dimension', -1)) % len(shape)
+    results = []
+    for view in [view for value in values for view in value.views]:
+        _refuse_parts(equation, [view.axes[i]])
+        results.append(view.with_axis(i, view.axes[i].resized(shape[i])))
+    return [views.join(results)] * len(equation.outvars)
 
 
 @_rule('dot_general')
@@ -332,29 +298,14 @@ def _(equation: Any, values: Values) -> Results:
     return [views.join(values[0].views)]
 
 
-@_rule('top_k')
-def _(equation: Any, values: Values) -> Results:
-    shape = shape_of(equation.outvars[0])
-    axis = equation.params.get('axis', -1) % len(shape)  # older JAX only takes the last
-
-    def largest(view: View) -> View:
-        _refuse_parts(equation, [view.axes[axis]])
-        factors = view.axes[axis].factors
-        return view.with_axis(axis, views.mixed(factors, shape[axis])).computed()
-
-    return [map_views(largest, values[0].views)] * 2
-
-
 def _indexed(equation: Any, view: View, sizes: Sequence[int]) -> View:
-    """A slice at an index that is mostly the number of a loop's trip. An axis sliced to one element is a stack."""
+    """A slice at an unknown index. An axis sliced to one element is a stack, mostly of the layers of a loop."""
     for i, size in enumerate(sizes):
         axis = view.axes[i]
-        if axis.length == size:
-            continue
-        _refuse_parts(equation, [axis])
-        if size == 1:
-            view = view.stacked((), axis)
-        view = view.with_axis(i, views.mixed(axis.factors, size))
+        if axis.length != size:
+            _refuse_parts(equation, [axis])
+            view = view.stacked((), axis) if size == 1 else view
+            view = view.with_axis(i, axis.resized(size))
     return view.computed()
 
 
@@ -364,65 +315,51 @@ def _(equation: Any, values: Values) -> Results:
     operand, *indices = values
     _refuse_views(equation, indices)
     sizes = equation.params['slice_sizes']
-    constants = [index.constant for index in indices if index.constant is not None]
-    starts = [(constant.array(), constant.loop) for constant in constants]
-    if len(starts) == len(indices) and all(array is not None for array, _ in starts):
-        try:
-            return [map_views(lambda view: _sliced(view, starts, sizes), operand.views)]
-        except NoRuleError:
-            pass
-    return [map_views(lambda view: _indexed(equation, view, sizes), operand.views)]
+
+    known = []
+    for index in indices:
+        constant = index.constant
+        known.append((None, None) if constant is None else (constant.array(), constant.loop))
+
+    def sliced(view: View) -> View | None:
+        axes, others, entered = list(view.axes), {}, {}
+        for i, (axis, size, (starts, loop)) in enumerate(zip(axes, sizes, known, strict=True)):
+            last = axis.length - size
+            if last == 0:
+                continue
+            is_taken_apart = loop in (*entered, *[entry.loop for entry in view.stack])
+            if starts is None or is_taken_apart or (loop is not None and size > 1):
+                return _indexed(equation, view, sizes)
+            others[1 + i] = starts = np.clip(starts, 0, last)
+            if loop is None:
+                taken = axis.take(range(int(starts), int(starts) + size))
+            else:
+                taken = _element_in_each_trip(axis, starts)
+            if taken is None:
+                return None
+            axes[i] = taken if loop is None else views.axis_of()
+            if loop is not None:
+                entered[loop] = 1 + i, taken
+        in_trips = tuple(number for number, _ in entered.values())
+        moved = view.moved(axes, Move(equation, others=others, in_trips=in_trips))
+        for loop, (_, stack) in entered.items():
+            moved = moved.stacked(loop, stack)
+        return moved
+
+    return [map_views(sliced, operand.views)]
 
 
-def _sliced(
-    view: View, starts: Sequence[tuple[Any, ProgramPath | None]], sizes: Sequence[int]
-) -> View | None:
-    """A slice at known indices: for each axis an array, and the loop in whose trips it differs."""
-    everything = list(map(range, view.shape))
-    taken = list(everything)
-    moving = []
-    loops = {entry.loop for entry in view.stack}
-    for axis, (size, (start, loop)) in enumerate(zip(sizes, starts, strict=True)):
-        last = view.shape[axis] - size
-        if loop is None:
-            first = min(max(int(start), 0), last)
-            taken[axis] = range(first, first + size)
-        elif last:
-            if size > 1 or loop in loops:
-                raise NoRuleError(
-                    'no rule for a window that a loop moves, nor for two indices of one loop'
-                )
-            moving.append((axis, np.clip(start, 0, last), loop))
-            loops.add(loop)
-    sliced: View | None = view
-    if taken != everything:
-        first_ones = tuple(indices.start for indices in taken)
-        limits = tuple(indices.stop for indices in taken)
-        step = functools.partial(jax.lax.slice, start_indices=first_ones, limit_indices=limits)
-        sliced = views.cut(view, taken, step)
-    for axis, indices, loop in moving:
-        sliced = None if sliced is None else _taken_in_loop(sliced, axis, indices, loop)
-    return sliced
-
-
-def _taken_in_loop(view: View, number: int, indices: np.ndarray, loop: ProgramPath) -> View | None:
-    """An element of an axis for each trip. The axis becomes a stack, and an axis of length 1 takes its place."""
-    axis = view.axes[number]
+def _element_in_each_trip(axis: ViewAxis, indices: np.ndarray) -> ViewAxis | None:
+    """The axis that the trips of a loop take these elements of; `None` if none of them is the parameter's."""
     hits = np.flatnonzero((indices >= axis.start) & (indices < axis.stop))
     if not hits.size:
         return None
-    if (np.diff(hits) != 1).any():
+    if hits[-1] - hits[0] >= hits.size:
         raise NoRuleError('no rule for an index that comes back to a part of a concatenation')
-    if not np.array_equal(indices, np.arange(axis.length)):
-        factors = views.mixed(axis.factors, hits.size).factors
-        axis = ViewAxis(factors, length=indices.size, start=int(hits[0]))
-        take = functools.partial(jnp.take, indices=indices, axis=number)
-        view = view.moved(view.axes, take)
-    if number:
-        to_front = functools.partial(jnp.moveaxis, source=number, destination=0)
-        view = view.moved(view.axes, to_front)
-    put_back = functools.partial(jnp.expand_dims, axis=number)
-    return view.with_axis(number, views.axis_of(), views.ENTER_LOOP, put_back).stacked(loop, axis)
+    if np.array_equal(indices, np.arange(axis.length)):
+        return axis
+    factors = views.mixed(axis.factors, hits.size).factors
+    return ViewAxis(factors, length=indices.size, start=int(hits[0]))
 
 
 class GatherAxes(NamedTuple):
@@ -493,34 +430,12 @@ def _(equation: Any, values: Values) -> Results:
     def rows(view: View) -> View:
         _refuse_parts(equation, [view.axes[axis] for axis in gather.indexed])
         axes = list(map(views.copies, new_shape))
-        for number, target in enumerate(gather.rows):
-            picked = gather.gone
-            if starts is not None:  # those whose indices differ along these rows
-                differs = np.diff(starts, axis=number).any(tuple(range(starts.ndim - 1)))
-                picked = list(itertools.compress(gather.indexed, differs))
-            factors = [factor for axis in picked for factor in view.axes[axis].factors]
+        picked = sorted({*gather.gone, *gather.indexed})
+        factors = [factor for axis in picked for factor in view.axes[axis].factors]
+        for target in gather.rows:
             axes[target] = views.mixed(factors, new_shape[target])
         for i, target in gather.kept.items():
-            whole, size = view.axes[i], gather.sizes[i]
-            axes[target] = whole if whole.length == size else views.mixed(whole.factors, size)
+            axes[target] = view.axes[i].resized(gather.sizes[i])
         return view.computed(axes) if starts is None else view.moved(axes, step)
 
     return [map_views(rows if gather.rows else window, operand.views)]
-
-
-# Primitives that `UseGraph.uncounted` does not name: contractions, which are counted; arithmetic, which is counted
-# where a parameter meets data; and others that cost a few operations for each element. All others may cost anything.
-CHEAP = (
-    frozenset(RULES)
-    | frozenset(contractions.OPERATIONS)
-    | frozenset(
-        """
-    addupdate all_to_all approx_top_k axis_index bitcast_convert_type create_token debug_callback debug_print
-    empty get igamma igamma_grad_a igammac iota pgather platform_index polygamma
-    ragged_all_to_all random_bits random_clone random_fold_in random_gamma random_seed random_split
-    random_unwrap random_wrap reduce reduce_scatter reduce_window reduce_window_max reduce_window_min
-    reduce_window_sum regularized_incomplete_beta rng_bit_generator rng_uniform
-    select_and_gather_add select_and_scatter select_and_scatter_add swap threefry2x32 zeta
-    """.split()
-    )
-)

@@ -5,6 +5,7 @@ cut lies before a step. There the values of a batch are kept that depend on its 
 are made only of parameters are made anew, from the current parameters.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from jaxpruner.trace.taps import TapRun, Taps
 from jaxpruner.tree import PyTree
 
 # Number of a value of the program -> the value.
-Values = dict[int, Any]
+Values = dict[Any, Any]
 
 
 class Step(NamedTuple):
@@ -60,7 +61,7 @@ class Segments(Interpreter[int | None]):
         # Of an equation in this trip of an unrolled scan (`None` outside of such scans): its first and last step.
         self._spans: dict[tuple[ProgramPath, int | None], tuple[int, int]] = {}
         self._constants: Values = {}
-        self._data: set[int | None] = set()
+        self._data: set[Any] = set()
         self._count = 0
         inputs = self._new_values(len(graph.program.jaxpr.invars))
         leaves = len(graph) + len(graph.opaque) + len(graph.unused)
@@ -119,7 +120,7 @@ class Segments(Interpreter[int | None]):
             elements = []
             for number in sliced:
                 elements += [None] if number is None else self._add_step(take, [number])
-            results = self.visit_scan_body(scan, operands, carried, elements, position)
+            results = self.visit_body(scan, operands, carried, elements, position)
             carried, of_trip = scan.split_results(results)
             stacked.append(of_trip)
         self._trip = None
@@ -145,24 +146,21 @@ class Segments(Interpreter[int | None]):
         loops = {stack[0].loop if stack else () for stack in stacks}
         return next((loop for loop in loops if len(loops) == 1 and loop in self.scans), None)
 
-    def begin(self, *inputs: Any) -> Values:
-        """The values of a batch of these inputs, before the first step."""
-        return dict(zip(self._inputs, jax.tree.leaves(inputs), strict=True))
+    def begin(self, *inputs: Any) -> list[Any]:
+        """The values of a batch of these inputs that are kept before the first step."""
+        known = dict(zip(self._inputs, jax.tree.leaves(inputs), strict=True))
+        return [known[number] for number in self._kept(0)]
 
-    def advance(self, params: PyTree, start: int, stop: int) -> Callable[[Values], Values]:
+    def advance(self, params: PyTree, start: int, stop: int) -> Callable[[list[Any]], list[Any]]:
         """Makes the function that runs a batch from one step to another, with these parameters."""
         if start == stop:
             return lambda values: values
-        writes = {value for step in self._steps[stop:] for value in step.writes}
-        reads = {value for step in self._steps[stop:] for value in step.reads}
-        live = [number for number in (reads - writes) & self._data if number is not None]
 
-        def run(made: Values, values: Values) -> Values:
-            known = self._run(Run(), start, stop, made | values)
-            return {number: known[number] for number in sorted(live)}
+        def run(made: list[Any], kept: list[Any]) -> list[Any]:
+            known = self._run(Run(), start, stop, made, kept)
+            return [known[number] for number in self._kept(stop)]
 
-        compiled, made = CompiledOnce(run), self._made_of(params, start, stop)
-        return lambda values: compiled(made, values)
+        return functools.partial(CompiledOnce(run), self._make(params, start, stop))
 
     def observe(self, taps: Taps, params: PyTree, start: int, stop: int) -> Callable[..., Any]:
         """Makes the function `(totals, values of a batch, *given) -> totals` that adds statistics in place.
@@ -170,36 +168,46 @@ class Segments(Interpreter[int | None]):
         It runs from one step to another, with these parameters; the statistic gets what is given.
         """
 
-        def run(totals: Any, made: Values, values: Values, *given: Any) -> Any:
+        def run(made: list[Any], totals: Any, kept: list[Any], *given: Any) -> Any:
             running = TapRun(taps, dict(enumerate(totals)), given=given)
-            self._run(running, start, stop, made | values)
+            self._run(running, start, stop, made, kept)
             return list(running.totals.values())
 
-        compiled, made = CompiledOnce(run, donate_argnums=(0,)), self._made_of(params, start, stop)
-        return lambda totals, values, *given: compiled(totals, made, values, *given)
+        compiled = CompiledOnce(run, donate_argnums=(1,))
+        return functools.partial(compiled, self._make(params, start, stop))
 
-    def _run(self, running: Run, start: int, stop: int, values: Values) -> Any:
-        known: Any = {None: None, **self._constants, **values}
+    def _run(self, running: Run, start: int, stop: int, made: list[Any], kept: list[Any]) -> Values:
+        known = {None: None, **self._constants}
+        known |= zip(self._made(start, stop), made, strict=True)
+        known |= zip(self._kept(start), kept, strict=True)
         for step in self._steps[start:stop]:
             if step.is_data:
                 step.run(running, known)
         return known
 
-    def _made_of(self, params: PyTree, start: int, stop: int) -> Values:
-        """Makes the values that are made only of parameters and that a segment reads beside data."""
-        steps = [step for step in self._steps[start:stop] if step.is_data]
-        reads: Any = {number for step in steps for number in step.reads if number is not None}
-        needed, others = set(reads), []
+    def _kept(self, start: int) -> list[int]:
+        """The numbers of the values that depend on inputs and that the steps from here on read."""
+        writes = {number for step in self._steps[start:] for number in step.writes}
+        reads = {number for step in self._steps[start:] for number in step.reads}
+        return sorted((reads - writes) & self._data)
+
+    def _made(self, start: int, stop: int) -> list[int]:
+        """The numbers of the values that are made only of parameters and that a segment reads beside data."""
+        reads = {n for step in self._steps[start:stop] if step.is_data for n in step.reads}
+        return sorted(reads - self._data - self._constants.keys() - {None})
+
+    def _make(self, params: PyTree, start: int, stop: int) -> list[Any]:
+        made = self._made(start, stop)
+        needed, steps = set(made), []
         for step in reversed(self._steps[:stop]):
             if not step.is_data and not needed.isdisjoint(step.writes):
                 needed.update(step.reads)
-                others.append(step)
-        known: Any = {None: None, **self._constants}
+                steps.append(step)
+        known = {None: None, **self._constants}
         known |= zip(self._leaves, jax.tree.leaves(params), strict=True)
-        for step in reversed(others):
+        for step in reversed(steps):
             step.run(Run(), known)
-        made = reads.difference(self._data, self._constants)
-        return {number: known[number] for number in sorted(made)}
+        return [known[number] for number in made]
 
 
 def element_of(scan: Scan, trip: int) -> int:

@@ -7,14 +7,14 @@ loops and branches and added to in place, so that they take memory only once if 
 import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.trace.graph import UnsupportedPrimitive, Use, UseGraph, leaves_a_program
+from jaxpruner.trace.graph import LEAVES, UnsupportedPrimitive, Use, UseGraph
 from jaxpruner.trace.interpreter import Position, Run
 from jaxpruner.trace.program import Program, ProgramPath, Scan, While
 
@@ -61,36 +61,30 @@ def run_with_taps(
     return taps.run(graph, taps.zeros(), params, *inputs)
 
 
-class Tap(NamedTuple):
-    """A use that is observed, and the number of the place where its statistic is added."""
-
-    number: int
-    use: Use
-
-
 class Taps:
     """Operations that are observed, and the places where their statistics are added up.
 
     Attributes:
       places: the uses of each place, all with statistics of the same shape.
       statistic: `(use, operands, *given) -> pytree of arrays`; what a run is given changes no shape.
-      within: path of an equation or of a program inside one -> the taps there and inside.
+      within: path of an equation or of a program inside one -> the uses there and inside, each with the number of the
+        place where its statistic is added.
     """
 
     def __init__(self, places: Sequence[Sequence[Use]], statistic: Statistic):
         self.places = places
         self.statistic = statistic
-        self.within: dict[ProgramPath, list[Tap]] = {}
+        self.within: dict[ProgramPath, list[tuple[int, Use]]] = {}
         for number, uses in enumerate(places):
             for use in uses:
                 path, equation = use.site.path, use.site.equation
-                if equation is None or leaves_a_program(path):
+                if equation is None or LEAVES in path:
                     raise UnsupportedPrimitive(
                         f'a parameter leaves a program as one of its results ({use.where}); it is an operand of '
                         'nothing there, so there is no tap'
                     )
                 for length in range(1, len(path) + 1):
-                    self.within.setdefault(path[:length], []).append(Tap(number, use))
+                    self.within.setdefault(path[:length], []).append((number, use))
 
     def zeros(self, within: ProgramPath | None = None) -> list[Any]:
         """Zero totals, one for each place.

@@ -1,6 +1,7 @@
 """What the walk knows of a value: whether it is data, how it is made of parameters, and constants, such as masks."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,68 +15,46 @@ class Constant:
     """A value that depends on no parameter and no input, computed on demand.
 
     Attributes:
+      compute: computes the value.
       loop: path of the loop in whose trips it differs, such as the number of the trip. Then the array has the trips in
         front, in the order of the scanned axis. `None` if it is one value.
     """
 
-    def __init__(
-        self,
-        value: Any = None,
-        loop: ProgramPath | None = None,
-        equation: Any = None,
-        operands: Sequence['Constant'] = (),
-        result: int = 0,
-    ):
+    def __init__(self, compute: Callable[[], Any], loop: ProgramPath | None = None):
+        self.compute = functools.cache(compute)
         self.loop = loop
-        self._value = value
-        self._equation = equation
-        self._operands = operands
-        self._result = result
-
-    @classmethod
-    def results_of(
-        cls, equation: Any, operands: Sequence['Constant | None']
-    ) -> Sequence['Constant | None']:
-        """The results of an equation with no program inside: `None` unless all operands are constants."""
-        known = [operand for operand in operands if operand is not None]
-        loops = {operand.loop for operand in known if operand.loop is not None}
-        numbers = range(len(equation.outvars))
-        if len(known) < len(operands) or len(loops) > 1 or equation.effects:
-            return [None for _ in numbers]
-        loop = loops.pop() if loops else None
-        return [cls(None, loop, equation, known, number) for number in numbers]
-
-    def in_trips(self, loop: ProgramPath) -> 'Constant | None':
-        """The elements of a value that a scan takes apart."""
-        return Constant(loop=loop, operands=[self]) if self.loop is None else None
 
     def array(self) -> np.ndarray | None:
         """The value; `None` if it cannot be computed here, such as a tracer or an array on another host."""
         try:
             with jax.ensure_compile_time_eval():
-                return np.asarray(self._compute())
+                return np.asarray(self.compute())
         except (ArithmeticError, NameError, RuntimeError, TypeError, ValueError):
             return None
 
-    def _compute(self) -> Any:
-        if self._value is not None:
-            return self._value
-        operands = [operand._compute() for operand in self._operands]
-        equation = self._equation
-        if equation is None:
-            (self._value,) = operands
-            return self._value
 
-        def function(*operands: Any) -> Any:
-            return equation.primitive.bind(*operands, **equation.params)
+def results_of_constants(
+    equation: Any, operands: Sequence[Constant | None]
+) -> list[Constant | None]:
+    """The results of an equation with no program inside: `None` unless all operands are constants."""
+    known = [operand for operand in operands if operand is not None]
+    loops = {operand.loop for operand in known} - {None}
+    if len(known) < len(operands) or len(loops) > 1 or equation.effects:
+        return [None] * len(equation.outvars)
+    loop = next(iter(loops), None)
 
-        if self.loop is not None:
-            is_stacked = [operand.loop is not None for operand in self._operands]
-            axes = tuple(0 if stacked else None for stacked in is_stacked)
+    def compute(number: int) -> Any:
+        function = functools.partial(equation.primitive.bind, **equation.params)
+        if loop is not None:
+            axes = tuple(None if operand.loop is None else 0 for operand in known)
             function = jax.vmap(function, axes)
-        results = function(*operands)
-        self._value = results[self._result] if equation.primitive.multiple_results else results
-        return self._value
+        results = function(*[operand.compute() for operand in known])
+        return results[number] if equation.primitive.multiple_results else results
+
+    return [
+        Constant(functools.partial(compute, number), loop)
+        for number in range(len(equation.outvars))
+    ]
 
 
 class Value(NamedTuple):

@@ -27,7 +27,7 @@ free, and axis 0 is a stack.
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,11 +64,28 @@ class ViewAxis(NamedTuple):
       factors: how the range lies along the parameter's axes.
       length: number of elements of the axis.
       start: where the range begins.
+      loop: path of the loop whose trips each get one element of the axis; `()` if the program itself indexes the
+        element, by a number that it counts. `None` for an axis of the value itself.
     """
 
     factors: Factors
     length: int
     start: int = 0
+    loop: ProgramPath | None = None
+
+    def take(self, taken: Indices) -> 'ViewAxis | None':
+        """The axis of these elements, some of them beyond the ends; `None` if none of them is the parameter's."""
+        first = max(0, -((taken.start - self.start) // taken.step))
+        after = -((taken.start - self.stop) // taken.step)
+        inside = taken[first:after]
+        if after <= first or not inside:
+            return None
+        own = range(inside[0] - self.start, inside[-1] - self.start + 1, taken.step)
+        return ViewAxis(_cut(self.factors, own), len(taken), first)
+
+    def resized(self, length: int) -> 'ViewAxis':
+        """A whole axis of some of the elements, or of this axis on all devices."""
+        return self if self.length == length else mixed(self.factors, length)
 
     @property
     def size(self) -> int:
@@ -89,25 +106,6 @@ class ViewAxis(NamedTuple):
     def is_whole(self) -> bool:
         """Whether all elements are the parameter's."""
         return self.size == self.length
-
-    @property
-    def along(self) -> tuple[int, ...]:
-        """The parameter's axes that this axis lies along."""
-        return axes_of(self.factors)
-
-    def between(self, before: int, after: int) -> 'ViewAxis':
-        """The axis with more elements in front of it and behind it, as in a concatenation or padding."""
-        return self._replace(length=before + self.length + after, start=before + self.start)
-
-    def cut(self, taken: Indices) -> 'ViewAxis | None':
-        """The axis of these elements; `None` if none of them is the parameter's."""
-        first = max(0, -((taken.start - self.start) // taken.step))
-        after = -((taken.start - self.stop) // taken.step)
-        inside = taken[first:after]
-        if after <= first or not inside:
-            return None
-        own = range(inside[0] - self.start, inside[-1] - self.start + 1, taken.step)
-        return ViewAxis(_cut(self.factors, own), len(taken), first)
 
     def __str__(self) -> str:
         factors = ' '.join(map(str, self.factors)) or '1'
@@ -165,28 +163,6 @@ def _cut(factors: Factors, taken: range) -> Factors:
     return mixed(factors, count).factors
 
 
-class StackAxis(NamedTuple):
-    """An axis that each trip of a loop gets one element of.
-
-    Attributes:
-      loop: path of the loop; `()` if the program itself indexes the element, by a number that it counts.
-      axis: the axis.
-    """
-
-    loop: ProgramPath
-    axis: ViewAxis
-
-    @property
-    def range(self) -> Range:
-        """The trips that get an element of the parameter."""
-        return self.axis.range
-
-    @property
-    def length(self) -> int:
-        """The number of trips."""
-        return self.axis.length
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Move:
     """A step of an exact view: an equation that moves elements.
@@ -195,36 +171,44 @@ class Move:
       equation: the equation.
       operand: the number of the operand that is moved.
       result: the number of the result that it is moved to.
-      others: number of an operand -> its constant value, such as indices or a mask.
+      others: number of an operand -> its constant value, such as indices or a mask; zero for all others.
+      in_trips: numbers of operands that differ between the trips of a loop, outermost loop first. Their values have
+        the trips in front.
+      depth: how many axes that loops take apart stand in front of the value.
     """
 
     equation: Any
     operand: int = 0
     result: int = 0
     others: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
+    in_trips: tuple[int, ...] = ()
+    depth: int = 0
 
     def __call__(self, value: jax.Array) -> jax.Array:
-        """Computes the result, with zeros for unknown operands.
+        """Computes the result. Operands with the dtype of the moved one are cast as it is."""
+        equation = self.equation
+        moved_dtype = equation.invars[self.operand].aval.dtype
 
-        Operands with the dtype of the moved one are cast as it is.
-        """
-        operands = []
-        moved_dtype = self.equation.invars[self.operand].aval.dtype
-        for number, variable in enumerate(self.equation.invars):
-            aval = variable.aval
-            dtype = value.dtype if aval.dtype == moved_dtype else aval.dtype
-            constant = jnp.asarray(self.others.get(number, 0), dtype)
-            is_moved = number == self.operand
-            operands.append(value if is_moved else jnp.broadcast_to(constant, aval.shape))
-        results = self.equation.primitive.bind(*operands, **self.equation.params)
-        return results[self.result] if self.equation.primitive.multiple_results else results
+        def run(value: jax.Array, *in_trips: Any) -> jax.Array:
+            constants = {**self.others, **dict(zip(self.in_trips, in_trips, strict=True))}
+            operands = []
+            for number, variable in enumerate(equation.invars):
+                aval = variable.aval
+                dtype = value.dtype if aval.dtype == moved_dtype else aval.dtype
+                constant = jnp.asarray(constants.get(number, 0), dtype)
+                is_moved = number == self.operand
+                operands.append(value if is_moved else jnp.broadcast_to(constant, aval.shape))
+            results = equation.primitive.bind(*operands, **equation.params)
+            return results[self.result] if equation.primitive.multiple_results else results
 
-
-# Steps between `ENTER_LOOP` and `LEAVE_LOOP` are vmapped over the first axis.
-ENTER_LOOP: Literal['enter'] = 'enter'
-LEAVE_LOOP: Literal['leave'] = 'leave'
-# A step is a `Move`, `ENTER_LOOP`, `LEAVE_LOOP`, or a function of an array.
-Step = Move | Literal['enter', 'leave'] | Callable[[jax.Array], jax.Array]
+        function: Callable[..., jax.Array] = run
+        count = len(self.in_trips)
+        for number in reversed(range(count)):
+            in_axes = [0 if k == number else None for k in range(count)]
+            function = jax.vmap(function, (None, *in_axes))
+        for _ in range(self.depth):
+            function = jax.vmap(function, (0, *[None] * count))
+        return function(value, *[jnp.asarray(self.others[number]) for number in self.in_trips])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,14 +220,14 @@ class View:
       axes: the axes of the value.
       stack: axes of the parameter that loops around the value take one element of.
       exact: whether the value's elements are the parameter's own.
-      steps: the steps that make the value from the parameter; empty if not exact.
+      steps: the moves that make the value from the parameter; empty if not exact.
     """
 
     leaf: int
     axes: tuple[ViewAxis, ...]
-    stack: tuple[StackAxis, ...] = ()
+    stack: tuple[ViewAxis, ...] = ()
     exact: bool = True
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Move, ...] = ()
 
     @property
     def region(self) -> tuple[Range, ...]:
@@ -255,14 +239,16 @@ class View:
         """The value's shape."""
         return tuple(axis.length for axis in self.axes)
 
-    def moved(self, axes: Iterable[ViewAxis], *steps: Step) -> 'View':
+    def moved(self, axes: Iterable[ViewAxis], step: Move | None = None) -> 'View':
         """The view after a move of its elements."""
-        all_steps = (*self.steps, *steps) if self.exact else ()
-        return dataclasses.replace(self, axes=tuple(axes), steps=all_steps)
+        steps = self.steps
+        if step is not None and self.exact:
+            steps = (*steps, dataclasses.replace(step, depth=len(self.stack)))
+        return dataclasses.replace(self, axes=tuple(axes), steps=steps)
 
-    def with_axis(self, number: int, axis: ViewAxis, *steps: Step) -> 'View':
+    def with_axis(self, number: int, axis: ViewAxis, step: Move | None = None) -> 'View':
         """The view after a move that changes one axis."""
-        return self.moved((*self.axes[:number], axis, *self.axes[number + 1 :]), *steps)
+        return self.moved((*self.axes[:number], axis, *self.axes[number + 1 :]), step)
 
     def computed(self, axes: Iterable[ViewAxis] | None = None) -> 'View':
         """The view of a value computed from this one, along the same axes or others."""
@@ -271,7 +257,7 @@ class View:
 
     def stacked(self, loop: ProgramPath, axis: ViewAxis) -> 'View':
         """The view in a loop that takes one element of an axis in each trip."""
-        return dataclasses.replace(self, stack=(*self.stack, StackAxis(loop, axis)))
+        return dataclasses.replace(self, stack=(*self.stack, axis._replace(loop=loop)))
 
     def read(self, leaf: jax.Array) -> jax.Array:
         """Makes the value from the parameter. This is a linear function.
@@ -286,23 +272,14 @@ class View:
                 'this value is computed from its parameter, not read from it; see Use.exact'
             )
         value = jnp.asarray(leaf)  # a Python number has no dtype
-        depth = 0
         for step in self.steps:
-            if step == ENTER_LOOP:
-                depth += 1
-            elif step == LEAVE_LOOP:
-                depth -= 1
-            else:
-                function: Any = step
-                for _ in range(depth):
-                    function = jax.vmap(function)
-                value = function(value)
+            value = step(value)
         return value
 
     def __str__(self) -> str:
         text = f'({", ".join(map(str, self.axes))})'
-        for entry in self.stack:
-            text += f', a trip for each of {entry.axis}'
+        for axis in self.stack:
+            text += f', a trip for each of {axis}'
         return text if self.exact else f'~{text}'
 
 
@@ -321,13 +298,13 @@ def map_views(function: Callable[[View], View | None], operand: Iterable[View]) 
     return tuple(result for result in results if result is not None)
 
 
-def transpose(view: View, permutation: Iterable[int], *steps: Step) -> View:
+def transpose(view: View, permutation: Iterable[int], step: Move | None = None) -> View:
     """The view with its axes in another order, or with some of them."""
-    return view.moved([view.axes[i] for i in permutation], *steps)
+    return view.moved([view.axes[i] for i in permutation], step)
 
 
 def broadcast(
-    view: View, new_shape: Sequence[int], dimensions: Iterable[int], *steps: Step
+    view: View, new_shape: Sequence[int], dimensions: Iterable[int], step: Move | None = None
 ) -> View:
     """The view of a value that is copied along new axes and along those of length 1.
 
@@ -338,7 +315,7 @@ def broadcast(
         length = new_shape[target]
         is_copied = axis.length != length
         axes[target] = axis_of(*axis.factors, Factor((), length)) if is_copied else axis
-    return view.moved(axes, *steps)
+    return view.moved(axes, step)
 
 
 def align(view: View, shape: Sequence[int]) -> View:
@@ -346,24 +323,23 @@ def align(view: View, shape: Sequence[int]) -> View:
     return broadcast(view, shape, range(len(shape) - len(view.axes), len(shape)))
 
 
-def cut(view: View, taken: Sequence[range], *steps: Step) -> View | None:
-    """The view of a slice, with these elements of each axis; `None` if nothing of the parameter is in it."""
-    axes = []
-    for axis, indices in zip(view.axes, taken, strict=True):
-        part = axis.cut(indices)
-        if part is None:
-            return None
-        axes.append(part)
-    return view.moved(axes, *steps)
+def cut(view: View, taken: Sequence[range], step: Move | None = None) -> View | None:
+    """The view of a slice, with these elements of each axis; `None` if nothing of the parameter is in it.
+
+    Elements beyond the ends are those of padding, and of what a concatenation puts beside the value.
+    """
+    parts = [axis.take(indices) for axis, indices in zip(view.axes, taken, strict=True)]
+    axes = [part for part in parts if part is not None]
+    return view.moved(axes, step) if len(axes) == len(parts) else None
 
 
 def join(operand: Iterable[View]) -> Views:
     """The views of a value computed from values with these views: one for each parameter and region."""
 
     def joined_axis(first: ViewAxis, second: ViewAxis) -> ViewAxis:
-        if first == second or not second.along:
+        if first == second or not axes_of(second.factors):
             return first
-        if not first.along:
+        if not axes_of(first.factors):
             return second
         return first._replace(factors=mixed(first.factors + second.factors, first.size).factors)
 
@@ -378,19 +354,20 @@ def join(operand: Iterable[View]) -> Views:
 def enter_loop(view: View, loop: ProgramPath) -> View:
     """The view of a value's element in each trip of a scan. Its first axis becomes a stack."""
     first, *others = view.axes
-    return view.moved(others, ENTER_LOOP).stacked(loop, first)
+    return view.moved(others).stacked(loop, first)
 
 
 def leave_loop(view: View, loop: ProgramPath, length: int) -> View:
     """The view of the array that all trips of a scan put together."""
     if view.stack and view.stack[-1].loop == loop:
-        outside = view.moved((view.stack[-1].axis, *view.axes), LEAVE_LOOP)
-        return dataclasses.replace(outside, stack=view.stack[:-1])
+        *stack, first = view.stack
+        outside = view.moved((first._replace(loop=None), *view.axes))
+        return dataclasses.replace(outside, stack=tuple(stack))
     view = to_next_trip(view, loop)
     return view.computed((copies(length), *view.axes))
 
 
 def to_next_trip(view: View, loop: ProgramPath) -> View:
     """The view in the next trip of a loop, which has another element of each stack."""
-    stack = tuple(entry for entry in view.stack if entry.loop != loop)
+    stack = tuple(axis for axis in view.stack if axis.loop != loop)
     return view if stack == view.stack else dataclasses.replace(view.computed(), stack=stack)

@@ -17,18 +17,10 @@ from jax.extend.core import Literal
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.trace import contractions, rules, views
-from jaxpruner.trace.graph import (
-    AFTER_LOOP,
-    NEXT_TRIP,
-    Site,
-    UnsupportedPrimitive,
-    Use,
-    UseGraph,
-    branch_result,
-)
+from jaxpruner.trace.graph import LEAVES, Site, Use, UseGraph
 from jaxpruner.trace.interpreter import Interpreter, Position
-from jaxpruner.trace.program import Cond, Program, Scan, ShardMap, While, inside, shape_of
-from jaxpruner.trace.values import DATA, Constant, Value, has_views
+from jaxpruner.trace.program import Cond, Loop, Program, Scan, ShardMap, While, inside, shape_of
+from jaxpruner.trace.values import DATA, Constant, Value, has_views, results_of_constants
 from jaxpruner.trace.views import NoRuleError, View
 
 Values = list[Value]
@@ -42,9 +34,7 @@ _LOOKS_UP = frozenset(('dynamic_slice', 'gather'))
 _MOST_WALKS = 20
 
 
-def param_uses(
-    apply_fn: Callable[..., Any], params: tree_lib.PyTree, *inputs: Any, strict: bool = False
-) -> UseGraph:
+def param_uses(apply_fn: Callable[..., Any], params: tree_lib.PyTree, *inputs: Any) -> UseGraph:
     """Finds how a model of any framework uses each of its parameters.
 
     The model is traced, not computed. So shapes (`jax.ShapeDtypeStruct`) are enough for parameters and inputs.
@@ -53,7 +43,6 @@ def param_uses(
       apply_fn: `(params, *inputs) -> results`, any function that JAX can trace.
       params: any pytree of arrays, or of their shapes.
       *inputs: the other arguments, pytrees of arrays or of their shapes.
-      strict: raise an error if a leaf cannot be followed.
 
     Returns:
       The uses of each leaf by its path. Leaves that cannot be followed are in `opaque`, and leaves that the results do
@@ -62,7 +51,6 @@ def param_uses(
     Raises:
       ValueError: there are no inputs, so data cannot be told from parameters.
       TypeError: a leaf of `params` is no array.
-      UnsupportedPrimitive: `strict`, and a leaf is opaque.
 
     >>> import jax.numpy as jnp
     >>> params = {'kernel': jnp.ones((3, 4)), 'bias': jnp.ones(4)}
@@ -95,20 +83,13 @@ def param_uses(
         in_order = sorted(by_leaf[leaf], key=lambda use: (use.site.path, use.site.operand))
         uses[paths[leaf]] = tuple(in_order)
     seen = walk.opaque.keys() | by_leaf.keys()
-    graph = UseGraph(
+    return UseGraph(
         uses,
         opaque={paths[leaf]: reason for leaf, reason in sorted(walk.opaque.items())},
         unused=tuple(paths[leaf] for leaf in range(len(paths)) if leaf not in seen),
         flops=sum(walk.flops.values()),
         program=program,
-        uncounted=walk.uncounted,
     )
-    if strict and graph.opaque:
-        reasons = [f'{tree_lib.path_string(path)}: {why}' for path, why in graph.opaque.items()]
-        raise UnsupportedPrimitive(
-            f'{"; ".join(reasons)}; with strict=False these leaves are in graph.opaque'
-        )
-    return graph
 
 
 def leaf_shape(leaf: Any, path: tree_lib.Path) -> tuple[int, ...]:
@@ -130,7 +111,6 @@ class Walk(Interpreter[Value]):
       uses: by path of the equation, operand, leaf and region.
       opaque: leaf -> reason.
       flops: by path of the equation.
-      uncounted: primitive -> source line.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]]):
@@ -138,90 +118,60 @@ class Walk(Interpreter[Value]):
         self.uses: dict[Any, Use] = {}
         self.opaque: dict[int, str] = {}
         self.flops: dict[Any, int] = {}
-        self.uncounted: dict[str, str] = {}
 
     def constant(self, value: Any, aval: Any) -> Value:
-        return Value(constant=Constant(value))
+        return Value(constant=Constant(lambda: value))
 
     def unneeded(self, equation: Any, operands: Values) -> Values:
         return [Value()] * len(equation.outvars)
+
+    def visit_equation(self, equation: Any, operands: Values, position: Position) -> Values:
+        try:
+            return super().visit_equation(equation, operands, position)
+        except NoRuleError as reason:
+            self._add_opaque(operands, str(reason), equation, position)
+            return [Value(_is_data(equation, operands))] * len(equation.outvars)
 
     # Equations with no program inside.
 
     def visit_plain(self, equation: Any, operands: Values, position: Position) -> Values:
         name = equation.primitive.name
-        is_data = name in _READS_MEMORY or any(value.data for value in operands)
-        has_parameters = has_views(operands)
-        if name in contractions.OPERATIONS:
-            self._add_flops(contractions.flops(equation), position)
-        if name not in rules.CHEAP and (is_data or has_parameters):
-            self.uncounted.setdefault(name, _line(equation, position))
+        is_data, has_parameters = _is_data(equation, operands), has_views(operands)
+        is_contraction = name in contractions.OPERATIONS
+        if is_contraction or (is_data and has_parameters and name in rules.ARITHMETIC):
+            trips, _, devices = _runs(position)
+            self.flops[position.path] = _flops(equation) * trips * devices
+        if not has_parameters and is_data:
+            return [DATA] * len(equation.outvars)
         if not has_parameters:
-            constants: Sequence[Constant | None] = [None] * len(equation.outvars)
-            if not is_data:
-                constants = Constant.results_of(equation, [value.constant for value in operands])
-            return [Value(is_data, constant=constant) for constant in constants]
-        try:
-            if name in rules.SAME:
-                pairs = zip(operands, rules.same(equation, operands), strict=True)
-                return [value._replace(views=moved) for value, moved in pairs]
-            if is_data:
-                self._meet(equation, operands, position)
-                return [DATA] * len(equation.outvars)
+            constants = results_of_constants(equation, [value.constant for value in operands])
+            return [Value(constant=constant) for constant in constants]
+        if name in rules.SAME:
+            pairs = zip(operands, rules.same(equation, operands), strict=True)
+            return [value._replace(views=moved) for value, moved in pairs]
+        if not is_data:
             return [Value(views=made) for made in rules.views_of_results(equation, operands)]
-        except NoRuleError as reason:
-            self._add_opaque(operands, str(reason), equation, position)
-            return [Value(is_data)] * len(equation.outvars)
-
-    def _meet(self, equation: Any, operands: Values, position: Position) -> None:
-        """Records the uses in an equation in which parameters meet data."""
-        name = equation.primitive.name
-        if name in contractions.OPERATIONS:
-            numbers = [number for number, value in enumerate(operands) if value.views]
-            if len(numbers) > 1:
-                raise NoRuleError(f'no rule for {name} of several parameters')
-            (number,) = numbers
-            roles = contractions.roles(equation, number)
-            flops = contractions.flops(equation)
-            op = contractions.OPERATIONS[name]
-            self.add_uses(op, equation, number, operands[number], position, flops, roles)
-        elif name in _LOOKS_UP and not has_views(operands[1:]):
-            self.add_uses('gather', equation, 0, operands[0], position)
-        elif name in rules.ELEMENTWISE | _PLACES | rules.SCATTERS:
-            # Others are placed at these indices.
-            is_scatter = name in rules.SCATTERS
-            indices = operands[1:2] if is_scatter else operands[2:]
-            if (is_scatter or name == 'dynamic_update_slice') and has_views(indices):
-                raise NoRuleError(f'no rule for {name} at indices made of parameters')
-            flops = 0
-            if name in rules.ARITHMETIC:
-                flops = math.prod(shape_of(equation.outvars[0]))
-                self._add_flops(flops, position)
-            for number, value in enumerate(operands):
-                self.add_uses('elementwise', equation, number, value, position, flops)
-        else:
-            raise NoRuleError(f'no rule for {name} of a parameter and data')
+        op = _meeting(equation, operands)
+        for number, value in enumerate(operands):
+            self.add_uses(op, equation, number, value, position)
+        return [DATA] * len(equation.outvars)
 
     # Equations with programs inside.
 
     def visit_shard_map(self, shard_map: ShardMap, operands: Values, position: Position) -> Values:
         """Each device has a part of each axis."""
 
-        def rescaled(values: Values, variables: Sequence[Any]) -> Values:
+        def resized(values: Values, variables: Sequence[Any]) -> Values:
             results = []
             for value, variable in zip(values, variables, strict=True):
-                try:
-                    inside = tuple(_resized(view, shape_of(variable)) for view in value.views)
-                except NoRuleError as reason:
-                    self._add_opaque([value], str(reason), shard_map.equation, position)
-                    inside = ()
+                inside = tuple(_resized(view, shape_of(variable)) for view in value.views)
                 results.append(Value(value.data, inside))
             return results
 
         inner = position.inside(shard_map.equation, 0, position.needed)
-        inputs = rescaled(operands, shard_map.program.jaxpr.invars)
+        inputs = resized(operands, shard_map.program.jaxpr.invars)
         results = self.visit_program(shard_map.program, inputs, inner)
-        return rescaled(results, shard_map.equation.outvars)
+        return resized(results, shard_map.equation.outvars)
 
     def visit_scan(self, scan: Scan, operands: Values, position: Position) -> Values:
         loop = position.path
@@ -231,20 +181,20 @@ class Walk(Interpreter[Value]):
         elements = []
         for value in sliced:
             inside = tuple(views.enter_loop(view, loop) for view in value.views)
-            in_trips = None if value.constant is None else value.constant.in_trips(loop)
-            elements.append(Value(value.data, inside, in_trips))
+            constant = value.constant
+            if constant is not None:
+                constant = None if constant.loop is not None else Constant(constant.compute, loop)
+            elements.append(Value(value.data, inside, constant))
         counters = _counters(scan, first, loop)
 
         def walk_body(carried: Values) -> Values:
             inside = [counters.get(number, value) for number, value in enumerate(carried)]
-            results = self.visit_scan_body(scan, operands, inside, elements, position)
+            results = self.visit_body(scan, operands, inside, elements, position)
             for number in counters:
                 results[number] = carried[number]
             return results
 
-        carried, results = self._settle(
-            scan, first, walk_body, position.in_scan(scan).needed, position
-        )
+        carried, results = self._settle(scan, first, walk_body, position)
         for number in counters:
             carried[number] = Value()
         _, stacked = scan.split_results(results)
@@ -255,23 +205,23 @@ class Walk(Interpreter[Value]):
 
     def visit_while(self, loop: While, operands: Values, position: Position) -> Values:
         """Like a scan without slices whose number of trips is unknown."""
-        _, _, first = loop.split(operands)
+        constants, first, _ = loop.split(operands)
 
         def walk_body(carried: Values) -> Values:
-            return self.visit_loop_body(loop, operands, carried, position)
+            return self.visit_body(loop, operands, carried, [], position)
 
-        carried, _ = self._settle(loop, first, walk_body, position.in_body(loop).needed, position)
+        carried, _ = self._settle(loop, first, walk_body, position)
         (again,) = self.visit_condition(loop, operands, carried, position)
         reason = 'it decides how often a loop runs'
         self._add_opaque([again], reason, loop.equation, position)
         if not again.data:
             return carried
         # Data decide the number of trips, so all values that the body changes are data.
-        before = loop.body.jaxpr.invars[loop.body_constants :]
+        before = loop.body.jaxpr.invars[len(constants) :]
         after = []
         for value, old, new in zip(carried, before, loop.body.jaxpr.outvars, strict=True):
             after.append(value if new is old else DATA)
-        self._record_lost(loop.equation, carried, after, position.at(AFTER_LOOP))
+        self._record_lost(loop.equation, carried, after, position.at(LEAVES))
         return after
 
     def visit_cond(self, cond: Cond, operands: Values, position: Position) -> Values:
@@ -285,26 +235,25 @@ class Walk(Interpreter[Value]):
         if index.data:
             results = [DATA] * len(results)
         for number, branch in enumerate(branches):
-            leaving = position.at(branch_result(number))
+            leaving = position.at(number).at(LEAVES)
             self._record_lost(cond.equation, branch, results, leaving)
         return results
 
     def _settle(
         self,
-        loop: Scan | While,
+        loop: Loop,
         first: Values,
         walk_body: Callable[[Values], Values],
-        needed: Sequence[bool],
         position: Position,
     ) -> tuple[Values, Values]:
         """Walks through a loop's body until the carried values stay the same. Only findings of the last walk are kept.
 
         Returns the carried values, and the results of the body.
         """
-        carried = list(first)
+        carried, inside_loop = list(first), position.in_body(loop)
         for _ in range(_MOST_WALKS):
-            findings = self.uses, self.opaque, self.flops, self.uncounted
-            self.uses, self.opaque, self.flops, self.uncounted = map(dict.copy, findings)
+            findings = self.uses, self.opaque, self.flops
+            self.uses, self.opaque, self.flops = map(dict.copy, findings)
             results = walk_body(carried)
             after = []
             for value in results[: len(first)]:
@@ -313,17 +262,15 @@ class Walk(Interpreter[Value]):
                 after.append(value._replace(views=inside))
             joined = []
             for number, value in enumerate(carried):
-                joined.append(_join(value, after[number]) if needed[number] else value)
+                is_needed = inside_loop.needed[number]
+                joined.append(_join(value, after[number]) if is_needed else value)
             if joined == carried:
                 self._record_lost(loop.equation, first, carried, position, loop.first_carried)
-                self._record_lost(loop.equation, after, carried, position.at(NEXT_TRIP))
+                self._record_lost(loop.equation, after, carried, inside_loop.at(LEAVES))
                 return carried, results
-            self.uses, self.opaque, self.flops, self.uncounted = findings
+            self.uses, self.opaque, self.flops = findings
             carried = joined
-        reason = f'what {loop.equation.primitive.name} carries does not settle'
-        self._add_opaque(carried, reason, loop.equation, position)
-        carried = [DATA if value.views else value for value in carried]
-        return carried, walk_body(carried)
+        raise NoRuleError(f'what {loop.equation.primitive.name} carries does not settle')
 
     # Findings.
 
@@ -349,20 +296,8 @@ class Walk(Interpreter[Value]):
             for view in value.views:
                 self.opaque.setdefault(view.leaf, f'{reason} ({_line(equation, position)})')
 
-    def _add_flops(self, flops: int, position: Position) -> None:
-        """Notes the floating point operations of one run of an equation."""
-        trips, _, devices = _runs(position)
-        self.flops[position.path] = flops * trips * devices
-
     def add_uses(
-        self,
-        op: str,
-        equation: Any,
-        operand: int,
-        value: Value,
-        position: Position,
-        flops: int = 0,
-        roles: contractions.Roles | None = None,
+        self, op: str, equation: Any, operand: int, value: Value, position: Position
     ) -> None:
         """Notes a use for each view of an operand.
 
@@ -372,27 +307,24 @@ class Walk(Interpreter[Value]):
           operand: its number.
           value: the operand.
           position: of the equation.
-          flops: of one run of the equation.
-          roles: of the operand's axes; `None` if all are free.
         """
+        trips, are_known, devices = _runs(position)
         for view in value.views:
-            if roles is None:
-                roles = contractions.Roles((), tuple(range(len(view.axes))), ())
-            trips, are_known, devices = _runs(position)
-            share = math.prod(entry.axis.size / entry.axis.length for entry in view.stack)
-            own_trips = round(trips * share)
-            if flops:  # parts of a concatenation count their shares
-                sizes = math.prod(axis.size for axis in view.axes)
-                share *= sizes / max(math.prod(view.shape), 1)
+            roles = contractions.Roles((), tuple(range(len(view.axes))), ())
+            if op in ('dot', 'conv'):
+                roles = contractions.roles(equation, operand)
             contract, free, batch = (self._leaf_axes(view, axes) for axes in roles)
+            own_trips = trips * math.prod(axis.size / axis.length for axis in view.stack)
+            # Parts of a concatenation count their shares.
+            share = math.prod(axis.size / max(axis.length, 1) for axis in view.axes)
             self.uses[position.path, operand, view.leaf, view.region] = Use(
                 op=op,
                 contract=contract,
                 free=free,
                 batch=batch,
-                stack=views.axes_of(f for entry in view.stack for f in entry.axis.factors),
-                flops=round(flops * trips * devices * share),
-                trips=own_trips if are_known else None,
+                stack=views.axes_of(f for axis in view.stack for f in axis.factors),
+                flops=round(_flops(equation) * devices * own_trips * share),
+                trips=round(own_trips) if are_known else None,
                 exact=view.exact,
                 where=_line(equation, position),
                 site=Site(position.path, equation, operand, view),
@@ -408,6 +340,38 @@ class Walk(Interpreter[Value]):
                 if factor.size > 1 or math.prod(shape[axis] for axis in factor.axes) == 1:
                     factors.append(factor)
         return views.axes_of(factors)
+
+
+def _is_data(equation: Any, operands: Values) -> bool:
+    return equation.primitive.name in _READS_MEMORY or any(value.data for value in operands)
+
+
+def _meeting(equation: Any, operands: Values) -> str:
+    """The operation, as in `Use`, in which parameters meet data."""
+    name = equation.primitive.name
+    numbers = [number for number, value in enumerate(operands) if value.views]
+    if name in contractions.OPERATIONS:
+        if len(numbers) > 1:
+            raise NoRuleError(f'no rule for {name} of several parameters')
+        return contractions.OPERATIONS[name]
+    if name in _LOOKS_UP and numbers == [0]:
+        return 'gather'
+    if name not in rules.ELEMENTWISE | _PLACES | rules.SCATTERS:
+        raise NoRuleError(f'no rule for {name} of a parameter and data')
+    indices = [1] if name in rules.SCATTERS else []
+    if name == 'dynamic_update_slice':
+        indices = list(range(2, len(operands)))
+    if not set(indices).isdisjoint(numbers):
+        raise NoRuleError(f'no rule for {name} at indices made of parameters')
+    return 'elementwise'
+
+
+def _flops(equation: Any) -> int:
+    """Floating point operations of one run of a contraction, or of arithmetic."""
+    name = None if equation is None else equation.primitive.name
+    if name in contractions.OPERATIONS:
+        return contractions.flops(equation)
+    return math.prod(shape_of(equation.outvars[0])) if name in rules.ARITHMETIC else 0
 
 
 def _line(equation: Any, position: Position) -> str:
@@ -434,7 +398,7 @@ def _resized(view: View, new_shape: Sequence[int]) -> View:
     for axis, length in zip(view.axes, new_shape, strict=True):
         if view.shape != tuple(new_shape) and not axis.is_whole:
             raise NoRuleError('no rule for shard_map of a concatenation')
-        axes.append(axis if axis.length == length else views.mixed(axis.factors, length))
+        axes.append(axis.resized(length))
     return view.computed(axes)
 
 
@@ -444,30 +408,25 @@ def _join(before: Value, after: Value) -> Value:
         return DATA
     if before == after:
         return before
-    if before.views == after.views:
-        return Value(views=before.views)
-    return Value(views=views.join(before.views + after.views))
+    is_same = before.views == after.views
+    return Value(views=before.views if is_same else views.join(before.views + after.views))
 
 
 def _counters(scan: Scan, carried: Values, loop: tuple[int, ...]) -> dict[int, Value]:
     """Carried values that only count, such as the trips of a `fori_loop`, by their numbers among the carried values."""
     jaxpr = scan.body.jaxpr
-    made_by = {id(result): equation for equation in jaxpr.eqns for result in equation.outvars}
+    additions = {id(eqn.outvars[0]): eqn for eqn in jaxpr.eqns if eqn.primitive.name == 'add'}
     _, before, _ = scan.split(jaxpr.invars)
     counters = {}
     for number, (variable, value) in enumerate(zip(before, carried, strict=True)):
-        equation = made_by.get(id(jaxpr.outvars[number]))
-        if equation is None or equation.primitive.name != 'add' or value.constant is None:
+        addition = additions.get(id(jaxpr.outvars[number]))
+        dtype = variable.aval.dtype
+        if addition is None or variable.aval.shape or not jnp.issubdtype(dtype, jnp.integer):
             continue
-        increments = [operand for operand in equation.invars if operand is not variable]
-        if len(increments) != 1 or not isinstance(increments[0], Literal):
-            continue
-        aval = variable.aval
-        is_integer = not aval.shape and jnp.issubdtype(aval.dtype, jnp.integer)
-        start = value.array if is_integer else None
-        if start is not None:
-            counts = start + np.arange(scan.length) * increments[0].val
-            if scan.reverse:
-                counts = counts[::-1]
-            counters[number] = Value(constant=Constant(counts.astype(aval.dtype), loop))
+        increments = [operand for operand in addition.invars if operand is not variable]
+        start = value.array
+        if len(increments) == 1 and isinstance(increments[0], Literal) and start is not None:
+            counts = (start + np.arange(scan.length) * increments[0].val).astype(dtype)
+            counts = counts[::-1] if scan.reverse else counts
+            counters[number] = Value(constant=Constant(lambda counts=counts: counts, loop))
     return counters
