@@ -46,12 +46,14 @@ class Call:
     program: Program
 
     def run(self, function: Callable[..., Any], state: Any, operands: Sequence[Any]) -> Any:
-        """`function(state, *operands) -> results, state` in the program's place, checkpointed like it."""
-        if self.equation.primitive.name == 'remat2':
-            params = self.equation.params
-            function = jax.checkpoint(
-                function, prevent_cse=params['prevent_cse'], policy=params['policy']
-            )
+        """`function(state, *operands) -> results, state` in the program's place, jitted or checkpointed like it."""
+        name, params = self.equation.primitive.name, self.equation.params
+        if name == 'remat2':
+            prevent_cse, policy = params['prevent_cse'], params['policy']
+            function = jax.checkpoint(function, prevent_cse=prevent_cse, policy=policy)
+        elif name in _JITS:
+            function.__name__ = params['name']
+            function = jax.jit(function, inline=params['inline'])
         return function(state, *operands)
 
 
@@ -134,7 +136,8 @@ Inside = Call | Cond | Scan | While
 # Calls with a derivative rule of their own.
 RULED_BACKWARDS = frozenset(('custom_vjp_call', 'custom_vjp_call_jaxpr'))
 RULED = RULED_BACKWARDS | {'custom_jvp_call'}
-_CALLS = RULED.union('jit pjit call closed_call composite remat2 shard_map'.split())
+_JITS = frozenset(('jit', 'pjit'))
+_CALLS = RULED | _JITS | {'call', 'closed_call', 'composite', 'remat2', 'shard_map'}
 
 
 def inside(equation: Any) -> Inside | None:
