@@ -75,9 +75,12 @@ def test_entries_are_matched_to_leaves(entries, expected):
 
 
 MISFITS = [
-    ({'a': {'x': 1}, 'b': 2, 'c': 3}, "it lacks 'a/y' and has 'c' besides; give one entry"),
-    ({'a': 1, 'b': 2}, "it lacks 'a/x', 'a/y' and has 'a' besides"),
-    ({'a': {'x': 1, 'y': 2, 'z': 3}, 'b': 3}, "it lacks nothing and has 'a/z'"),
+    (
+        {'a': {'x': 1}, 'b': 2, 'c': 3},
+        r"it lacks \['a/y'\] and has \['c'\] besides; give one entry",
+    ),
+    ({'a': 1, 'b': 2}, r"it lacks \['a/x', 'a/y'\] and has \['a'\] besides"),
+    ({'a': {'x': 1, 'y': 2, 'z': 3}, 'b': 3}, r"it lacks \[\] and has \['a/z'\]"),
     ([1, 2, 3], 'does not fit the structure of the parameters'),
 ]
 

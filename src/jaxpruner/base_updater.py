@@ -184,13 +184,9 @@ class BaseUpdater:
             if leaf.sparsity_type is not None and targets[i] is not None:
                 mask_calculator.check_scores(arrays[i], leaf.name)
                 scored[i] = mask_calculator.ScoredLeaf(
-                    leaf.layers_first(arrays[i]), targets[i], leaf.groups
+                    arrays[i], targets[i], leaf.sparsity_type, leaf.layer_axis
                 )
         masks = mask_calculator.mask_leaves(leaves, scored, self.topk_fn)
-        masks = [
-            None if mask is None else leaf.layers_back(mask)
-            for leaf, mask in zip(leaves, masks, strict=True)
-        ]
         return tree_lib.unflatten(treedef, masks, arrays)
 
     def get_initial_masks(self, params: PyTree, target_sparsities: PyTree) -> PyTree:

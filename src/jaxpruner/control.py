@@ -1,6 +1,5 @@
 """Control flow that costs nothing where it does nothing, and what keeps the compiler from undoing it."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -56,20 +55,3 @@ def draw_in_loop(function: Callable[[jax.Array], jax.Array], key: jax.Array) -> 
     # A condition that XLA can see through would take the branch away.
     always = jax.lax.optimization_barrier(jnp.bool_(True))
     return jax.lax.cond(always, function, lambda _: jnp.zeros(shape.shape, shape.dtype), key)
-
-
-def jit_when_eager(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Compiles a function as a whole where it is called by itself; inside of a program it is unchanged.
-
-    Without this, JAX compiles and starts each of its operations alone. It is meant for functions of one leaf, which are
-    then compiled once for all leaves of the same shape. `options` are those of `jax.jit`.
-    """
-    compiled = jax.jit(function, **options)
-
-    @functools.wraps(function)
-    def call(*arguments, **named):
-        if tree_lib.has_traced((arguments, named)):
-            return function(*arguments, **named)
-        return compiled(*arguments, **named)
-
-    return call

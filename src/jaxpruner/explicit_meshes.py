@@ -19,15 +19,6 @@ def explicit_sharding(array: Any) -> NamedSharding | None:
     return sharding if is_explicit else None
 
 
-def has_explicit_axes(array: Any) -> bool:
-    """Whether the type of an array says how it is divided.
-
-    >>> has_explicit_axes(jax.numpy.ones(3))
-    False
-    """
-    return explicit_sharding(array) is not None
-
-
 def without_explicit_axes(
     function: Callable[..., Any], like: Any, *divided: bool
 ) -> Callable[..., Any]:
@@ -66,6 +57,6 @@ def on_explicit_mesh(tree: Any, like: Any) -> Any:
     """
     for leaf in jax.tree.leaves(like):
         sharding = getattr(leaf, 'sharding', None)
-        if isinstance(sharding, NamedSharding) and has_explicit_axes(leaf):
+        if isinstance(sharding, NamedSharding) and explicit_sharding(leaf) is not None:
             return jax.device_put(tree, NamedSharding(sharding.mesh, PartitionSpec()))
     return tree

@@ -335,12 +335,12 @@ def _resolve(
         if tree_lib.holds_weights(array):  # what holds no floats has no name
             shapes[path] = tree_lib.layer_shape(array.shape, axis)
     paths = list(shapes)
-    tree_lib.check_names(tree_lib.as_names(stacked), paths, 'stacked', _names_leaf, '-')
+    tree_lib.check_names(tree_lib.as_names(stacked), paths, 'stacked', _names_leaf)
     resolved = {}
     for entry in strategy.entries:
         if isinstance(entry.rates, tuple):
             names = [name for name, _ in entry.rates]
-            rules = tree_lib.first_matches(names, paths, entry.where, _names_leaf, '-')
+            rules = tree_lib.first_matches(names, paths, entry.where, _names_leaf)
             named = [
                 (path, rule) for path, rule in zip(paths, rules, strict=True) if rule is not None
             ]

@@ -6,7 +6,6 @@ selected (`selection`), and the type spreads their verdicts back. N:M ranks insi
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,11 +14,10 @@ import jax.numpy as jnp
 
 from jaxpruner import n_by_m, selection, sparsity_types
 from jaxpruner import tree as tree_lib
-from jaxpruner.selection import keep_largest_jointly as keep_largest_jointly
 from jaxpruner.selection import number_to_keep as number_to_keep
 from jaxpruner.selection import number_to_keep_on_host as number_to_keep_on_host
 from jaxpruner.sparse_state import MASK_DTYPE as MASK_DTYPE
-from jaxpruner.sparsity_types import Groups, Leaf
+from jaxpruner.sparsity_types import Leaf
 
 # The rest serves `BaseUpdater`.
 __all__ = [
@@ -78,29 +76,11 @@ def topk_group_mask_calculator(
     """
     scores = jnp.asarray(scores)
     check_scores(scores, 'scores')
-    return _mask_each([ScoredLeaf(scores, sparsity, Groups(sparsity_type))])[0]
+    return make_masks([ScoredLeaf(scores, sparsity, sparsity_type)])[0]
 
 
-def topk_n_by_m_mask_calculator(
-    scores: Any, sparsity: Any, sparsity_type: sparsity_types.NByM
-) -> jax.Array:
-    """Keeps the n largest of each m consecutive scores along the type's axis.
-
-    Args:
-      scores: float array, or nested lists; m divides its axis, or the type allows a partial last group.
-      sparsity: 0 keeps everything, any other value means n of m.
-      sparsity_type: n, m and the axis.
-
-    Returns:
-      uint8 array of the scores' shape. Of equal scores the higher index is kept; NaN ranks lowest.
-
-    Raises:
-      ValueError: m does not divide the axis.
-
-    >>> topk_n_by_m_mask_calculator(jnp.array([1.0, 2.0, 4.0, 3.0]), 0.5, sparsity_types.NByM(1, 2))
-    Array([0, 1, 1, 0], dtype=uint8)
-    """
-    return topk_group_mask_calculator(scores, sparsity, sparsity_type)
+# JaxPruner's names for single types.
+topk_n_by_m_mask_calculator = topk_channel_mask_calculator = topk_group_mask_calculator
 
 
 def topk_block_mask_calculator(
@@ -126,29 +106,6 @@ def topk_block_mask_calculator(
     return topk_group_mask_calculator(scores, sparsity, block)
 
 
-def topk_channel_mask_calculator(
-    scores: Any, sparsity: Any, sparsity_type: sparsity_types.Channel
-) -> jax.Array:
-    """Keeps the channels whose scores, summed over all other axes, are largest.
-
-    Args:
-      scores: float array, or nested lists.
-      sparsity: share of channels to remove, scalar in [0, 1].
-      sparsity_type: the channels' axis.
-
-    Returns:
-      uint8 array of the scores' shape.
-
-    Raises:
-      ValueError: the array has no such axis.
-
-    >>> topk_channel_mask_calculator(jnp.array([[1.0, 2.0], [1.0, 2.0]]), 0.5, sparsity_types.Channel(-1))
-    Array([[0, 1],
-           [0, 1]], dtype=uint8)
-    """
-    return topk_group_mask_calculator(scores, sparsity, sparsity_type)
-
-
 def get_topk_fn(sparsity_type: Any) -> TopkFn:
     """Returns the function `(scores, sparsity) -> mask` of a sparsity type.
 
@@ -162,17 +119,8 @@ def get_topk_fn(sparsity_type: Any) -> TopkFn:
     Array([[0],
            [1]], dtype=uint8)
     """
-    if isinstance(sparsity_type, str):
-        sparsity_type = sparsity_types.parse_sparsity_type(sparsity_type)
-    if sparsity_type is sparsity_types.Unstructured:
-        sparsity_type = sparsity_types.Unstructured()
-    is_ranked = isinstance(sparsity_type, sparsity_types.NByM | sparsity_types.GroupedType)
-    if is_ranked and not isinstance(sparsity_type, type):
-        return functools.partial(topk_group_mask_calculator, sparsity_type=sparsity_type)
-    raise TypeError(
-        f'{sparsity_type!r} is no single sparsity type; give Unstructured(), NByM, Block, Channel, or an object with '
-        'the methods of sparsity_types.GroupedType'
-    )
+    kind = sparsity_types.read_type(sparsity_type)
+    return functools.partial(topk_group_mask_calculator, sparsity_type=kind)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,23 +151,23 @@ def check_scores(scores: Any, where: str) -> None:
     """
     if scores is None:
         raise ValueError(
-            f'{where}: it is to be pruned, and its scores are None; score it, or leave it dense: '
-            f"sparsity_type={{'{where}': None, '*': …}}"
+            f'{where}: it is to be pruned, and its scores are None; score it, or leave it dense'
         )
     if jnp.issubdtype(scores.dtype, jnp.complexfloating):
         raise TypeError(
-            f'{where}: its scores are {scores.dtype}, which have no order; score by jnp.abs(…), or by jnp.real(…)'
+            f'{where}: its scores are {scores.dtype}, which have no order; take jnp.abs(…)'
         )
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ScoredLeaf:
-    """A leaf whose weights are ranked, the axis of layers first, and the share of its groups to remove."""
+    """A leaf whose weights are ranked, and the share of its groups to remove; each layer is ranked on its own."""
 
     scores: jax.Array | selection.LazyScores
     sparsity: Any
-    groups: Groups = dataclasses.field(metadata={'static': True})
+    sparsity_type: Any = dataclasses.field(metadata={'static': True})
+    layer_axis: int | None = dataclasses.field(default=None, metadata={'static': True})
 
 
 def mask_leaves(
@@ -235,7 +183,8 @@ def mask_leaves(
     Raises:
       ValueError: a type does not fit its shape, or leaves are not those that their type ties.
     """
-    rank = functools.partial(_mask_each, topk_fn=own_topk_fn(topk_fn))
+    own_topk = own_topk_fn(topk_fn)
+    rank = make_masks if own_topk is None else functools.partial(_make_own_masks, own_topk)
     masks: dict[int, jax.Array] = {}
     for sparsity_type, indices in tied_leaves(leaves, [leaf is not None for leaf in scored]):
         tied = sparsity_type.make_masks({path: scored[i] for path, i in indices.items()}, rank)
@@ -249,79 +198,113 @@ def tied_leaves(
     leaves: Sequence[Leaf], is_included: Sequence[bool]
 ) -> list[tuple[Any, dict[tree_lib.Path, int]]]:
     """Lists the types that tie leaves together, each with the indices of those of its leaves that are included."""
-    by_type: dict[int, tuple[Any, dict[tree_lib.Path, int]]] = {}
+    by_type: dict[Any, dict[tree_lib.Path, int]] = {}
     for index, leaf in enumerate(leaves):
         if is_included[index] and sparsity_types.is_joint(leaf.sparsity_type):
             if leaf.is_stacked:
                 raise ValueError(
-                    f'{leaf.name}: {leaf.sparsity_type!r} knows which layers are stacked; leave the leaf out of '
-                    '`stacked`'
+                    f'{leaf.name}: {leaf.sparsity_type!r} knows stacked layers; leave it out of `stacked`'
                 )
-            of_type = by_type.setdefault(id(leaf.sparsity_type), (leaf.sparsity_type, {}))
-            of_type[1][leaf.path] = index
-    return list(by_type.values())
+            by_type.setdefault(leaf.sparsity_type, {})[leaf.path] = index
+    return list(by_type.items())
 
 
-def _mask_each(leaves, topk_fn=None):
-    """Makes the mask of each leaf by the ranking of its type, or by a user's own."""
-    if topk_fn is None:
-        return _mask_by_type(leaves)
+def each_layer(function: Callable[..., list[jax.Array]]) -> Callable[..., list[jax.Array]]:
+    """Lets a function that makes the masks of leaves see one layer at a time of those that are stacks of layers."""
+
+    @selection.leaf_by_leaf
+    @functools.wraps(function)
+    def call(leaves, *others):
+        def mask_layers(leaf):
+            layers = dataclasses.replace(leaf, layer_axis=None)
+            axes = jax.tree.map(lambda array: leaf.layer_axis if array.ndim else None, layers)
+            mask_layer = jax.vmap(
+                lambda layer: function([layer], *others)[0], (axes,), leaf.layer_axis
+            )
+            return mask_layer(layers)
+
+        whole = [leaf for leaf in leaves if leaf.layer_axis is None]
+        masks = iter(function(whole, *others) if whole else ())
+        return [next(masks) if leaf.layer_axis is None else mask_layers(leaf) for leaf in leaves]
+
+    return call
+
+
+@each_layer
+def make_masks(leaves: Sequence[ScoredLeaf]) -> list[jax.Array]:
+    """Makes the mask of each leaf by the ranking of its type."""
+    masks, requests = {}, {}
+    for i, leaf in enumerate(leaves):
+        kind, scores = leaf.sparsity_type, leaf.scores
+        kind.check_shape(scores.shape, 'scores')
+        if isinstance(kind, sparsity_types.NByM):
+            mask = n_by_m.keep_n_of_m(selection.read(scores), kind.n, kind.m, kind.axis)
+            masks[i] = mask | (jnp.asarray(leaf.sparsity) == 0).astype(MASK_DTYPE)
+            continue
+        scores = _pool(kind, scores)
+        requests[i] = scores, number_to_keep(scores.size, leaf.sparsity)
+    selected = selection.keep_largest_each(list(requests.values()))
+    for i, mask in zip(requests, selected, strict=True):
+        masks[i] = _spread(leaves[i].sparsity_type, mask, leaves[i].scores.shape)
+    return [masks[i] for i in range(len(leaves))]
+
+
+def _make_own_masks(topk_fn, leaves):
+    """Makes the mask of each leaf by a user's own ranking."""
     masks = []
     for leaf in leaves:
-        topk = leaf.groups.per_layer(topk_fn, (0, None))
-        masks.append(topk(selection.read(leaf.scores), leaf.sparsity))
-        if masks[-1].shape != leaf.scores.shape:  # it would be read as packed bits
-            raise ValueError(
-                f'topk_fn must return a mask of the shape of its scores, {leaf.scores.shape}, got {masks[-1].shape}'
-            )
+
+        def topk(scores, sparsity=leaf.sparsity):
+            return topk_fn(scores, sparsity)
+
+        mask = tree_lib.per_layer(topk, leaf.layer_axis)(selection.read(leaf.scores))
+        if mask.shape != leaf.scores.shape:  # it would be read as packed bits
+            raise ValueError(f'topk_fn must return shape {leaf.scores.shape}, got {mask.shape}')
+        masks.append(mask)
     return masks
 
 
-@selection.leaf_by_leaf
-@jax.jit
-def _mask_by_type(leaves):
-    masks, requests = {}, {}
-    for i, leaf in enumerate(leaves):
-        groups, kind, scores = leaf.groups, leaf.groups.sparsity_type, leaf.scores
-        kind.check_shape(groups.layer_shape(scores.shape), 'scores')
-        if isinstance(kind, sparsity_types.NByM):
-            keep = functools.partial(n_by_m.keep_n_of_m, n=kind.n, m=kind.m, axis=kind.axis)
-            keeps_all = (jnp.asarray(leaf.sparsity) == 0).astype(MASK_DTYPE)
-            masks[i] = groups.per_layer(keep)(selection.read(scores)) | keeps_all
-            continue
-        if not groups.is_unstructured:
-            scores = groups.pool(selection.read(scores))
-        count = number_to_keep(math.prod(groups.layer_shape(scores.shape)), leaf.sparsity)
-        requests[i] = selection.Request(scores, count, groups.is_stacked)
-    selected = selection.keep_largest_each(list(requests.values()))
-    for i, mask in zip(requests, selected, strict=True):
-        masks[i] = leaves[i].groups.spread(mask, leaves[i].scores.shape)
-    return [masks[i] for i in range(len(leaves))]
+def _pool(sparsity_type, scores):
+    """Scores groups by the scores of their weights; no weights make no groups, whatever the type can pool."""
+    if sparsity_types.is_unstructured(sparsity_type) or not scores.size:
+        return scores
+    return sparsity_type.group_scores(selection.read(scores))
+
+
+def _spread(sparsity_type, verdicts, shape):
+    """Gives each weight of a leaf of this shape the verdict of its group."""
+    mask = sparsity_type.spread_groups(verdicts, shape) if verdicts.size else verdicts
+    if mask.shape != shape:  # it would be read as packed bits
+        raise ValueError(
+            f'{sparsity_type!r}.spread_groups must return shape {shape}, got {mask.shape}'
+        )
+    return mask
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MaskedLeaf:
-    """A leaf in which weights are replaced, the axis of layers first.
+    """A leaf in which weights are replaced, in each layer as many.
 
     Attributes:
       mask: uint8.
       drop_scores: of its shape; of the kept weights those with the smallest are dropped.
       grow_scores: of its shape; of all that are not kept then, those with the largest are grown.
-      groups: unstructured, block or channel.
+      sparsity_type: unstructured, block or channel.
+      layer_axis: the axis that counts layers; `None` where there is none.
 
-    >>> MaskedLeaf(jnp.ones(2), jnp.ones(2), jnp.ones(2), Groups(sparsity_types.Unstructured())).mask.shape
+    >>> MaskedLeaf(jnp.ones(2), jnp.ones(2), jnp.ones(2), sparsity_types.Unstructured()).mask.shape
     (2,)
     """
 
     mask: jax.Array
     drop_scores: Any
     grow_scores: Any
-    groups: Groups = dataclasses.field(metadata={'static': True})
+    sparsity_type: Any = dataclasses.field(metadata={'static': True})
+    layer_axis: int | None = dataclasses.field(default=None, metadata={'static': True})
 
 
-@selection.leaf_by_leaf
-@selection.with_automatic_axes
+@each_layer
 def drop_and_grow(leaves: Sequence[MaskedLeaf], fraction: jax.Array | float) -> list[jax.Array]:
     """Replaces a share of the kept weights (or blocks, channels) of each leaf, and returns the new masks.
 
@@ -331,28 +314,23 @@ def drop_and_grow(leaves: Sequence[MaskedLeaf], fraction: jax.Array | float) -> 
       ValueError: scores have another shape than their mask.
 
     >>> mask, scores = jnp.array([1, 1, 0, 0], jnp.uint8), jnp.array([3.0, 1.0, 0.0, 0.0])
-    >>> groups = Groups(sparsity_types.Unstructured())
-    >>> drop_and_grow([MaskedLeaf(mask, scores, jnp.array([0.0, 0.0, 1.0, 2.0]), groups)], 0.5)
+    >>> kind = sparsity_types.Unstructured()
+    >>> drop_and_grow([MaskedLeaf(mask, scores, jnp.array([0.0, 0.0, 1.0, 2.0]), kind)], 0.5)
     [Array([1, 0, 0, 1], dtype=uint8)]
     """
     masks, scores, kept, dropped = [], [], [], []
     for leaf in leaves:
-        mask, both = leaf.mask, [leaf.drop_scores, leaf.grow_scores]
-        for own in both:
-            if own.shape != mask.shape:
-                raise ValueError(
-                    f'scores of shape {own.shape} do not fit a mask of shape {mask.shape}; give one score for each '
-                    'weight'
-                )
-        if not leaf.groups.is_unstructured:
-            mask = leaf.groups.pool(mask.astype(jnp.float32))
-            both = [leaf.groups.pool(selection.read(own)) for own in both]
-        masks.append(mask > 0)
-        scores.append(both)
-        axes = tuple(range(int(leaf.groups.is_stacked), mask.ndim))
-        kept.append(jnp.sum(mask > 0, axes, dtype=selection.counter_for(mask.size)))
+        shapes = [own.shape for own in (leaf.drop_scores, leaf.grow_scores)]
+        if shapes != [leaf.mask.shape] * 2:
+            raise ValueError(
+                f'scores of shapes {shapes} do not fit a mask of shape {leaf.mask.shape}'
+            )
+        pool = functools.partial(_pool, leaf.sparsity_type)
+        masks.append(pool(leaf.mask.astype(jnp.float32)) > 0)
+        scores.append((pool(leaf.drop_scores), pool(leaf.grow_scores)))
+        kept.append(jnp.sum(masks[-1], dtype=selection.counter_for(leaf.mask.size)))
         share = jnp.asarray(fraction, jnp.float32)
-        dropped.append(selection.share_of(kept[-1], share, most=mask.size))
+        dropped.append(selection.share_of(kept[-1], share, most=leaf.mask.size))
 
     def choose(phase, masks):
         """Chooses first among the kept what stays, then among all others what is grown beside it."""
@@ -361,8 +339,7 @@ def drop_and_grow(leaves: Sequence[MaskedLeaf], fraction: jax.Array | float) -> 
         requests = []
         for i, (mask, both) in enumerate(zip(*barred, strict=True)):
             ranked = selection.LazyScores((*both, mask, is_growing), _score_by_phase)
-            count = jnp.where(is_growing, dropped[i], kept[i] - dropped[i])
-            requests.append(selection.Request(ranked, count, leaves[i].groups.is_stacked))
+            requests.append((ranked, jnp.where(is_growing, dropped[i], kept[i] - dropped[i])))
         chosen = selection.keep_largest_each(requests)
         return [
             (is_growing & mask) | (own != 0) for mask, own in zip(barred[0], chosen, strict=True)
@@ -370,7 +347,7 @@ def drop_and_grow(leaves: Sequence[MaskedLeaf], fraction: jax.Array | float) -> 
 
     masks = jax.lax.fori_loop(0, 2, choose, masks)  # one selection, compiled once, runs twice
     return [
-        leaf.groups.spread(mask.astype(MASK_DTYPE), leaf.mask.shape)
+        _spread(leaf.sparsity_type, mask.astype(MASK_DTYPE), leaf.mask.shape)
         for leaf, mask in zip(leaves, masks, strict=True)
     ]
 
@@ -384,8 +361,5 @@ def _score_by_phase(arrays):
         dtype = jnp.dtype('float64' if 'float64' in (drop.dtype, grow.dtype) else 'float32')
     scores = jnp.where(is_growing, grow.astype(dtype), drop.astype(dtype))
     lowest = jnp.finfo(dtype).min.astype(dtype)
-    return jnp.where(
-        mask != is_growing,
-        jnp.where(scores >= lowest, scores, lowest),
-        jnp.array(-jnp.inf, dtype),
-    )
+    finite = jnp.where(scores >= lowest, scores, lowest)
+    return jnp.where(mask != is_growing, finite, jnp.array(-jnp.inf, dtype))

@@ -10,9 +10,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.tree import PyTree
 
 
-def sparsity_metrics(
-    opt_state: Any, params: PyTree | None = None, pruner: Any = None
-) -> dict[str, jax.Array]:
+def sparsity_metrics(opt_state: Any, params: PyTree | None = None) -> dict[str, jax.Array]:
     """How sparse the masks in an optimizer state are now, for logging; safe under `jit`.
 
     The numbers are of masks: `summarize_sparsity(params)` counts zeros of all parameters, whatever masks say. With
@@ -25,8 +23,6 @@ def sparsity_metrics(
       opt_state: any optimizer state, also as `flax.nnx.split` leaves it; masks may be packed. Of states stacked by
         `vmap` the mean is returned.
       params: the parameters after the step that made the state (stacked, if it is); `None` compares nothing.
-      pruner: the one that goes on with the state; with it and `params` a warning says where its targets are not those
-        of the state, which win (`pruner.retarget` replaces them).
 
     Returns:
       `{'a/b/kernel': sparsity}` for each masked leaf (float32 scalars), and for all masked leaves together
@@ -47,8 +43,6 @@ def sparsity_metrics(
     states = sparse_state_lib.sparse_states(opt_state)
     if not states:
         raise ValueError(sparse_state_lib.NO_STATE)
-    if pruner is not None and params is not None:
-        pruner.plan(params, states[0])
     metrics: dict[str, jax.Array] = {}
     size = removed = to_remove = jnp.float32(0)
     for state in states:

@@ -10,9 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 
-@functools.partial(
-    jax.jit, static_argnames=('m', 'axis')
-)  # traced once for all arrays of one shape
+@functools.partial(jax.jit, static_argnames=('m', 'axis'))
 def keep_n_of_m(scores: Any, n: Any, m: int, axis: int | tuple[int, ...] = -1) -> jax.Array:
     """Keeps the best n of each m scores along an axis, or along several as one; returns a uint8 mask.
 

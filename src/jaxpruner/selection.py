@@ -1,11 +1,11 @@
 """The largest scores, exactly: counts go in, masks come out, and nothing is sorted.
 
 A mask needs one number, the threshold that exactly as many scores reach as are to be kept. A pass over the scores
-counts how many reach a threshold, and so tells on which side of it the right one lies. Each pass tries three. The first
-stand where a sample of the scores has it, the next where the count should be right if it fell evenly between those that
-are known (`_likely`). The search ends when a count is right, or when no float lies between a threshold that enough
-scores reach and one that too few reach. Then what lies between them is equal: ties. The same search, over indices in
-flat order, finds where to cut the ties.
+counts how many reach a threshold, and so tells on which side of it the right one lies. Each pass tries three: the
+middle of the two that are known, and both sides of where the count should be right if it fell evenly between them.
+The search ends when a count is right, or when no float lies between a threshold that enough scores reach and one that
+too few reach. Then what lies between them is equal: ties. The same search, over indices in flat order, finds where to
+cut the ties.
 
     threshold      1   2   3   5   above       the scores 5 1 3 3 2, of which two are to be kept:
     reaching it    5   4   3   1   0           5, and of the ties 3 and 3 the first
@@ -30,17 +30,16 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpruner import explicit_meshes
 from jaxpruner import tree as tree_lib
+from jaxpruner.explicit_meshes import explicit_sharding
 
 _EXACT_IN_FLOAT32 = 2**24  # up to here a float32 holds every whole number
 
 # What a CPU reads and threads share; all this changes times alone.
 _WORTH_SHARING = 2**17  # scores that several threads read
 _SHARES = 64
-_LONGEST_COPY = (
-    2**22
-)  # scores of an array that is copied: arrays of similar lengths share a program
+# Scores of an array that is copied: arrays of similar lengths share a program.
+_LONGEST_COPY = 2**22
 
 
 @jax.tree_util.register_dataclass
@@ -59,25 +58,10 @@ class LazyScores:
     weights: Any
     of: Callable[[Any], jax.Array] = dataclasses.field(metadata={'static': True})
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the scores."""
-        return jax.tree.leaves(self.weights)[0].shape
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of the scores."""
-        return jax.eval_shape(read, self).dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """The number of scores."""
-        return math.prod(self.shape)
+    shape = property(lambda self: jax.tree.leaves(self.weights)[0].shape)
+    dtype = property(lambda self: jax.eval_shape(read, self).dtype)
+    ndim = property(lambda self: len(self.shape))
+    size = property(lambda self: math.prod(self.shape))
 
 
 def read(scores: jax.Array | LazyScores) -> jax.Array:
@@ -135,8 +119,8 @@ def counter_for(size: int) -> jnp.dtype:
         return jnp.dtype('uint32')
     if not jax.config.jax_enable_x64:
         raise ValueError(
-            f'{size} scores cannot be ranked together in 32 bits; at most {2**32 - 1} can: split the leaf, rank per '
-            "layer, or call jax.config.update('jax_enable_x64', True) first"
+            f'{size} scores cannot be ranked together in 32 bits; split the leaf, rank per layer, or call '
+            "jax.config.update('jax_enable_x64', True) first"
         )
     return jnp.dtype('uint64')
 
@@ -202,40 +186,6 @@ def share_of(count: Any, share: Any, most: int, of_rest: bool = False) -> Any:
     return whole + ((rest > 2**30) | ((rest == 2**30) & (whole % 2 == 1))).astype('uint32')
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """Asks for the `count` largest scores of one array.
-
-    Attributes:
-      scores: array of any shape, or `LazyScores`. What is no float, or has eight bits, is ranked as float32.
-      count: 0 keeps nothing; the size or more keeps everything, NaN included. For a stack one number, or one a layer.
-      is_stacked: whether the first axis counts layers, each of which is a ranking of its own.
-
-    >>> Request(jnp.array([1.0, 4.0]), 1).is_stacked
-    False
-    """
-
-    scores: jax.Array | LazyScores
-    count: jax.Array | int
-    is_stacked: bool = dataclasses.field(default=False, metadata={'static': True})
-
-
-def leaf_by_leaf(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Calls a function of a list of leaves for each leaf alone, unless it is traced.
-
-    Eagerly, a program of all would be compiled anew for each model; leaves of one shape share one.
-    """
-
-    @functools.wraps(function)
-    def call(leaves, *others):
-        if tree_lib.has_traced((leaves, others)):
-            return function(list(leaves), *others)
-        return [function([leaf], *others)[0] for leaf in leaves]
-
-    return call
-
-
 def with_automatic_axes(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     """Compiles a function; how arrays on explicit axes of a mesh are shared inside is left to the compiler.
 
@@ -245,15 +195,29 @@ def with_automatic_axes(function: Callable[..., list[Any]]) -> Callable[..., lis
 
     @jax.jit
     @functools.wraps(function)
-    def call(trees, *others):
-        shardings = map(explicit_meshes.explicit_sharding, jax.tree.leaves(trees))
-        explicit = next(filter(None, shardings), None)
+    def compiled(trees, *others):
+        explicit = next(filter(None, map(explicit_sharding, jax.tree.leaves(trees))), None)
         if explicit is None:
             return function(trees, *others)
-        places = [explicit_meshes.explicit_sharding(jax.tree.leaves(tree)[0]) for tree in trees]
         whole = NamedSharding(explicit.mesh, PartitionSpec())
-        results = [place or whole for place in places]
-        return jax.sharding.auto_axes(function, out_sharding=results)(trees, *others)
+        places = [explicit_sharding(jax.tree.leaves(tree)[0]) or whole for tree in trees]
+        return jax.sharding.auto_axes(function, out_sharding=places)(trees, *others)
+
+    return compiled
+
+
+def leaf_by_leaf(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Compiles a function of a list of leaves, and calls it for each leaf alone, unless it is traced.
+
+    Eagerly, a program of all would be compiled anew for each model; leaves of one shape share one.
+    """
+    compiled = with_automatic_axes(function)
+
+    @functools.wraps(function)
+    def call(leaves, *others):
+        if tree_lib.has_traced((leaves, others)):
+            return compiled(list(leaves), *others)
+        return [compiled([leaf], *others)[0] for leaf in leaves]
 
     return call
 
@@ -261,57 +225,47 @@ def with_automatic_axes(function: Callable[..., list[Any]]) -> Callable[..., lis
 def keep_largest(scores: jax.Array | LazyScores, count: jax.Array | int) -> jax.Array:
     """Makes the uint8 mask of the `count` largest scores, 1 = kept.
 
+    Args:
+      scores: array of any shape. What is no float, or has eight bits, is ranked as float32.
+      count: 0 keeps nothing; the size or more keeps everything, NaN included. An array of one axis has a number for
+        each entry of the first axis of the scores, which is a ranking of its own.
+
     >>> keep_largest(jnp.array([[3.0, 1.0], [2.0, 2.0]]), 2)
     Array([[1, 0],
            [1, 0]], dtype=uint8)
     """
-    return keep_largest_each([Request(scores, count)])[0]
+    keep = _keep_largest_of_rows if jnp.ndim(count) else keep_largest_each
+    return keep([(scores, count)])[0]
+
+
+@with_automatic_axes
+def _keep_largest_of_rows(requests):
+    return [jax.vmap(keep_largest)(scores, counts) for scores, counts in requests]
 
 
 @leaf_by_leaf
-@with_automatic_axes
-def keep_largest_each(requests: Sequence[Request]) -> list[jax.Array]:
-    """Makes the masks of the largest scores of each of many arrays.
+def keep_largest_each(
+    requests: Sequence[tuple[jax.Array | LazyScores, jax.Array | int]],
+) -> list[jax.Array]:
+    """Makes the masks of the largest scores of each of many arrays, given pairs of scores and one count.
 
     Raises:
       ValueError: an array is too large to count in 32 bits, and 64 are not enabled.
 
-    >>> requests = [Request(jnp.array([1.0, 4.0]), 1), Request(jnp.array([[3.0, 2.0]]), 2)]
-    >>> first, second = keep_largest_each(requests)
+    >>> first, second = keep_largest_each([(jnp.array([1.0, 4.0]), 1), (jnp.array([[3.0, 2.0]]), 2)])
     >>> first.tolist(), second.tolist()
     ([0, 1], [[1, 1]])
     """
-    whole = {i: request for i, request in enumerate(requests) if not request.is_stacked}
-    masks = dict(zip(whole, _masks(list(whole.values())), strict=True))
-    for i, request in enumerate(requests):
-        if request.is_stacked:
-            shape = request.scores.shape
-
-            def in_layers(leaf, shape=shape):
-                return leaf if leaf.ndim == len(shape) else jnp.broadcast_to(leaf, shape[:1])
-
-            # One device reads long layers in turn: each ends when its own count is right, and stays in the cache.
-            is_in_turn = math.prod(shape[1:]) >= _WORTH_SHARING and jax.device_count() == 1
-            layers = jax.tree.map(in_layers, request)
-            masks[i] = lax.map(_mask_one, layers) if is_in_turn else jax.vmap(_mask_one)(layers)
-    return [masks[i] for i in range(len(requests))]
-
-
-def _mask_one(request):
-    return _masks([request])[0]
-
-
-def _masks(requests):
-    arrays = [_as_floats(request.scores) for request in requests]
+    arrays = [_as_floats(scores) for scores, _ in requests]
     masks: list[Any] = [None] * len(arrays)
     for members in _groups(arrays):
         own = [arrays[i] for i in members]
         counter = counter_for(max(array.size for array in own))
-        counts = [jnp.asarray(requests[i].count).astype(counter) for i in members]
+        counts = [requests[i][1].astype(counter) for i in members]
         table = _in_turn(lambda array, count: _find_cut([array], [0], count), own, counts)
         rows = _hidden(range(len(own)), beside=table) if len(own) > 1 else [0]
         for i, row in zip(members, rows, strict=True):
-            masks[i] = _mask(arrays[i], table[row], 0).reshape(requests[i].scores.shape)
+            masks[i] = _mask(arrays[i], table[row], 0).reshape(requests[i][0].shape)
     return masks
 
 
@@ -325,7 +279,7 @@ def keep_largest_jointly(
 
     Args:
       scores: arrays of any shapes, or `LazyScores`; ranked in their common dtype, ties in the order of the arrays.
-      count: as in `Request`.
+      count: as in `keep_largest`.
       divisors: a positive, finite number for each array, which is ranked by `scores / divisor`.
 
     Returns:
@@ -415,7 +369,8 @@ def _find_cut(arrays, begins, count):
       count: how many to keep.
     """
     dtype = arrays[0].dtype
-    number = jnp.promote_types(_integers(dtype)[1], count.dtype)
+    bits, unsigned, middle = _integers(dtype)
+    number = jnp.promote_types(unsigned, count.dtype)
     begins = [jnp.asarray(begin).astype(number) for begin in begins]
 
     def count_kept(*bounds):
@@ -431,55 +386,50 @@ def _find_cut(arrays, begins, count):
     size = jnp.array(sum(array.size for array in arrays), number)
     count = count.astype(number)
     target = jnp.minimum(count, size)
-    lowest, highest = _number_of(jnp.array([-jnp.inf, jnp.inf], dtype)).astype(number)
+    infinity = int(np.array(np.inf, dtype).view(bits))
+    lowest, highest = (jnp.array(int(middle) + steps, number) for steps in (-infinity, infinity))
     zero = jnp.zeros_like(size)
-    bracket = lowest - 1, highest + 1, size, zero
-    probes = _first_probes(arrays, target, bracket)
     low, high, count_low, count_high = _settle(
         lambda numbers: count_kept(_value_of(numbers, dtype)),
         target,
-        bracket,
-        jnp.clip(probes, lowest, highest),
+        (lowest - 1, highest + 1, size, zero),
     )
     low = jnp.maximum(low, lowest)  # below -inf lies NaN, which nothing reaches
     # The same search finds where to cut ties. Indices are counted from the end, since counts have to fall.
     values = [jnp.full(3, _value_of(each, dtype)) for each in (low, high)]
-    bracket = zero, size, count_low, count_high
     from_end, *_ = _settle(
         lambda from_end: count_kept(*values, size - from_end),
         target,
-        bracket,
-        _likely(target, *bracket),
+        (zero, size, count_low, count_high),
     )
     end = jnp.where(target > count_high, size - from_end, 0)
     return jnp.stack([low, high, end, (count >= size).astype(number)])
 
 
-def _settle(count, target, bracket, probes):
+def _settle(count, target, bracket):
     """Narrows a bracket until the count at `low` is the target, or no number lies between.
 
     Args:
       count: counts at three numbers.
       target: of the counts.
       bracket: two numbers between which the count falls below the target, and the counts there.
-      probes: the three numbers to try first.
     """
 
     def narrow(table):  # one table takes fewer programs than a tuple
-        low, high, count_low, count_high, *probes = table
-        for probe, counted in zip(probes, count(table[4:]), strict=True):
+        low, high, count_low, count_high = table
+        probes = _likely(target, *table)
+        for probe, counted in zip(probes, count(probes), strict=True):
             is_enough = counted >= target
             low = jnp.where(is_enough, jnp.maximum(low, probe), low)
             high = jnp.where(is_enough, high, jnp.minimum(high, probe))
             count_low = jnp.where(is_enough, jnp.minimum(count_low, counted), count_low)
             count_high = jnp.where(is_enough, count_high, jnp.maximum(count_high, counted))
-        bracket = low, high, count_low, count_high
-        return jnp.stack([*bracket, *_likely(target, *bracket)])
+        return jnp.stack([low, high, count_low, count_high])
 
     def is_open(table):
         return (table[2] != target) & (table[1] - table[0] > 1)
 
-    return lax.while_loop(is_open, narrow, jnp.stack([*bracket, *probes]))[:4]
+    return lax.while_loop(is_open, narrow, jnp.stack(bracket))
 
 
 def _likely(target, low, high, count_low, count_high):
@@ -494,36 +444,8 @@ def _likely(target, low, high, count_low, count_high):
     return low + jnp.clip(steps.astype(width.dtype), 1, jnp.maximum(width, 2) - 1)
 
 
-def _first_probes(arrays, target, bracket):
-    """Chooses three numbers where a sample passes the target."""
-    size = sum(array.size for array in arrays)
-    if jax.device_count() > 1 or not size:  # of several devices a sample would be gathered
-        return _likely(target, *bracket)
-    stride = size // max(math.isqrt(size) // 2, 1) | 1  # odd: columns of a matrix take turns
-
-    def thin(leaf):
-        return leaf.ravel()[::stride] if leaf.ndim else leaf
-
-    sample = jnp.concatenate([read(jax.tree.map(thin, array)) for array in arrays])
-    share = target.astype(jnp.float32) / size
-    expected = share * sample.size
-    away = 2 * jnp.sqrt(expected * (1 - share)) + 1
-    places = jnp.stack([expected + away, expected, expected - away])
-    index = jnp.clip(places.astype(jnp.int32), 0, sample.size - 1)
-    quantiles = -jnp.sort(-_at_least_32_bits(sample))[index].astype(sample.dtype)
-    return _number_of(quantiles).astype(target.dtype)
-
-
-def _number_of(value):
-    """Numbers floats in their order; -0.0 and 0.0 share the middle number."""
-    bits, unsigned, middle = _integers(value.dtype)
-    pattern = lax.bitcast_convert_type(value, bits)
-    steps = (pattern & jnp.iinfo(bits).max).astype(unsigned)
-    return jnp.where(pattern < 0, middle - steps, middle + steps)
-
-
 def _value_of(number, dtype):
-    """Finds the float of a number: NaN above that of inf, and below that of -inf."""
+    """Finds the float of a number, in the order of floats; zero has the middle one, and NaN lie beyond infinities."""
     bits, unsigned, middle = _integers(dtype)
     number = number.astype(unsigned)
     steps = jnp.where(number < middle, middle - number, number - middle)
@@ -583,9 +505,6 @@ def _in_shares(array):
             return leaf
         return leaf.reshape(math.gcd(leaf.size, _SHARES) if leaf.size >= _WORTH_SHARING else 1, -1)
 
-    return _at_least_32_bits(read(jax.tree.map(view, array)))
-
-
-def _at_least_32_bits(scores):
-    """Widens scores: a CPU compares numbers of 16 bits one by one."""
+    scores = read(jax.tree.map(view, array))
+    # A CPU compares numbers of 16 bits one by one.
     return scores.astype(jnp.promote_types(scores.dtype, jnp.float32))

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import control
 from jaxpruner import tree as tree_lib
 from jaxpruner.tree import PyTree
 
@@ -45,10 +44,7 @@ class SparseState(NamedTuple):
     algorithm_state: Any = None
 
 
-# The message where an optimizer state holds no state of a pruner.
-NO_STATE = (
-    'there is no SparseState in the optimizer state; wrap the optimizer with `updater.wrap_optax`'
-)
+NO_STATE = 'there is no SparseState in the optimizer state; wrap the optimizer with wrap_optax'
 
 
 def sparse_states(opt_state: Any) -> list[SparseState]:
@@ -86,11 +82,11 @@ def _as_state(node):
     if not has_fields or names - {*SparseState._fields}:
         return None
     # Flax leaves out what is None: dense leaves, and fields.
-    fields = {
-        name: collections.defaultdict(type(None), field) if isinstance(field, Mapping) else field
-        for name, field in node.items()
-    }
-    return SparseState(**{'masks': None, **fields})
+    fields = {'masks': None, **node}
+    for name, field in fields.items():
+        if isinstance(field, Mapping):
+            fields[name] = collections.defaultdict(type(None), field)
+    return SparseState(**fields)
 
 
 def without_boxes(state: SparseState) -> SparseState:
@@ -105,14 +101,10 @@ def only_sparse_state(opt_state: Any) -> SparseState:
         return without_boxes(opt_state)
     states = sparse_states(opt_state)
     if len(states) != 1:
-        remedy = (
-            'pass the one that is meant: an entry of `jaxpruner.sparse_states(opt_state)`'
-            if states
-            else 'pass the state that the init of `updater.wrap_optax(…)` made (a checkpoint restored without a target '
-            'has lost its types: restore it with the target `jax.eval_shape(tx.init, params)`)'
-        )
         raise ValueError(
-            f'expected one SparseState in the optimizer state, found {len(states)}; {remedy}'
+            f'expected one SparseState in the optimizer state, found {len(states)}; pass the state that the init of '
+            '`updater.wrap_optax(…)` made, or the entry of `jaxpruner.sparse_states(opt_state)` that is meant. A '
+            'checkpoint is restored with the target `jax.eval_shape(tx.init, params)`, or it loses its types'
         )
     return states[0]
 
@@ -132,8 +124,7 @@ def replace_state(opt_state: Any, state: SparseState) -> Any:
 
     if not any(map(is_state, jax.tree.leaves(opt_state, is_leaf=is_state))):
         raise ValueError(
-            'flax.nnx.split took the SparseState apart, so that a new one has no place in it; merge the optimizer '
-            'first and give its `opt_state`'
+            'flax.nnx.split took the SparseState apart; merge the optimizer first, and give its `opt_state`'
         )
     return jax.tree.map(replaced, opt_state, is_leaf=is_state)
 
@@ -162,13 +153,12 @@ def packed_axis(shape: Sequence[int]) -> int:
     >>> packed_axis((3, 3, 16, 10)), packed_axis((300, 10)), packed_axis((64, 48))
     (-2, -2, -2)
     """
-
-    def rank(axis):
-        length = shape[axis]
-        # The lowest bit that is set is the largest power of two that divides a length.
-        return (1, length & -length, axis) if length % BITS == 0 else (0, length, axis)
-
-    return max(range(len(shape)), key=rank) - len(shape)
+    # The lowest bit that is set is the largest power of two that divides a length.
+    ranks = [
+        (1, length & -length, axis) if length % BITS == 0 else (0, length, axis)
+        for axis, length in enumerate(shape)
+    ]
+    return max(ranks)[-1] - len(shape)
 
 
 def packed_shape(shape: Sequence[int], axis: int | None = None) -> tuple[int, ...]:
@@ -202,10 +192,8 @@ def axis_of_bits(bits_shape: Sequence[int], shape: Sequence[int]) -> int | None:
     >>> axis_of_bits((98, 300), (784, 300)), axis_of_bits((784, 38), (784, 300)), axis_of_bits((1, 1), (784, 300))
     (-2, -1, None)
     """
-    for axis in range(-len(shape), 0):
-        if packed_shape(shape, axis) == tuple(bits_shape):
-            return axis
-    return None
+    axes = range(-len(shape), 0)
+    return next((a for a in axes if packed_shape(shape, a) == tuple(bits_shape)), None)
 
 
 def pack(mask: jax.Array) -> jax.Array:
@@ -254,14 +242,10 @@ def unpack_like(mask: jax.Array, shape: Sequence[int]) -> jax.Array:
         return _unpack(mask, axis=axis + len(shape), length=shape[axis])
     if mask.shape == packed_shape((size,)):
         return _unpack(mask, axis=0, length=size).reshape(shape)
-    packed = dict.fromkeys(packed_shape(shape, axis) for axis in range(len(shape)))
-    raise ValueError(
-        f'a mask of shape {mask.shape} does not fit a parameter of shape {shape}; unpacked it has that shape, packed '
-        f'{" or ".join(map(str, packed))}, packed flat {packed_shape((size,))}'
-    )
+    raise ValueError(f'a mask of shape {mask.shape} does not fit a parameter of shape {shape}')
 
 
-@functools.partial(control.jit_when_eager, static_argnames=('axis', 'length'))
+@functools.partial(jax.jit, inline=True, static_argnames=('axis', 'length'))
 def _unpack(bits, axis, length):
     before, after = bits.shape[:axis], bits.shape[axis + 1 :]
     shifts = jnp.arange(BITS, dtype=jnp.uint8).reshape(BITS, *(1,) * len(after))
@@ -273,7 +257,7 @@ def _unpack(bits, axis, length):
     return jax.lax.slice_in_dim(padded, 0, length, axis=axis).astype(MASK_DTYPE)
 
 
-@control.jit_when_eager
+@functools.partial(jax.jit, inline=True)
 def kept_weights(mask: jax.Array) -> jax.Array:
     """Counts the weights that a mask keeps, packed or not: the bits that are set.
 
@@ -400,12 +384,12 @@ def apply_mask(param: PyTree, mask: PyTree, is_packed: bool = False) -> PyTree:
     del is_packed
 
     def masked(leaf, leaf_mask):
-        return leaf if leaf is None or leaf_mask is None else _masked(leaf, leaf_mask)
+        return leaf if leaf_mask is None else _masked(leaf, leaf_mask)
 
     return tree_lib.map_with_missing(masked, param, unpack_masks(mask, param))
 
 
-@control.jit_when_eager
+@functools.partial(jax.jit, inline=True)
 def _masked(leaf, mask):
     return jnp.where(mask != 0, leaf, jnp.zeros_like(leaf))
 
@@ -445,10 +429,9 @@ def land(updates: PyTree, params: PyTree, *masks: PyTree) -> PyTree:
         if update is None or leaf_masks[0] is None:
             return update
         kept = [unpack_like(mask, param.shape) != 0 for mask in leaf_masks]
+        is_kept = functools.reduce(jnp.logical_and, kept)
         dtype = jnp.result_type(update, param)
-        return jnp.where(
-            functools.reduce(jnp.logical_and, kept), update.astype(dtype), -param.astype(dtype)
-        )
+        return jnp.where(is_kept, update.astype(dtype), -param.astype(dtype))
 
     return tree_lib.map_with_missing(landed, params, updates, *masks)
 
@@ -490,13 +473,11 @@ def restart_inner_state(state: Any, masks_activated: PyTree) -> Any:
             return moment
         if shape[1:] == flag.shape:
             raise ValueError(
-                'the moments of regrown weights cannot be zeroed in this optimizer, which keeps a history of all '
-                'parameters, as lbfgs does; use a first-order optimizer such as sgd or adam, or an algorithm that '
-                'regrows no weights'
+                'the moments of regrown weights cannot be zeroed in an optimizer that keeps a history of all '
+                'parameters, such as lbfgs; use a first-order one, or an algorithm that regrows no weights'
             )
-        if shape != flag.shape:
-            return moment
-        return jnp.where(flag != 0, jnp.zeros_like(moment), moment)
+        is_like = shape == flag.shape
+        return jnp.where(flag != 0, jnp.zeros_like(moment), moment) if is_like else moment
 
     return jax.tree_util.tree_map_with_path(restarted, state)
 

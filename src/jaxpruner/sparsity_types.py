@@ -91,9 +91,7 @@ def _check_whole(name, value, minimum=None):
 
 def _check_axis(axis, shape, where):
     if not -len(shape) <= axis < len(shape):
-        raise ValueError(
-            f'{where}: axis {axis} does not exist in shape {tuple(shape)}; use one in [{-len(shape)}, {len(shape)})'
-        )
+        raise ValueError(f'{where}: axis {axis} does not exist in shape {tuple(shape)}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,13 +165,11 @@ class Block(_NamedFields):
         pooled, sizes = scores.astype(dtype), np.ones((), dtype)
         for axis, length in self._axes(scores.ndim):
             size, before, after = scores.shape[axis], pooled.shape[:axis], pooled.shape[axis + 1 :]
-            blocks = -(-size // length)
-            padding = [(0, 0)] * scores.ndim
-            padding[axis] = (0, blocks * length - size)
+            padding = [(0, 0)] * axis + [(0, -size % length)] + [(0, 0)] * len(after)
             padded = jnp.pad(pooled, padding, constant_values=filler)
-            split = padded.reshape(*before, blocks, length, *after)
+            split = padded.reshape(*before, -(-size // length), length, *after)
             pooled = split.sum(axis + 1) if self.use_avg_pooling else split.max(axis + 1)
-            lengths = np.minimum(length, size - length * np.arange(blocks)).astype(dtype)
+            lengths = np.minimum(length, np.arange(size, 0, -length)).astype(dtype)
             sizes = sizes * lengths.reshape(-1, *[1] * len(after))
         return pooled / sizes if self.use_avg_pooling else pooled
 
@@ -295,13 +291,7 @@ class NByM(_NamedFields):
         _check_whole('n', self.n, 1)
         _check_whole('m', self.m, 1)
         if self.n > self.m:
-            raise ValueError(
-                f'N:M sparsity keeps n of m weights, so n must not exceed m, got n={self.n}, m={self.m}'
-            )
-        if (isinstance(self.axis, str | list) and self.axis != INPUT_AXIS) or self.axis == ():
-            raise TypeError(
-                f"axis must be a whole number, a tuple of some, or 'input', got {self.axis!r}"
-            )
+            raise ValueError(f'n must not exceed m, got n={self.n}, m={self.m}')
         for axis in () if self.axis == INPUT_AXIS else self.axes:
             _check_whole('axis', axis)
 
@@ -354,8 +344,7 @@ class NByM(_NamedFields):
         if self.partial_group(shape, where) and not self.allow_partial:
             raise PartialGroupError(
                 f'{where}: shape {tuple(shape)} has length {self.line_length(shape)} along {self.axis_words}, which '
-                f'm={self.m} does not divide; choose another axis or m, or leave the leaf dense: '
-                f"sparsity_type={{'{where}': None, '*': …}}"
+                f"m={self.m} does not divide; leave it dense: sparsity_type={{'{where}': None, '*': …}}"
             )
 
     def partial_group(self, shape: Sequence[int], where: str) -> int:
@@ -373,8 +362,7 @@ class NByM(_NamedFields):
         """
         if self.axis == INPUT_AXIS:
             raise ValueError(
-                f'{where}: {self} names no axis yet; the trace of the model tells over which one it sums: '
-                'sparsity_type=uses.with_input_axes(…, uses.param_uses(apply_fn, params, inputs))'
+                f'{where}: {self} names no axis yet; uses.with_input_axes(…) finds it in the trace of a model'
             )
         for axis in self.axes:
             _check_axis(axis, shape, where)
@@ -452,11 +440,10 @@ def parse_sparsity_type(text: str) -> SparsityType:
     names = [name for name in _OWN_TYPES if f'{text}_'.startswith(f'{name}_')]
     if names:
         return _OWN_TYPES[max(names, key=len)](text)
-    own = ''.join(f', or {name!r}' for name in _OWN_TYPES)
-    raise ValueError(
-        f"unknown sparsity type {text!r}; write 'unstructured', 'nm_2,4' or '2:4', 'block_4,4', or 'channel_-1'"
-        f'{own}, or a name that you register with jaxpruner.register_sparsity_type'
+    known = ', '.join(
+        map(repr, ('unstructured', '2:4', 'nm_2,4', 'block_4,4', 'channel_-1', *_OWN_TYPES))
     )
+    raise ValueError(f'unknown sparsity type {text!r}; write {known}')
 
 
 def register_sparsity_type(name: str, parse: Callable[[str], SparsityType]) -> None:
@@ -476,15 +463,14 @@ def register_sparsity_type(name: str, parse: Callable[[str], SparsityType]) -> N
     >>> parse_sparsity_type('rows')
     Channel(axis=0)
     """
-    if not (isinstance(name, str) and name.isidentifier()):
+    is_name = isinstance(name, str) and name.isidentifier()
+    if not is_name or name in ('unstructured', 'nm', 'block', 'channel', 'dense'):
         raise ValueError(
-            f"the name of a sparsity type has letters, digits and _ alone, as 'diagonal' does, got {name!r}"
+            f"a sparsity type is named by letters, digits and _ alone, not as the library's own, got {name!r}"
         )
-    if name in ('unstructured', 'nm', 'block', 'channel', 'dense'):
-        raise ValueError(f'{name!r} is a config string of the library; choose another name')
     if not callable(parse):
         raise TypeError(
-            f"{name!r}: give a function of the text, such as '{name}_4', that makes the type, got {parse!r}"
+            f'{name!r}: give a function of the text, which makes the type, got {parse!r}'
         )
     _OWN_TYPES[name] = parse
 
@@ -515,71 +501,15 @@ def parse_n_by_m(pattern: Any, axis: int | None = None) -> NByM:
     >>> parse_n_by_m((2, 4)) == parse_n_by_m('2:4') == NByM(2, 4, allow_partial=True)
     True
     """
-    if isinstance(pattern, NByM):
-        if not isinstance(pattern.axis, int) or axis not in (None, pattern.axis):
-            asked = '' if axis is None else f', but axis {axis} is asked for'
-            raise ValueError(
-                f'{pattern} lies along axis {pattern.axis!r}{asked}; give a number as its axis, once'
-            )
-        return dataclasses.replace(pattern, allow_partial=True)
     if isinstance(pattern, str) and (match := re.fullmatch(_COLON, pattern)):
         pattern = tuple(map(int, match.groups()))
+    if isinstance(pattern, NByM):
+        if not isinstance(pattern.axis, int) or axis not in (None, pattern.axis):
+            raise ValueError(f'{pattern}: give a number as its axis, once, got axis={axis}')
+        return dataclasses.replace(pattern, allow_partial=True)
     if not isinstance(pattern, list | tuple) or len(pattern) != 2:
-        raise TypeError(
-            f"an N:M pattern is written (n, m) or 'n:m', such as (2, 4), got {pattern!r}"
-        )
+        raise TypeError(f"an N:M pattern is written (2, 4) or '2:4', got {pattern!r}")
     return NByM(*pattern, axis=-1 if axis is None else axis, allow_partial=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class Groups:
-    """The groups of weights of one leaf.
-
-    Each layer of a stacked leaf has groups of its own, and its sparsity type sees one layer at a time.
-
-    >>> Groups(Channel(), is_stacked=True).pool(jnp.ones((3, 2, 4))).shape
-    (3, 4)
-    """
-
-    sparsity_type: Any
-    is_stacked: bool = False
-
-    @property
-    def is_unstructured(self) -> bool:
-        """Tells whether each weight is a group."""
-        return is_unstructured(self.sparsity_type)
-
-    def layer_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of what is ranked on its own: a layer of a stacked leaf, else all of it."""
-        return shape[1:] if self.is_stacked else shape
-
-    def per_layer(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
-        """Maps a function over layers, if there are any; `in_axes` is that of `jax.vmap`."""
-        return jax.vmap(function, in_axes) if self.is_stacked else function
-
-    def pool(self, scores: jax.Array) -> jax.Array:
-        """Scores groups by the scores of their weights: one score a group, `[layers, …]` where stacked."""
-        if not scores.size:  # no weights make no groups: types need not know what to pool then
-            return jnp.zeros((*scores.shape[: int(self.is_stacked)], 0), scores.dtype)
-        return self.per_layer(self.sparsity_type.group_scores)(scores)
-
-    def spread(self, verdicts: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Gives each weight of a leaf of this shape the verdict of its group."""
-        if not verdicts.size:
-            return jnp.ones(shape, verdicts.dtype)
-        layer_shape = self.layer_shape(shape)
-
-        def spread_layer(layer):
-            mask = self.sparsity_type.spread_groups(layer, layer_shape)
-            # Masks of other shapes would be read as packed bits.
-            if mask.shape != layer_shape:
-                raise ValueError(
-                    f'{self.sparsity_type!r}: spread_groups must return a mask of the shape that it is given, '
-                    f'{layer_shape}, got {mask.shape}; broadcast the verdicts'
-                )
-            return mask
-
-        return self.per_layer(spread_layer)(verdicts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -612,11 +542,6 @@ class Leaf:
         return tree_lib.path_string(self.path)
 
     @property
-    def groups(self) -> Groups:
-        """The groups of the leaf's weights, where the axis of layers comes first."""
-        return Groups(self.sparsity_type, self.is_stacked)
-
-    @property
     def is_stacked(self) -> bool:
         """Whether the leaf is a stack of layers."""
         return self.layer_axis is not None
@@ -625,16 +550,6 @@ class Leaf:
     def layer_shape(self) -> tuple[int, ...]:
         """The shape of what is ranked on its own."""
         return tree_lib.layer_shape(self.shape, self.layer_axis)
-
-    def layers_first(self, array: Any) -> Any:
-        """Moves the axis of layers to the front, as `groups` expects it, of an array or of lazy scores."""
-        if not (axis := self.layer_axis):
-            return array
-        return jax.tree.map(lambda part: jnp.moveaxis(part, axis, 0), array)
-
-    def layers_back(self, array: jax.Array) -> jax.Array:
-        """Moves the axis of layers back."""
-        return jnp.moveaxis(array, 0, self.layer_axis) if self.layer_axis else array
 
     def check_shape(self) -> None:
         """Raises `ValueError` if the sparsity type does not fit the shape."""
@@ -655,9 +570,10 @@ def resolve_leaves(
     """
     leaves = []
     for path, array, sparsity_type in zip(paths, arrays, types, strict=True):
-        shape, dtype = getattr(array, 'shape', None), getattr(array, 'dtype', None)
-        axis = None if shape is None else tree_lib.layer_axis(stacked, path, shape)
-        leaves.append(Leaf(path, tuple(shape or ()), dtype, sparsity_type, axis, target=None))
+        shape = tuple(getattr(array, 'shape', ()))
+        axis = tree_lib.layer_axis(stacked, path, shape)
+        dtype = getattr(array, 'dtype', None)
+        leaves.append(Leaf(path, shape, dtype, sparsity_type, axis, target=None))
     return leaves
 
 
@@ -677,38 +593,34 @@ def normalize_setting(setting: Any) -> Any:
     >>> normalize_setting({'*/head/*': None, '*': '2:4'})
     {'*/head/*': None, '*': NByM(n=2, m=4, axis=-1, allow_partial=False)}
     """
+    if isinstance(setting, Mapping | list | tuple):
+        if not setting:
+            raise ValueError("sparsity_type has no rule; write {'*': '2:4'} for all leaves")
+        rules = tree_lib.read_rules(setting, 'sparsity_type')
+        return {
+            name: None if entry in (None, 'dense') else read_type(entry)
+            for name, entry in rules.items()
+        }
     if callable(setting) and not isinstance(setting, type | SparsityType):
         return setting
-    try:
-        if not isinstance(setting, Mapping | list | tuple):
-            return Unstructured() if setting is None else _read_type(setting)
-        if not setting:
-            raise ValueError("it has no rule; write {'*': '2:4'} for all leaves, or leave it out")
-        rules = tree_lib.read_rules(setting, 'sparsity_type')
-        for name, entry in rules.items():
-            is_dense = entry is None or (isinstance(entry, str) and entry == 'dense')
-            rules[name] = None if is_dense else _read_type(entry)
-        return rules
-    except (TypeError, ValueError) as error:
-        refusal = TypeError if isinstance(error, TypeError) else ValueError
-        raise refusal(f'sparsity_type={setting!r}: {error}') from None
+    return Unstructured() if setting is None else read_type(setting)
 
 
-def _read_type(entry):
-    if isinstance(entry, str):
-        entry = parse_sparsity_type(entry)
-    if entry is Unstructured:
-        return Unstructured()
-    usable = isinstance(entry, NByM | GroupedType) or is_joint(entry)
-    if isinstance(entry, type) or not usable:
-        hint = f'; write {entry.__name__}(…)' if isinstance(entry, type) else ''
+def read_type(entry: Any) -> SparsityType:
+    """Reads a single sparsity type, or its config string; refuses anything else.
+
+    >>> read_type('2:4')
+    NByM(n=2, m=4, axis=-1, allow_partial=False)
+    """
+    read = parse_sparsity_type(entry) if isinstance(entry, str) else entry
+    read = Unstructured() if read is Unstructured else read
+    is_type = isinstance(read, NByM | GroupedType) or is_joint(read)
+    if not is_type or isinstance(read, type) or read.__hash__ is None:
         raise TypeError(
-            f'{entry!r} is no sparsity type{hint}; use Unstructured(), NByM, Block, Channel, a string like "2:4", or '
-            'an object with the methods of sparsity_types.GroupedType'
+            f'sparsity_type={entry!r}: {read!r} is no sparsity type; use Unstructured(), NByM(2, 4), Block((4, 4)), '
+            "Channel(), a string like '2:4', or a hashable object with the methods of sparsity_types.GroupedType"
         )
-    if entry.__hash__ is None:
-        raise TypeError(f'the sparsity type {entry!r} must be hashable; make its dataclass frozen')
-    return entry
+    return read
 
 
 def resolve_types(
@@ -732,7 +644,7 @@ def resolve_types(
         rules = tree_lib.first_matches(setting, paths, 'sparsity_type')
         return [Unstructured() if rule is None else named[rule] for rule in rules]
     types = map(setting, paths, leaves)
-    return [None if entry is None else _read_type(entry) for entry in types]
+    return [None if entry is None else read_type(entry) for entry in types]
 
 
 def check_groups(
@@ -755,19 +667,14 @@ def check_groups(
             check()
         except PartialGroupError as error:
             reasons.append(str(error).partition('; ')[0])
-            rules[tree_lib.path_string(path)] = 'None'
+            rules[tree_lib.path_string(path)] = None
     if not reasons:
         return
     if callable(setting) and not isinstance(setting, SparsityType):
-        dense = 'by a sparsity_type that returns None for them'
-    else:
-        for name, entry in (setting if isinstance(setting, Mapping) else {'*': setting}).items():
-            text = repr(entry)
-            if isinstance(entry, NByM) and entry == NByM(entry.n, entry.m):
-                text = f"'{entry.n}:{entry.m}'"
-            rules.setdefault(name, text)
-        texts = [f'{name!r}: {entry}' for name, entry in rules.items()]
-        dense = f'sparsity_type={{{", ".join(texts)}}}'
+        setting = {'*': '…'}
+    for name, entry in (setting if isinstance(setting, Mapping) else {'*': setting}).items():
+        is_plain = isinstance(entry, NByM) and entry == NByM(entry.n, entry.m)
+        rules.setdefault(name, f'{entry.n}:{entry.m}' if is_plain else entry)
     raise ValueError(
-        f'{"; ".join(reasons)}. Choose another m or axis for such leaves, or leave them dense: {dense}'
+        f'{"; ".join(reasons)}. Choose another m or axis, or leave them dense: sparsity_type={rules}'
     )

@@ -22,20 +22,13 @@ Path = tuple[str, ...]
 PyTree = Any
 # Which leaves are stacks of layers: a glob or a path, or several (the first axis counts layers), or a mapping to axes.
 Stacked = str | Sequence[str | Path] | Mapping[Any, int]
-
-_NUMBERS = (bool, int, float, complex)
+# Whether a name in a setting means a leaf.
+Matches = Callable[[Any, Path], bool]
 
 _VALUE = jax.tree_util.GetAttrKey('value')
 
 # The name under which a model that is one bare array is known.
 SINGLE_ARRAY_PATH: Path = ('kernel',)
-
-
-def _key_name(key):
-    for attribute in ('key', 'name', 'idx'):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
 
 
 def flatten_with_paths(
@@ -56,7 +49,12 @@ def flatten_with_paths(
     [('kernel',)]
     """
     entries, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
-    names = [tuple(map(_key_name, key_path)) for key_path, _ in entries]
+    names = [
+        tuple(
+            str(getattr(key, 'key', getattr(key, 'name', getattr(key, 'idx', key)))) for key in path
+        )
+        for path, _ in entries
+    ]
     children_of = collections.Counter(name[:-1] for name in names)
     paths: list[Path] = []
     for (key_path, _), name in zip(entries, names, strict=True):
@@ -76,11 +74,9 @@ def as_arrays(tree: PyTree) -> PyTree:
     >>> as_arrays({'scale': 1.0})
     {'scale': array(1., dtype=float32)}
     """
-    if not any(isinstance(leaf, _NUMBERS) for leaf in jax.tree.leaves(tree)):
-        return tree
 
     def as_array(leaf):
-        is_number = isinstance(leaf, _NUMBERS)
+        is_number = isinstance(leaf, bool | int | float | complex)
         return np.asarray(leaf, jax.dtypes.result_type(leaf)) if is_number else leaf
 
     return jax.tree.map(as_array, tree)
@@ -89,8 +85,8 @@ def as_arrays(tree: PyTree) -> PyTree:
 def leaves_like(treedef: Any, tree: PyTree) -> list[Any]:
     """Lists the entries of `tree` at the leaves of `treedef`, `None` where the tree holds no array.
 
-    Besides `None` itself, `optax.MaskedNode` (a leaf that belongs to another optimizer)
-    counts as no array.
+    Besides `None` itself, `optax.MaskedNode` (a leaf that belongs to another optimizer) counts as no array. Where
+    containers are of other kinds (dict and FrozenDict), or lack wrappers, entries are matched to leaves by name.
 
     Args:
       treedef: the structure of the parameters.
@@ -117,37 +113,31 @@ def leaves_like(treedef: Any, tree: PyTree) -> list[Any]:
 
 
 def _entries_by_name(treedef, tree):
-    """Matches entries to leaves where containers are of other kinds (dict and FrozenDict), or lack wrappers.
+    """Matches entries to leaves by name; a whole subtree may be missing, or any name in a `defaultdict`."""
 
-    What is missing may be a whole subtree, as in the states of `optax.masked`, or any name in a `defaultdict`.
-    """
-    if _is_missing(tree):
+    def is_missing(entry):
+        return entry is None or isinstance(entry, optax.MaskedNode)
+
+    if is_missing(tree):
         return [None] * treedef.num_leaves
     numbered = jax.tree.unflatten(treedef, range(treedef.num_leaves))
     names = flatten_with_paths(numbered, _is_wrapper)[0]
-    found = flatten_with_paths(tree, lambda node: _is_missing(node) or _is_wrapper(node))
+    found = flatten_with_paths(tree, lambda node: is_missing(node) or _is_wrapper(node))
     entry_by_name = dict(zip(*found[:2], strict=True))
-    missing = [name for name, entry in entry_by_name.items() if _is_missing(entry)]
-    given = entry_by_name.keys() - missing
-    lacking = set() if isinstance(tree, collections.defaultdict) else set(names) - given
+    missing = [name for name, entry in entry_by_name.items() if is_missing(entry)]
+    besides = entry_by_name.keys() - missing - set(names)
+    lacking = (
+        set() if isinstance(tree, collections.defaultdict) else set(names) - set(entry_by_name)
+    )
     for prefix in missing:  # of a subtree, or of what stands inside of a wrapper
         lacking = {n for n in lacking if n[: len(prefix)] != prefix[: len(n)]}
-    besides = given - set(names)
-    if not lacking and not besides:
-        return [entry_by_name.get(name) for name in names]
-
-    def listed(names):
-        shown = sorted(map(path_string, names))
-        return ', '.join(map(repr, shown[:4])) + (', …' if shown[4:] else '') or 'nothing'
-
-    raise ValueError(
-        f'a tree does not fit the structure of the parameters: it lacks {listed(lacking)} and has '
-        f'{listed(besides)} besides; give one entry (an array or None) for each parameter, the tree without None first'
-    )
-
-
-def _is_missing(entry):
-    return entry is None or isinstance(entry, optax.MaskedNode)
+    if lacking or besides:
+        lists = [sorted(map(path_string, names))[:4] for names in (lacking, besides)]
+        raise ValueError(
+            f'a tree does not fit the structure of the parameters: it lacks {lists[0]} and has {lists[1]} besides; '
+            'give one entry (an array or None) for each parameter, the tree without None first'
+        )
+    return [entry_by_name.get(name) for name in names]
 
 
 def _is_wrapper(node):
@@ -160,7 +150,7 @@ def _is_wrapper(node):
     entries, treedef = jax.tree_util.tree_flatten_with_path(node)
     if len(entries) != 1 or treedef.num_nodes != 2:
         return False
-    (key,), _ = entries[0]
+    key = entries[0][0][0]
     is_unnamed = isinstance(key, jax.tree_util.FlattenedIndexKey)
     return is_unnamed or key in (_VALUE, jax.tree_util.GetAttrKey('array'))
 
@@ -248,10 +238,7 @@ def matches_any(names: str | Sequence[str | Path], path: Path) -> bool:
 
 
 def layer_axis(
-    stacked: Stacked,
-    path: Path,
-    shape: tuple[int, ...],
-    matches: Callable[[Any, Path], bool] = matches,
+    stacked: Stacked, path: Path, shape: tuple[int, ...], matches: Matches = matches
 ) -> int | None:
     """Finds the axis of a leaf that counts layers; `None` where no name of `stacked` means the leaf.
 
@@ -275,8 +262,7 @@ def layer_axis(
             return None
         if not -len(shape) <= axis < len(shape):
             raise ValueError(
-                f'stacked: {name!r} says axis {axis}, which {path_string(path)} of shape {shape} does not have; name '
-                'only leaves that are stacks of layers'
+                f'stacked: {name!r} says axis {axis}, which {path_string(path)} of shape {shape} does not have'
             )
         return axis % len(shape)
     return None
@@ -291,6 +277,15 @@ def layer_shape(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
     return shape if axis is None else (*shape[:axis], *shape[axis + 1 :])
 
 
+def per_layer(function: Callable[..., Any], axis: int | None) -> Callable[..., Any]:
+    """Maps a function over the layers that an axis of its arguments and results counts, if there is one.
+
+    >>> per_layer(jnp.sum, 1)(jnp.array([[1, 2], [3, 4]])).tolist()
+    [4, 6]
+    """
+    return function if axis is None else jax.vmap(function, axis, axis)
+
+
 def rule_name(name: Any, where: str = '') -> str | Path:
     """Reads the name of leaves in a setting; a list, as files and configs hold it, is a path.
 
@@ -299,10 +294,10 @@ def rule_name(name: Any, where: str = '') -> str | Path:
     >>> rule_name(['a', 'kernel'])
     ('a', 'kernel')
     """
-    if isinstance(name, str):
-        return name
     if isinstance(name, list | tuple) and all(isinstance(part, str) for part in name):
         return tuple(name)
+    if isinstance(name, str):
+        return name
     raise TypeError(
         f"{where}leaves are named by 'a/kernel', ('a', 'kernel') or a glob such as 'a/*', got {name!r}"
     )
@@ -322,22 +317,13 @@ def read_rules(rules: Any, setting: str) -> dict[str | Path, Any]:
     {'head/*': None, ('a', 'kernel'): 0.5}
     """
     pairs = [(name, rules[name]) for name in rules] if hasattr(rules, 'keys') else rules
-    if not isinstance(pairs, list | tuple) or not all(
-        isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
-    ):
-        raise TypeError(
-            f"{setting} must be a mapping from names of leaves, such as {{'head/*': None}}, or a list of such pairs, "
-            f'got {rules!r}'
-        )
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        raise TypeError(f'{setting} must map names of leaves, or be a list of pairs, got {rules!r}')
     return {rule_name(name, f'{setting}: '): value for name, value in pairs}
 
 
 def check_names(
-    names: Iterable[str | Path],
-    paths: Sequence[Path],
-    setting: str,
-    matches: Callable[[Any, Path], bool] = matches,
-    separator: str = '/',
+    names: Iterable[str | Path], paths: Sequence[Path], setting: str, matches: Matches = matches
 ) -> None:
     """Refuses names that mean no leaf.
 
@@ -346,7 +332,6 @@ def check_names(
       paths: the paths of all leaves.
       setting: what the setting is called, for the message.
       matches: `(name, path) -> bool`, what a name means.
-      separator: what stands between the parts of a path, for the message.
 
     Raises:
       ValueError: a name matches no leaf; the message lists the nearest ones.
@@ -355,8 +340,8 @@ def check_names(
     """
     for name in names:
         if not any(matches(name, path) for path in paths):
-            known = [separator.join(path) for path in paths]
-            text = name if isinstance(name, str) else separator.join(map(str, name))
+            known = list(map(path_string, paths))
+            text = name if isinstance(name, str) else path_string(name)
             near = difflib.get_close_matches(text, known, n=3, cutoff=0.4) or known[:3]
             raise ValueError(
                 f'{setting}: {name!r} matches no parameter; the nearest are {", ".join(map(repr, near))}'
@@ -364,11 +349,7 @@ def check_names(
 
 
 def first_matches(
-    rules: Any,
-    paths: Sequence[Path],
-    setting: str,
-    matches: Callable[[Any, Path], bool] = matches,
-    separator: str = '/',
+    rules: Any, paths: Sequence[Path], setting: str, matches: Matches = matches
 ) -> list[int | None]:
     """Finds which of some ordered rules each leaf takes: the first whose name matches it.
 
@@ -377,7 +358,6 @@ def first_matches(
       paths: the paths of all leaves.
       setting: what the setting is called, for the messages.
       matches: `(name, path) -> bool`, what a name means.
-      separator: what stands between the parts of a path, for the messages.
 
     Returns:
       The rule's index for each leaf, `None` where no rule matches.
@@ -389,7 +369,7 @@ def first_matches(
     [0, 1]
     """
     names = list(rules)
-    check_names(names, paths, setting, matches, separator)
+    check_names(names, paths, setting, matches)
     chosen = [
         next((i for i, name in enumerate(names) if matches(name, path)), None) for path in paths
     ]
@@ -397,8 +377,8 @@ def first_matches(
         # A last "all others" may well find nothing left.
         if i not in chosen and not (name == '*' and i == len(names) - 1):
             raise ValueError(
-                f'{setting}: {name!r} is never used, since earlier names match all of its parameters; put it before '
-                'them (a ConfigDict sorts its keys: give pairs of name and value in a list instead)'
+                f'{setting}: {name!r} is never used, since earlier names match all of its parameters; put it first (a '
+                'ConfigDict sorts its keys: give a list of pairs)'
             )
     return chosen
 
@@ -456,20 +436,12 @@ def at_least_float32(dtype: Any) -> jnp.dtype:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Names the known names that look like an unknown one, or else all, in the words of an error.
-
-    Where all are too many, the three that differ least are named.
+    """Names the known name that looks most like an unknown one, or else what is known, in the words of an error.
 
     >>> nearest('magnitud', ['magnitude', 'random'])
     "did you mean 'magnitude'?"
     """
     known = sorted(known)
     if best := difflib.get_close_matches(name, known, n=1, cutoff=0.5):
-        likeness = difflib.SequenceMatcher(None, best[0], name).ratio()
-        # Of names that are much less alike than the best there is no word.
-        near = difflib.get_close_matches(name, known, n=3, cutoff=max(0.5, likeness - 0.1))
-        return f'did you mean {" or ".join(map(repr, near))}?'
-    if len(known) > 30:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.0)
-        return f'the nearest of {len(known)} names are {", ".join(map(repr, near))}'
-    return f'known are {", ".join(map(repr, known))}'
+        return f'did you mean {best[0]!r}?'
+    return f'known are {", ".join(map(repr, known[:30]))}{", …" if known[30:] else ""}'

@@ -6,15 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpruner import caller_warnings
 from jaxpruner import tree as tree_lib
 from jaxpruner.seeds import check_seed as check_seed
 from jaxpruner.seeds import prng_key as prng_key
 from jaxpruner.tree import PyTree
-
-# Rows are counted in 32 bits, which a row below this length cannot exceed.
-_MAX_ROW = 2**30
 
 
 def summarize_sparsity(
@@ -82,9 +80,8 @@ def _warn_of_packed(paths, leaves):
         is_known = leaf.dtype == jnp.uint8 and not tree_lib.is_traced(leaf)
         if is_known and bool(jnp.any(leaf > 1)):
             caller_warnings.warn(
-                f'{tree_lib.path_string(path)}: uint8 values above 1 are counted as one each. If these are packed '
-                'masks, unpack them first, with jaxpruner.unpack_masks(masks, params), or call '
-                'jaxpruner.sparsity_metrics(opt_state)'
+                f'{tree_lib.path_string(path)}: uint8 values above 1 are counted as one each; unpack packed masks with '
+                'jaxpruner.unpack_masks(masks, params), or call jaxpruner.sparsity_metrics(opt_state)'
             )
             return
 
@@ -156,10 +153,8 @@ def count_nonzero(array: Any) -> Any:
     >>> count_nonzero(jnp.array([0.0, jnp.nan, 2.0]))
     2
     """
-    if math.prod(array.shape) < _MAX_ROW:
-        count = jnp.count_nonzero(array)
-        return count if tree_lib.is_traced(count) else int(count)
-    return sum(count_nonzero(array[i]) for i in range(array.shape[0]))
+    rows = jnp.count_nonzero(jnp.atleast_1d(array), axis=-1)  # of which 32 bits hold each
+    return rows.sum() if tree_lib.is_traced(rows) else int(np.asarray(rows).sum(dtype=np.int64))
 
 
 def _ratio(part, whole):

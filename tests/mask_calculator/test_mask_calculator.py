@@ -90,7 +90,7 @@ BAD = [
     (
         lambda: mask_calculator.get_topk_fn({'*': Unstructured()}),
         TypeError,
-        'is no single sparsity type',
+        'is no sparsity type',
     ),
     (lambda: mask_calculator.get_topk_fn('nm'), ValueError, "unknown sparsity type 'nm'"),
 ]

@@ -102,14 +102,21 @@ def test_many_arrays_in_one_program():
 
     @jax.jit
     def select(arrays, counts):
-        requests = []
-        for i, shape in enumerate(shapes):
-            scores = selection.LazyScores(arrays[i], jnp.abs) if i % 2 else jnp.abs(arrays[i])
-            requests.append(selection.Request(scores, counts[i], shape in layers))
-        return selection.keep_largest_each(requests)
+        scores = [
+            selection.LazyScores(array, jnp.abs) if i % 2 else jnp.abs(array)
+            for i, array in enumerate(arrays)
+        ]
+        whole = [i for i, shape in enumerate(shapes) if shape not in layers]
+        masks = [
+            selection.keep_largest(own, jnp.full(len(array), count))
+            for own, array, count in zip(scores, arrays, counts, strict=True)
+            if array.shape in layers
+        ]
+        return masks, selection.keep_largest_each([(scores[i], counts[i]) for i in whole])
 
-    masks = select([jnp.asarray(array) for array in arrays], counts)
-    for shape, array, count, mask in zip(shapes, arrays, counts, masks, strict=True):
+    of_layers, of_arrays = map(iter, select([jnp.asarray(array) for array in arrays], counts))
+    for shape, array, count in zip(shapes, arrays, counts, strict=True):
+        mask = next(of_layers if shape in layers else of_arrays)
         rows = np.abs(array) if shape in layers else np.abs(array)[None]
         expected = [sorted_mask(row, count) for row in rows]
         np.testing.assert_array_equal(mask, np.reshape(expected, shape))

@@ -76,7 +76,7 @@ def _largest_of_each(x: jax.Array, sparsity: Any, axes: tuple[int, ...]) -> jax.
     batch, example = scores.shape[: len(axes)], scores.shape[len(axes) :]
     rows = scores.reshape(math.prod(batch), *example)
     count = selection.number_to_keep(math.prod(example), sparsity)
-    mask = selection.keep_largest_each([selection.Request(rows, count, is_stacked=True)])[0]
+    mask = selection.keep_largest(rows, jnp.broadcast_to(count, rows.shape[:1]))
     return jnp.moveaxis(mask.reshape(scores.shape), range(len(axes)), axes)
 
 

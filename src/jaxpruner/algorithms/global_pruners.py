@@ -1,6 +1,7 @@
 """Pruning by one ranking over all selected leaves."""
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -8,7 +9,6 @@ import jax.numpy as jnp
 
 from jaxpruner import (
     checks,
-    control,
     mask_calculator,
     selection,
     sparsity_distributions,
@@ -161,7 +161,7 @@ class GlobalPruningMixin(_Pruner):
         return tree_lib.unflatten(treedef, masks, arrays)
 
 
-@control.jit_when_eager
+@functools.partial(jax.jit, inline=True)
 def _keep_together(arrays, targets, normalization_eps):
     """Masks arrays that are ranked together; divided by their norms, unless there is no `normalization_eps`."""
     norms = None

@@ -74,6 +74,5 @@ class IterativeNMPruning(pruners.MagnitudePruning):
                 kind, sparsities[i] / jnp.where(targets[i] > 0, targets[i], 1)
             )
             select = functools.partial(n_by_m.keep_n_of_m, n=kept, m=kind.m, axis=kind.axis)
-            layers = leaf.layers_first(selection.read(arrays[i]))
-            masks[i] = leaf.layers_back(leaf.groups.per_layer(select)(layers))
+            masks[i] = tree_lib.per_layer(select, leaf.layer_axis)(selection.read(arrays[i]))
         return sparse_state._replace(masks=tree_lib.unflatten(treedef, masks, arrays))

@@ -150,8 +150,7 @@ class SET(StaticRandomSparse):
                 f'update_masks works on one leaf, and {self.sparsity_type!r} does not tell its type; set sparsity_type '
                 'to a single type'
             )
-        groups = sparsity_types.Groups(self.sparsity_type)
-        leaf = mask_calculator.MaskedLeaf(old_mask, drop_score, grow_score, groups)
+        leaf = mask_calculator.MaskedLeaf(old_mask, drop_score, grow_score, self.sparsity_type)
         return mask_calculator.drop_and_grow([leaf], drop_fraction)[0]
 
     # JaxPruner's names, which `update_state` calls: a subclass may override either.
@@ -192,19 +191,19 @@ class SET(StaticRandomSparse):
 
         drop, grow = scores('get_drop_scores', params), scores('get_grow_scores', grads)
         masked: dict[int, mask_calculator.MaskedLeaf] = {}
-        leaves = self.describe_leaves(paths, arrays)
-        for i, leaf in enumerate(leaves):
+        for i, leaf in enumerate(self.describe_leaves(paths, arrays)):
             if masks[i] is not None:
                 mask_calculator.check_scores(drop[i], leaf.name)
                 mask_calculator.check_scores(grow[i], leaf.name)
-                mask, dropped, grown = map(leaf.layers_first, (masks[i], drop[i], grow[i]))
-                masked[i] = mask_calculator.MaskedLeaf(mask, dropped, grown, leaf.groups)
+                masked[i] = mask_calculator.MaskedLeaf(
+                    masks[i], drop[i], grow[i], leaf.sparsity_type, leaf.layer_axis
+                )
         if is_together:
             new_masks = mask_calculator.drop_and_grow(list(masked.values()), fraction)
         else:
             new_masks = [self._update_leaf(leaf, fraction) for leaf in masked.values()]
         for i, mask in zip(masked, new_masks, strict=True):
-            masks[i] = leaves[i].layers_back(mask)
+            masks[i] = mask
         new_masks = tree_lib.unflatten(treedef, masks, arrays)
         regrown = tree_lib.map_with_missing(
             lambda new, old: (new != 0) & (old == 0), new_masks, sparse_state.masks
@@ -223,12 +222,13 @@ class SET(StaticRandomSparse):
     def _update_leaf(self, leaf, fraction):
         """Asks a subclass's `update_masks`, which sees the leaf's own type, and one layer at a time."""
         pruner = copy.copy(self)
-        pruner.sparsity_type = leaf.groups.sparsity_type
+        pruner.sparsity_type = leaf.sparsity_type
 
         def update(mask, drop, grow):
             return pruner._update_masks(mask, drop, grow, drop_fraction=fraction)
 
-        new = leaf.groups.per_layer(update)(leaf.mask, leaf.drop_scores, leaf.grow_scores)
+        updated = tree_lib.per_layer(update, leaf.layer_axis)
+        new = updated(leaf.mask, leaf.drop_scores, leaf.grow_scores)
         return (jnp.asarray(new) != 0).astype(leaf.mask.dtype)
 
 

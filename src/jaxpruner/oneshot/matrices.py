@@ -460,6 +460,5 @@ def keep_in_matrices(
     else:
         counts = selection.number_to_keep(inputs * outputs, each)
     rows = scores.reshape(counts.size, inputs if per == 'output' else inputs * outputs)
-    request = selection.Request(rows, counts.ravel(), is_stacked=True)
-    mask = selection.keep_largest_each([request])[0].reshape(scores.shape)
+    mask = selection.keep_largest(rows, counts.ravel()).reshape(scores.shape)
     return jnp.swapaxes(mask, -2, -1) if per == 'output' else mask

@@ -260,8 +260,7 @@ def _product(transposed: jax.Array, other: jax.Array) -> jax.Array:
 def _keep(scores: jax.Array, count: jax.Array, per: str) -> jax.Array:
     if per == 'layer':
         return selection.keep_largest(scores, count) != 0
-    (mask,) = selection.keep_largest_each([selection.Request(scores.T, count, is_stacked=True)])
-    return mask.T != 0
+    return selection.keep_largest(scores.T, jnp.broadcast_to(count, scores.shape[1:])).T != 0
 
 
 @dataclasses.dataclass

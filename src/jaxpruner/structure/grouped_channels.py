@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxpruner import selection
 from jaxpruner import tree as tree_lib
 from jaxpruner.mask_calculator import MASK_DTYPE, ScoredLeaf
-from jaxpruner.sparsity_types import Groups, Unstructured
+from jaxpruner.sparsity_types import Unstructured
 from jaxpruner.structure.axes import size_with, sizes_of
 from jaxpruner.structure.channel_tables import ChannelTable, leaf_numbers
 from jaxpruner.structure.choosing import matching
@@ -189,8 +189,8 @@ class GroupedChannels:
             is_stacked = of_channels.ndim > 1  # layers, experts or heads keep channels of their own
             if is_stacked:
                 of_channels = of_channels.reshape(-1, table.group.size)
-            each_alone = Groups(Unstructured(), is_stacked)
-            pooled.append(ScoredLeaf(of_channels, leader.sparsity, each_alone))
+            layer_axis = 0 if is_stacked else None
+            pooled.append(ScoredLeaf(of_channels, leader.sparsity, Unstructured(), layer_axis))
         masks = {path: jnp.ones(shape, MASK_DTYPE) for path, shape in shapes.items()}
         for (table, _), verdicts in zip(pruned, rank(pooled), strict=True):
             for path in table.indices:

@@ -115,7 +115,8 @@ def test_weights_are_replaced_as_under_a_mask():
         masks['kernel'],
         jnp.abs(dense['kernel']),
         jnp.abs(of_matrix),
-        sparsity_types.Groups(sparsity_types.Unstructured(), is_stacked=True),
+        sparsity_types.Unstructured(),
+        layer_axis=0,
     )
     (expected,) = mask_calculator.drop_and_grow([leaf], 0.3)
     np.testing.assert_array_equal(model.masks(after[1])['layers']['kernel'], expected)

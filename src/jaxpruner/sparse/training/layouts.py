@@ -23,7 +23,6 @@ from jaxpruner import mask_calculator, selection, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.sparse.block_matrix import BlockMatrix, BlockShape
 from jaxpruner.sparse.csr_matrix import CsrMatrix, csr_arrays
-from jaxpruner.sparsity_types import Groups
 
 Arrays = Mapping[str, jax.Array]
 
@@ -210,14 +209,18 @@ class Layout:
         rows = jnp.arange(len(old))[:, None]
         magnitudes = self.magnitudes(values, positions).reshape(old.shape)
         nothing = jnp.zeros((len(old), self.candidates), magnitudes.dtype)
-        masked = mask_calculator.MaskedLeaf(
-            mask=nothing.astype(jnp.uint8).at[rows, old].set(1),
-            drop_scores=nothing.at[rows, old].set(magnitudes),
-            grow_scores=scores.reshape(nothing.shape),
-            groups=Groups(sparsity_types.Unstructured(), is_stacked=True),
+
+        def replace(share, *arrays):
+            leaf = mask_calculator.MaskedLeaf(*arrays, sparsity_types.Unstructured())
+            return mask_calculator.drop_and_grow([leaf], share)[0]
+
+        shares = self._shares(magnitudes, fraction) if self.block else jnp.full(len(old), fraction)
+        mask = jax.vmap(replace)(
+            shares,
+            nothing.astype(jnp.uint8).at[rows, old].set(1),
+            nothing.at[rows, old].set(magnitudes),
+            scores.reshape(nothing.shape),
         )
-        shares = self._shares(magnitudes, fraction) if self.block else fraction
-        (mask,) = mask_calculator.drop_and_grow([masked], shares)
         new = jax.vmap(lambda row: jnp.flatnonzero(row, size=self.kept))(mask).astype(jnp.int32)
         places = jax.vmap(jnp.searchsorted)(old, new).astype(jnp.int32)
         is_old = jnp.take_along_axis(old, places, axis=1, mode='fill', fill_value=-1) == new
