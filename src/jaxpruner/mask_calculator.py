@@ -203,7 +203,7 @@ def tied_leaves(
         if is_included[index] and sparsity_types.is_joint(leaf.sparsity_type):
             if leaf.is_stacked:
                 raise ValueError(
-                    f'{leaf.name}: {leaf.sparsity_type!r} knows stacked layers; leave it out of `stacked`'
+                    f'{leaf.name}: {leaf.sparsity_type!r} knows stacked layers; leave the leaf out of `stacked`'
                 )
             by_type.setdefault(leaf.sparsity_type, {})[leaf.path] = index
     return list(by_type.items())

@@ -505,7 +505,9 @@ def parse_n_by_m(pattern: Any, axis: int | None = None) -> NByM:
         pattern = tuple(map(int, match.groups()))
     if isinstance(pattern, NByM):
         if not isinstance(pattern.axis, int) or axis not in (None, pattern.axis):
-            raise ValueError(f'{pattern}: give a number as its axis, once, got axis={axis}')
+            raise ValueError(
+                f'{pattern}: give a number as its axis, once, but axis {axis} is asked for'
+            )
         return dataclasses.replace(pattern, allow_partial=True)
     if not isinstance(pattern, list | tuple) or len(pattern) != 2:
         raise TypeError(f"an N:M pattern is written (2, 4) or '2:4', got {pattern!r}")
