@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import custom_batching, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpruner import tree as tree_lib
@@ -262,7 +262,8 @@ def keep_largest_each(
         own = [arrays[i] for i in members]
         counter = counter_for(max(array.size for array in own))
         counts = [requests[i][1].astype(counter) for i in members]
-        table = _in_turn(lambda array, count: _find_cut([array], [0], count), own, counts)
+        is_long = own[0].size >= _WORTH_SHARING and jax.device_count() == 1
+        table = _in_turn(_cut_in_turn if is_long else _cut_of, own, counts)
         rows = _hidden(range(len(own)), beside=table) if len(own) > 1 else [0]
         for i, row in zip(members, rows, strict=True):
             masks[i] = _mask(arrays[i], table[row], 0).reshape(requests[i][0].shape)
@@ -355,6 +356,14 @@ def _in_turn(function, arrays, *others):
 def _copied(array, length):
     copied = read(array).ravel()
     return jnp.pad(copied, (0, length - copied.size), constant_values=jnp.nan)
+
+
+def _cut_of(array, count):
+    return _find_cut([array], [0], count)
+
+
+# Under vmap, long arrays are searched in turn: each search ends when its own count is right, and stays in the cache.
+_cut_in_turn = custom_batching.sequential_vmap(_cut_of)
 
 
 def _find_cut(arrays, begins, count):
