@@ -573,7 +573,7 @@ def resolve_leaves(
     leaves = []
     for path, array, sparsity_type in zip(paths, arrays, types, strict=True):
         shape = tuple(getattr(array, 'shape', ()))
-        axis = tree_lib.layer_axis(stacked, path, shape)
+        axis = None if array is None else tree_lib.layer_axis(stacked, path, shape)
         dtype = getattr(array, 'dtype', None)
         leaves.append(Leaf(path, shape, dtype, sparsity_type, axis, target=None))
     return leaves
