@@ -13,8 +13,6 @@ import sys
 import pytest
 
 collect_ignore = []
-if importlib.util.find_spec('gymnax') is None:
-    collect_ignore += ['src/jaxpruner/baselines/minatar.py']
 if importlib.util.find_spec('ale_py') is None:
     collect_ignore += ['src/jaxpruner/baselines/atari.py']
 

@@ -11,7 +11,7 @@ import itertools
 import operator
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -40,7 +40,7 @@ _METHODS = (
 # A density, the share kept, for unstructured methods; n of m for structured ones.
 _Rate = float | NByM
 _KEYS = ('method', 'prune_rate_pattern', 'prune_axis')
-_FORM = '{"method": …, "prune_rate_pattern": …}'
+_FORM = '{"method": …, "prune_rate_pattern": …}, if need be with "prune_axis"'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,20 +85,15 @@ class PruningEntry:
                 "densities of their own use method='unstr_local'"
             )
         else:
-            rates = tuple(self._parse_pair(*pair) for pair in rates)
-            if all(rate is None for _, rate in rates):
-                raise ValueError(
-                    f'{self.where}: prune_rate_pattern gives no layer a rate; write {{"Dense_0-kernel": …}}, or one '
-                    'rate for all, or leave the entry out'
-                )
+            names = [tree_lib.rule_name(name, f'{self.where}: ') for name, _ in rates]
+            parsed = [self._parse_rate(repr(name), rate) for name, rate in rates]
+            rates = tuple(zip(names, parsed, strict=True))
         object.__setattr__(self, 'rates', rates)
 
-    def _parse_pair(self, name: Any, rate: Any) -> tuple[Any, _Rate | None]:
-        name = tree_lib.rule_name(name, f'{self.where}: ')
-        return name, None if rate in (None, 'dense') else self._parse_rate(repr(name), rate)
-
-    def _parse_rate(self, name: str, rate: Any) -> _Rate:
+    def _parse_rate(self, name: str, rate: Any) -> Any:
         where = f'{self.where}: {name}'
+        if rate in (None, 'dense') and name != 'prune_rate_pattern':
+            return None
         if self.method.startswith('unstr_'):
             sparsity_distributions.check_density(rate, where)
             return float(rate)
@@ -170,18 +165,13 @@ class PruningStrategy:
             where = f'prune_strategy[{epoch}]'
             if not isinstance(entry, Mapping):
                 raise TypeError(f'{where} must be {_FORM}, got {entry!r}')
-            for name in entry.keys() - set(_KEYS):
-                nearest = tree_lib.nearest(str(name), _KEYS)
-                raise ValueError(f'{where}: key {name!r} is unknown; {nearest}')
-            for name in set(_KEYS[:2]) - entry.keys():
-                raise ValueError(f'{where} lacks the key {name!r}; write {_FORM}')
+            if not {'method', 'prune_rate_pattern'} <= set(entry) <= set(_KEYS):
+                raise ValueError(f'{where} has the keys {list(entry)}; write {_FORM}')
             rates = entry['prune_rate_pattern']
             if isinstance(rates, Mapping):
                 rates = tuple(rates.items())
             if epoch in entries:
-                raise ValueError(
-                    f'prune_strategy has two entries for epoch {epoch}; put them into one'
-                )
+                raise ValueError(f'{where} is there twice; put both into one')
             entries[epoch] = PruningEntry(epoch, entry['method'], rates, entry.get('prune_axis'))
         return cls(tuple(entries[epoch] for epoch in sorted(entries)))
 
@@ -219,8 +209,7 @@ def gradual_strategy(
     numbers = list(map(_parse_epoch, epochs))
     if not numbers or numbers != sorted(set(numbers)):
         raise ValueError(f'epochs must be ascending whole numbers, at least one, got {numbers}')
-    if not tree_lib.is_number(power) or not power > 0:
-        raise ValueError(f'power must be a number above 0, got {power!r}')
+    sparsity_schedules.check_power(power, 'power')
     prefix = 'str' if isinstance(final, str | list | tuple | NByM) else 'unstr'
     rates: Any = final
     last = PruningEntry(numbers[-1], method or f'{prefix}_unified_local', rates)
@@ -237,8 +226,7 @@ def gradual_strategy(
 
 
 def _parse_epoch(epoch: Any) -> int:
-    is_text = isinstance(epoch, str) and epoch.strip().isdecimal()
-    number: Any = int(epoch) if is_text else epoch
+    number: Any = int(epoch) if isinstance(epoch, str) and epoch.strip().isdecimal() else epoch
     if isinstance(epoch, bool) or not hasattr(number, '__index__'):
         raise TypeError(f'an epoch must be a whole number, got {epoch!r}')
     if (number := operator.index(number)) < 0:
@@ -316,12 +304,9 @@ class _Resolved(NamedTuple):
 
 
 def _resolve(
-    strategy: PruningStrategy,
-    params: Any,
-    stacked: tree_lib.Stacked,
-    due: Container[int | None] = (),
+    strategy: PruningStrategy, params: Any, stacked: tree_lib.Stacked
 ) -> dict[int, _Resolved]:
-    """Resolves and checks the entry of every epoch, and warns of partial groups at those that are due."""
+    """Resolves and checks the entry of every epoch, and warns of partial groups."""
     axes, shapes = {}, {}
     for path, array in zip(*tree_lib.flatten_with_paths(params)[:2], strict=True):
         if not hasattr(array, 'shape') or not hasattr(array, 'dtype'):
@@ -339,12 +324,10 @@ def _resolve(
     resolved = {}
     for entry in strategy.entries:
         if isinstance(entry.rates, tuple):
-            names = [name for name, _ in entry.rates]
+            names, of_names = zip(*entry.rates, strict=True)
             rules = tree_lib.first_matches(names, paths, entry.where, _names_leaf)
-            named = [
-                (path, rule) for path, rule in zip(paths, rules, strict=True) if rule is not None
-            ]
-            rates = {path: entry.rates[rule][1] for path, rule in named}
+            pairs = zip(paths, rules, strict=True)
+            rates = {path: of_names[rule] for path, rule in pairs if rule is not None}
         else:
             rates = {path: entry.rates for path in paths if _is_kernel(path, shapes[path])}
             if not rates:
@@ -360,7 +343,7 @@ def _resolve(
                 types[path], sparsities[path] = rate, 1 - rate.n / rate.m
                 where, shape = f'{entry.where}: {"-".join(path)}', shapes[path]
                 rest = rate.partial_group(shape, where)
-                if rest and entry.epoch in due:
+                if rest:
                     caller_warnings.warn(
                         f'{where} has length {rate.line_length(shape)} along {rate.axis_words}, which m={rate.m} '
                         f'does not divide: its last group keeps {min(rate.n, rest)} of {rest}'
@@ -421,7 +404,7 @@ def pruning(
         return False, mask_key
     params, _ = _parameters_of(state)
     strategy = PruningStrategy.parse(prune_strategy)
-    entries = _resolve(strategy, params, stacked, due=[epoch])
+    entries = _resolve(strategy, params, stacked)
     if epoch not in entries:
         return False, mask_key
     entry = entries[epoch]
@@ -565,13 +548,13 @@ class StrategyPruning(base_updater.BaseUpdater):
             stacked=stacked,
         )
 
-    def _resolve(self, params: Any, due: Container[int | None] = ()) -> list[_Resolved]:
-        return list(_resolve(self.prune_strategy, params, self.stacked, due).values())
+    def _resolve(self, params: Any) -> list[_Resolved]:
+        return list(_resolve(self.prune_strategy, params, self.stacked).values())
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
         """The sparsity that the last entry to mean a leaf gives it; all entries are checked."""
         targets: dict[tree_lib.Path, float] = {}
-        for entry in self._resolve(params, due=self.prune_strategy.epochs):
+        for entry in self._resolve(params):
             targets |= entry.sparsities
         return _tree_of(targets, params)
 
@@ -617,7 +600,7 @@ class StrategyPruning(base_updater.BaseUpdater):
         """All entries at once, in their order."""
         del grads
         masks = _tree_of({}, params)
-        for entry in self._resolve(params, due=self.prune_strategy.epochs):
+        for entry in self._resolve(params):
             masks = entry.new_masks(params, masks, entry.sparsities)
         checks.check_masks(self, params, masks)
         return self.apply_masks(params, masks), masks

@@ -49,12 +49,9 @@ def test_submodules(layer, where):
     np.testing.assert_array_equal(hidden(model) == 0, False)
 
 
-def test_another_method_has_to_be_named():
+def test_other_methods_are_not_seen():
     model = Outer()
     variables = model.init(KEY, X)
-    sparse = sparsify_activations(model, 'embed.attend', density=1 / 3)
-    expected = prune_act_unstruct(model.apply(variables, X), 1 / 3)
-    np.testing.assert_array_equal(sparse.apply(variables, X), expected)
     for where in ('embed', nn.Embed, lambda name, layer: name.startswith('embed')):
         with pytest.raises(ValueError, match='matches no layer; '):
             sparsify_activations(model, where, density=0.5).apply(variables, X)
@@ -157,7 +154,6 @@ def test_haiku_paths_methods_and_base_classes():
         'outer': (half(called), other),
         'outer/inner': (1 + half(called - 1), other),
         Derived: (half(called), other),
-        'outer.other': (called, half(other)),
     }.items():
         got = sparsify_activations(model, where, density=0.5).apply(params, X)
         for one, other_one in zip(got, expected, strict=True):

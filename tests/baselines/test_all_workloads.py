@@ -24,9 +24,9 @@ def test_a_workload_trains_under_rigl(name):
     targets = training.targets(data, 0.8)
 
     def train(data, seed):
-        carry = training.start(targets, seed, *training.init(data, seed))
-        after = training.advance(data, targets, carry, 0, recipe.steps)
-        return carry, after, training.evaluate(data, training.forward(targets, after), after.state)
+        carry = training.start(data, training.init(data, seed), targets, seed)
+        after = training.advance(data, carry, targets, 0, recipe.steps)
+        return carry, after, training.evaluate(data, after, targets)
 
     seeds = jnp.arange(3)
     carry, after, values = jax.eval_shape(jax.vmap(train, (None, 0)), data, seeds)

@@ -8,9 +8,8 @@ import pytest
 pytest.importorskip('ale_py', reason='the games are those of ale-py')
 
 from jaxpruner.baselines import atari
-from jaxpruner.baselines.atari import AtariFeed, FrameReplay
+from jaxpruner.baselines.atari import AtariFeed, FrameReplay, Transitions
 from jaxpruner.baselines.dqn import DQNWorkload
-from jaxpruner.baselines.minatar import Transitions
 from jaxpruner.baselines.programs import Programs, masks_by_path
 from jaxpruner.baselines.training import Training
 
@@ -59,7 +58,6 @@ def test_the_buffer_puts_observations_together():
         actions, over = np.array([number % 2, 1]), ages + 1 >= (5, 7)
         replay.add(
             frames=frames[:, None, None],
-            behind=np.minimum(ages, 3),
             action=actions,
             reward=2.0 * actions - 1,
             ending=over * np.array([1, 2]),
@@ -119,7 +117,7 @@ def test_a_feed_keeps_its_buffer_and_begins_the_games_anew():
         ({'task': {'moves': 3}}, 'task.moves 3 must be a multiple of task.environments 2'),
         ({'task': {'environments': 0}}, 'task.environments must be at least 1, got 0'),
         ({'task': {'sticky': 1.5}}, 'task.sticky is a probability, got 1.5'),
-        ({'task': {'replay': 14}}, 'task.replay 14 must hold 8 moves of each of 2 environments'),
+        ({'task': {'replay': 14}}, 'task.replay must be at least 16, got 14'),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, words):
@@ -156,8 +154,8 @@ def test_the_full_preset_fits_every_kind_of_algorithm(algorithm):
     batch = Transitions(frames, action, reward, frames, terminal)
 
     def train(batch):
-        carry = training.start(targets, 0, *training.init(None, 0))
-        return carry, training.step(None, targets, carry, 5, batch)
+        carry = training.start(None, training.init(None, 0), targets, 0)
+        return carry, training.step(None, carry, targets, 5, batch)
 
     carry, after = jax.eval_shape(train, batch)
     assert jax.tree.structure(carry) == jax.tree.structure(after)

@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 
 import jaxpruner
+from jaxpruner.baselines.atari import Transitions
 from jaxpruner.baselines.dqn import DQNWorkload
-from jaxpruner.baselines.minatar import Transitions
 from jaxpruner.baselines.models import QNetwork
 from jaxpruner.baselines.task import Carry
 from jaxpruner.sparsity_distributions import uniform

@@ -33,7 +33,7 @@ TINY = {
 }
 FILES = {
     'resnet': files_of_data.image_folder,
-    'vit': files_of_data.image_records,
+    'vit': files_of_data.image_folder,
     't5': files_of_data.parquet_files,
     'federated': files_of_data.fedjax_clients,
 }

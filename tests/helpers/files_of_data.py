@@ -26,50 +26,6 @@ def image_folder(folder, train=6, test=3):
                 (folder / part / name / f'{name}_{index}.JPEG').write_bytes(picture(random, label))
 
 
-def varint(number):
-    return bytes([number]) if number < 128 else bytes([number % 128 + 128]) + varint(number // 128)
-
-
-def field(number, content):
-    """A field of a protocol buffer whose content has a length."""
-    return bytes([number * 8 + 2]) + varint(len(content)) + content
-
-
-def example(**features):
-    """A tf.train.Example."""
-    pairs = b''
-    for name, value in features.items():
-        one = (
-            field(1, field(1, value))
-            if isinstance(value, bytes)
-            else field(3, field(1, varint(value)))
-        )
-        pairs += field(1, field(1, name.encode()) + field(2, one))
-    return field(1, pairs)
-
-
-def write_records(path, records):
-    from array_record.python.array_record_module import ArrayRecordWriter
-
-    writer = ArrayRecordWriter(str(path), 'group_size:1')
-    for record in records:
-        writer.write(record)
-    writer.close()
-
-
-def image_records(folder, train=6, test=3):
-    random = np.random.default_rng(0)
-    for part, number, files in (('train', train, 2), ('validation', test, 1)):
-        for file in range(files):
-            records = [
-                example(file_name=b'1.JPEG', image=picture(random, index % 2), label=index % 2)
-                for index in range(number)
-            ]
-            write_records(
-                folder / f'imagenet2012-{part}.array_record-0000{file}-of-0000{files}', records
-            )
-
-
 def writers(random, clients=4):
     """EMNIST's: pixels are 1 where there is no ink, and clients have different numbers of examples."""
     for client in range(clients):

@@ -93,7 +93,6 @@ class TinyWorkload:
 
         return Task(
             metric=Metric('error', 'low'),
-            steps=recipe.steps,
             init=lambda key: {'kernel': jax.random.normal(key, (WIDTH, 2))},
             init_state=lambda params, key: jnp.int32(0),
             batch=lambda key, step: None,

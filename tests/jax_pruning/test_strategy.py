@@ -53,14 +53,13 @@ WHERE = r'prune_strategy\[1\]'
 BAD = [
     (7, TypeError, r'prune_strategy must be \{epoch: .*; got 7'),
     ({'ten': entry()}, TypeError, r"an epoch must be a whole number, got 'ten'"),
-    ({1: entry(prune_rate=3)}, ValueError, WHERE + ": key 'prune_rate' is unknown; did you mean"),
-    ({1: {'method': 'unstr_global'}}, ValueError, WHERE + " lacks the key 'prune_rate_pattern'"),
+    ({1: entry(prune_rate=3)}, ValueError, WHERE + " has the keys .*'prune_rate'.*; write"),
+    ({1: {'method': 'unstr_global'}}, ValueError, WHERE + r" has the keys \['method'\]; write"),
     ({1: entry('unstr_globl')}, ValueError, WHERE + ": method 'unstr_globl' .* 'unstr_global'"),
     ({1: entry(rate=90)}, ValueError, r'got 90; 90.0 per cent is 0.9'),
     ({1: entry('str_local', (5, 4))}, ValueError, WHERE + ': prune_rate_pattern: .*not exceed m'),
     ({1: entry('str_global', 0.5)}, TypeError, WHERE + r'.* pattern is written .*got 0.5'),
     ({1: entry(rate={'a-kernel': 0.5})}, ValueError, r"one density; .*use method='unstr_local'"),
-    ({1: entry('unstr_local', {'a': None, 'b': 'dense'})}, ValueError, 'gives no layer a rate'),
     ({1: entry(prune_axis=0)}, ValueError, r"prune_axis has no meaning for 'unstr_global'"),
     ({1: entry('str_local', NByM(2, 4, 1), prune_axis=0)}, ValueError, r'but axis 0 is asked for'),
     ('strategy.yaml', ValueError, r'must end in .toml or .json'),
@@ -122,7 +121,7 @@ def test_gradual_strategies(arguments, method, rates):
     [
         (([], 0.5), ValueError, r'epochs must be ascending whole numbers, at least one, got \[\]'),
         (([1, 1], 0.5), ValueError, r'got \[1, 1\]'),
-        (([1], 0.5, None, 0), ValueError, r'power must be a number above 0, got 0'),
+        (([1], 0.5, None, 0), ValueError, r'power must be positive'),
     ],
 )
 def test_gradual_strategies_that_are_refused(arguments, error, message):

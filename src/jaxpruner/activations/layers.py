@@ -26,18 +26,16 @@ from jaxpruner import tree as tree_lib
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One layer of a model, or one of its methods."""
+    """One layer of a model."""
 
     path: tree_lib.Path  # names from the model down to the layer; empty for the model itself
     value: Any  # the module, or the function that is one of a module's fields
-    method: str = '__call__'  # that is called
     is_function: bool = False  # the value is a function, not a module
 
     @property
     def name(self) -> str:
         """The name in reports and messages; the model itself goes by the name of its class."""
-        name = tree_lib.path_string(self.path) or type(self.value).__name__
-        return name if self.method == '__call__' else f'{name}.{self.method}'
+        return tree_lib.path_string(self.path) or type(self.value).__name__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +73,7 @@ def read_where(where: Any) -> tuple[Any, ...]:
     if not entries:
         raise ValueError("where names no layer; '*' means every one")
     for entry in entries:
-        if not isinstance(entry, str | type) and not callable(entry):
+        if not isinstance(entry, str) and not callable(entry):
             raise TypeError(
                 "where must be a name or glob such as 'Dense_*', a class, a function (name, layer) -> bool, or a list "
                 f'of those, got {entry!r}'
@@ -86,39 +84,22 @@ def read_where(where: Any) -> tuple[Any, ...]:
 def means_layer(entry: Any, layer: Layer) -> bool:
     """Whether an entry of `where` means a layer.
 
-    Only its class means the model itself. Only a name means a method other than `__call__`. A function in a field is
-    meant by itself, or by a name whose last part is written out: modules hold initialisers and the like, which no glob
-    means.
+    Only its class means the model itself. A function in a field is meant by itself, or by a name whose last part is
+    written out: modules hold initialisers and the like, which no glob means.
 
     >>> layer = Layer(('encoder', 'Dense_0'), None)
     >>> means_layer('*/Dense_0', layer), means_layer('encoder-*', layer), means_layer('Dense_0', layer)
     (True, True, False)
     """
     if isinstance(entry, str):
-        name, method = entry, '__call__'
-        if layer.method != '__call__':
-            name, _, method = entry.rpartition('.')
         is_open = layer.is_function and set('*?[') & set(entry.replace('-', '/').split('/')[-1])
-        if not layer.path or method != layer.method or is_open:
-            return False
-        paths = [separator.join(layer.path) for separator in '/-']
-        return name in paths or any(fnmatch.fnmatchcase(path, name) for path in paths)
+        paths = [separator.join(layer.path) for separator in '/-' if layer.path and not is_open]
+        return entry in paths or any(fnmatch.fnmatchcase(path, entry) for path in paths)
     if layer.is_function:
         return inspect.unwrap(layer.value, stop=lambda function: function is entry) is entry
     if isinstance(entry, type):
-        return layer.method == '__call__' and isinstance(layer.value, entry)
-    if layer.method != '__call__' or not layer.path:
-        return False
-    try:
-        holds = entry(layer.name, layer.value)
-    except TypeError as error:
-        holds = error
-    if not isinstance(holds, bool | np.bool_):
-        raise TypeError(
-            f'where: {entry!r} is no function in a field of the model, and as a predicate (name, layer) -> bool it '
-            f'gave {holds!r} for {layer.name!r}'
-        )
-    return bool(holds)
+        return isinstance(layer.value, entry)
+    return bool(layer.path) and bool(entry(layer.name, layer.value))
 
 
 def refuse(entry: Any, names: Iterable[str]) -> None:
@@ -139,38 +120,38 @@ def run(actions: Actions, call: Callable[..., Any], args: Any, kwargs: Any) -> A
     """Calls a layer with actions on the arrays that it is given and returns."""
     for name, action in actions:
         if action.side == 'inputs':
-            values = [*args, *kwargs.values()]
-            arrays = [i for i, value in enumerate(values) if is_float_array(value) and value.ndim]
-            if arrays:
-                values[arrays[0]] = action.function(name, values[arrays[0]])
+            given = {**dict(enumerate(args)), **kwargs}
+            first = next((key for key, value in given.items() if is_float_array(value, 1)), None)
+            if first is not None:
+                given[first] = action.function(name, given[first])
             elif action.is_required:
                 raise ValueError(
                     f"layer {name!r} was called without a float array; prune its outputs: prune='outputs'"
                 )
-            kwargs = dict(zip(kwargs, values[len(args) :], strict=True))
-            args = values[: len(args)]
+            args = [given.pop(i) for i in range(len(args))]
+            kwargs = given
     outputs = call(*args, **kwargs)
     for name, action in actions:
         if action.side == 'outputs':
             leaves, treedef = jax.tree.flatten(
                 outputs, is_leaf=lambda node: is_instance(node, 'equinox.nn', 'State')
             )
-            arrays = [i for i, leaf in enumerate(leaves) if is_float_array(leaf)]
-            if action.is_required and not any(leaves[i].ndim for i in arrays):
+            if action.is_required and not any(is_float_array(leaf, 1) for leaf in leaves):
                 raise ValueError(
                     f'layer {name!r} returned no float array of at least one dimension, so there is nothing to prune '
                     '(a function may be mapped over single activations, as in equinox.nn.MLP); choose other layers, '
                     "or the layers after it with prune='inputs'"
                 )
-            for i in arrays:
-                leaves[i] = action.function(name, leaves[i])
-            outputs = treedef.unflatten(leaves)
+            outputs = treedef.unflatten(
+                action.function(name, leaf) if is_float_array(leaf) else leaf for leaf in leaves
+            )
     return outputs
 
 
-def is_float_array(value: Any) -> bool:
-    """Whether a value is an array of floats or complex numbers."""
-    return isinstance(value, jax.Array | np.ndarray) and jnp.issubdtype(value.dtype, jnp.inexact)
+def is_float_array(value: Any, dimensions: int = 0) -> bool:
+    """Whether a value is an array of floats or complex numbers, of at least so many dimensions."""
+    is_array = isinstance(value, jax.Array | np.ndarray) and value.ndim >= dimensions
+    return is_array and jnp.issubdtype(value.dtype, jnp.inexact)
 
 
 def is_instance(value: Any, library: str, *names: str) -> bool:
@@ -224,14 +205,12 @@ def tapped_function(function: Callable[..., Any], tap: Tap) -> Callable[..., Any
 
 
 def _intercept(path_of: Any, call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
-    """Runs a method of a layer with the actions of the taps that mean it, the innermost first."""
-    this = (id(context.module), context.method_name)
-    is_made = context.method_name not in ('__init__', 'setup')
-    path = path_of(context.module) if is_made else None
-    # Through `super()` a layer's method calls its base class's: one layer, one call.
-    if path is None or this in _RUNNING.get():
+    """Calls a layer with the actions of the taps that mean it, the innermost first."""
+    path = path_of(context.module) if context.method_name == '__call__' else None
+    # Through `super()` a layer calls its base class: one layer, one call.
+    if path is None or id(context.module) in _RUNNING.get():
         return call(*args, **kwargs)
-    layer = Layer(path, context.module, context.method_name)
+    layer = Layer(path, context.module)
     actions = []
     for tap in reversed(_TAPS.get()):
         if layer.path:
@@ -240,7 +219,7 @@ def _intercept(path_of: Any, call: Callable[..., Any], args: Any, kwargs: Any, c
         tap.matched.update(meaning)
         if meaning:
             actions.append((layer.name, tap.action))
-    reset = _RUNNING.set((*_RUNNING.get(), this))
+    reset = _RUNNING.set((*_RUNNING.get(), id(context.module)))
     try:
         return run(tuple(actions), call, args, kwargs)
     finally:
@@ -280,12 +259,12 @@ def tapped_model(model: Any, tap: Tap) -> Any:
 
     A layer that an NNX model holds more than once is known by its first path, as in `nnx.state`.
     """
-    init_subclass: Any = None
+    takes_pytree = False
     if is_instance(model, 'flax.nnx', 'Module'):
         nnx = sys.modules['flax.nnx']
         module_class = getattr(nnx, 'Pytree', nnx.Object)
         data, copied = (type, nnx.Variable), nnx.clone(model)
-        init_subclass = nnx.Module.__init_subclass__
+        takes_pytree = 'pytree' in inspect.signature(nnx.Module.__init_subclass__).parameters
     else:  # the copy holds each layer once
         module_class, data = sys.modules['equinox'].Module, (type,)
         copied = jax.tree.map(lambda leaf: leaf, model)
@@ -341,9 +320,8 @@ def tapped_model(model: Any, tap: Tap) -> Any:
             return _TappedFunction(value, new)
         own, actions = vars(type(value)).get(_PARTS, (type(value), ()))
         # Newer NNX modules are pytrees unless their class says otherwise, which a subclass has to repeat.
-        settings = ()
-        if init_subclass and 'pytree' in inspect.signature(init_subclass).parameters:
-            settings = (('pytree', not jax.tree_util.all_leaves([value])),)
+        is_pytree = not jax.tree_util.all_leaves([value])
+        settings = (('pytree', is_pytree),) if takes_pytree else ()
         object.__setattr__(value, '__class__', _subclass(own, actions + new, settings))
         return value
 
@@ -362,7 +340,7 @@ class _TappedFunction:
         return run(self.actions, self.__wrapped__, args, kwargs)
 
 
-@functools.cache  # models that are tapped alike are of one structure, and compile once
+@functools.lru_cache(1024)  # models that are tapped alike are of one structure, and compile once
 def _subclass(base: Any, actions: Actions, settings: tuple[tuple[str, Any], ...]) -> type:
     @functools.wraps(base.__call__)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,6 @@
 """Layers of an existing model made to prune their activations, or to count them, without a change to the model."""
 
 import dataclasses
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,10 +34,10 @@ def sparsify_activations(
         `hk.TransformedWithState`; or a function that calls layers of linen or Haiku, such as `model.apply`. Not a
         jitted function: put `jax.jit` around the result.
       where: the layers: a name or glob on their paths (`'Dense_0'`, `'encoder/*'`, also `'encoder-Dense_0'`; a glob
-        never means the model itself), a class, a predicate `(name, layer) -> bool`, or a list of those. A linen or
-        Haiku method other than `__call__` has to be named, `'Embed_0.attend'`. In nnx and Equinox models functions
-        held in fields can be chosen, too: by the function itself (`nnx.relu`), or by a name of which the last part is
-        written out (`'layers/1'`, `'blocks/*/activation'`).
+        never means the model itself), a class, a predicate `(name, layer) -> bool`, or a list of those; methods other
+        than `__call__` are not seen. In nnx and Equinox models functions held in fields can be chosen, too: by the
+        function itself (`nnx.relu`), or by a name of which the last part is written out (`'layers/1'`,
+        `'blocks/*/activation'`).
       density: share kept, in (0, 1].
       pattern: `(n, m)`, `'n:m'` or an `NByM` instead of a density.
       prune: `'outputs'`: every float array of at least one dimension that a layer returns; `'inputs'`: the first float
@@ -69,7 +68,6 @@ def sparsify_activations(
     >>> int(jnp.count_nonzero(sparse.apply(sparse.init(jax.random.key(0), x), x)))
     4
     """
-    framework = known_framework(apply_fn_or_module)
     if (density is None) == (pattern is None):
         got = 'neither' if density is None else f'density={density!r} and pattern={pattern!r}'
         raise ValueError(
@@ -85,16 +83,11 @@ def sparsify_activations(
         )
     if pattern is not None:
         pattern = sparsity_types.parse_n_by_m(pattern, axis)
-    elif density is not None:
+    else:
         sparsity_distributions.check_density(density, 'density')
-        is_traced = tree_lib.is_traced(density)
-        if is_traced and framework in ('nnx', 'equinox'):
-            raise TypeError(
-                f'density of an {framework} model must be known before it is traced, got {density!r}'
-            )
-        density = density if is_traced else float(density)
+        density = density if tree_lib.is_traced(density) else float(density)
     if is_auto:
-        batch_axes = None if framework == 'equinox' else 0
+        batch_axes = None if known_framework(apply_fn_or_module) == 'equinox' else 0
     function = _Pruning(density, pattern, pruning.read_axes(batch_axes), straight_through)
     action = layers_lib.Action(prune, function, is_required=True)
     return tapped(apply_fn_or_module, layers_lib.Tap(layers_lib.read_where(where), action))
@@ -168,18 +161,26 @@ def summarize_activations(
         )
     if count not in ('outputs', 'inputs'):
         raise ValueError(f"count must be 'outputs' or 'inputs', got {count!r}")
-    entries = layers_lib.read_where(where)
-    action = layers_lib.Action(count, _record, is_required=False)
-    tap = layers_lib.Tap(entries, action, token=f'report {hash((entries, action))}')
+    entries, counts = layers_lib.read_where(where), dict[str, list[int]]()
+
+    def record(name: str, x: Any) -> Any:
+        """Counts the non-zeros and all activations of an array when it arrives, and returns it."""
+        total = counts.setdefault(name, [0, 0])  # in the order of the calls
+
+        def add(numbers: Any) -> None:
+            total[:] = [old + int(new) for old, new in zip(total, numbers, strict=True)]
+
+        nonzero = jnp.sum(jnp.asarray(x) != 0, dtype=jnp.uint32)
+        jax.debug.callback(add, (nonzero, jnp.uint32(x.size)))
+        return x
+
+    tap = layers_lib.Tap(entries, layers_lib.Action(count, record, is_required=False))
     model = tapped(apply_fn_or_module, tap)
-    with _lock:
-        _counts.clear()
-        if call is not None:
-            call(model, *args, **kwargs)
-        else:
-            (model if callable(model) else model.apply)(*args, **kwargs)
-        jax.effects_barrier()
-        counts = {name: tuple(numbers) for name, numbers in _counts.items()}
+    if call is not None:
+        call(model, *args, **kwargs)
+    else:
+        (model if callable(model) else model.apply)(*args, **kwargs)
+    jax.effects_barrier()
     if not counts and not tap.matched:
         layers_lib.refuse(entries[0], tap.called)
     summary: dict[str, Any] = {
@@ -192,27 +193,6 @@ def summarize_activations(
         '_nactivations': total_size,
         '_nactivations_nnz': total_nonzero,
     }
-
-
-# Layer -> numbers of non-zeros and of activations. It is global since compiled functions outlive a report, and since
-# their callbacks come in threads of their own. The lock lets one report run at a time. If `call` kept a compiled model
-# of an earlier report, and it runs in another thread meanwhile, its activations are counted, too.
-_counts: dict[str, list[int]] = {}
-_lock = threading.RLock()
-
-
-def _record(name: str, x: Any) -> Any:
-    """Counts an array when it arrives, and returns it."""
-
-    def add(numbers: Any) -> None:
-        entry = _counts.setdefault(name, [0, 0])
-        for i in (0, 1):
-            entry[i] += int(numbers[i])
-
-    _counts.setdefault(name, [0, 0])  # in the order of the calls
-    nonzero = jnp.sum(jnp.asarray(x) != 0, dtype=jnp.uint32)
-    jax.debug.callback(add, (nonzero, jnp.uint32(x.size)))
-    return x
 
 
 # Models of all libraries.

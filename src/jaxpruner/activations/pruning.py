@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,17 +54,11 @@ def prune_act_unstruct(
     """
     x = _as_floats(x)
     sparsity_distributions.check_density(density, 'density')
-    axes = read_axes(batch_axes)
-    rank = max(x.ndim, 1)  # the default axis is no mistake for a single number
-    for axis in axes:
-        if not -rank <= axis < rank:
-            raise ValueError(
-                f'batch_axes: axis {axis} does not exist in activations of shape {x.shape}'
-            )
-    axes = tuple(sorted({axis % rank for axis in axes})) if x.ndim > 1 else ()
-    if axes and len(axes) == rank:
+    given, rank = read_axes(batch_axes), max(x.ndim, 1)
+    axes = tuple(sorted({axis % rank for axis in given})) if x.ndim > 1 else ()
+    if any(not -rank <= axis < rank for axis in given) or (axes and len(axes) == rank):
         raise ValueError(
-            f'batch_axes={batch_axes} leave nothing of activations of shape {x.shape} to an example; name fewer'
+            f'batch_axes={batch_axes} must be axes of activations of shape {x.shape}, and leave one to each example'
         )
     mask = _largest_of_each(jax.lax.stop_gradient(x), 1 - density, axes)
     return _masked(x, mask, straight_through)
@@ -128,11 +123,7 @@ def read_axes(batch_axes: Any) -> tuple[int, ...]:
     if batch_axes is None:
         return ()
     axes = batch_axes if isinstance(batch_axes, list | tuple) else [batch_axes]
-    if any(isinstance(axis, bool) or not hasattr(axis, '__index__') for axis in axes):
-        raise TypeError(
-            f'batch_axes must be a whole number, a list or tuple of them, or None, got {batch_axes!r}'
-        )
-    return tuple(map(int, axes))
+    return tuple(map(operator.index, axes))
 
 
 def _as_floats(x: Any) -> jax.Array:

@@ -1,19 +1,20 @@
-"""DQN on Atari games, which ale-py's own vector environment plays on the host; its wheel holds the games.
+"""Atari games, which ale-py's own vector environment plays on the host; its wheel holds the games.
 
 Frames are those of Dopamine (Castro et al. 2018, https://arxiv.org/abs/1812.06110), which follows Machado et al. 2018
 (https://doi.org/10.1613/jair.5699): gray, the maximum of the last two of four frames, 84 x 84 by area, sticky actions.
 A lost life does not end a game, unlike in Mnih et al. 2015.
 """
 
-import functools
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.baselines.minatar import Transitions, exploration
+from jaxpruner.baselines.data import imported
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Values
 
@@ -22,7 +23,24 @@ STACK = 4  # frames of an observation
 SHAPE = (SIZE, SIZE, STACK)  # of an observation
 _ENDED = 1
 _CUT = 2
-_AT_LEAST = {'environments': 1, 'frame_skip': 1, 'no_ops': 0, 'longest': 2, 'test_games': 1}
+
+
+class Transitions(NamedTuple):
+    """What happened in several steps of an environment; the first axis counts them."""
+
+    observation: Any  # bool[n, height, width, channels], or uint8
+    action: Any  # int32[n]
+    reward: Any  # float32[n]
+    next_observation: Any  # like observation; at an end, not of the next game's start
+    terminal: Any  # bool[n]; not where a game was cut off for its length
+
+
+def exploration(recipe: Recipe, number: jax.Array | int) -> Any:
+    """The probability of a random action at a step: from 1 linearly to `task.epsilon_end`."""
+    numbers: Any = recipe.task
+    steps = max(1, recipe.share(numbers['epsilon_until']))
+    clip = np.clip if isinstance(number, int) else jnp.clip  # on the host without the device
+    return 1 + clip(number / steps, 0, 1) * (numbers['epsilon_end'] - 1)
 
 
 def check_game(name: str) -> str:
@@ -31,35 +49,14 @@ def check_game(name: str) -> str:
     >>> check_game('MsPacman')
     'ms_pacman'
     """
-    file_names = {}
-    for file_name in _ale().roms.get_all_rom_ids():
-        file_names[''.join(word.capitalize() for word in file_name.split('_'))] = file_name
-    if name not in file_names:
+    names = imported('ale_py.roms', 'Atari games', extra='games').get_all_rom_ids()
+    by_name = {name.title().replace('_', ''): name for name in names}
+    if name not in by_name:
         raise ValueError(
             f'data: the Arcade Learning Environment has no game {name!r}; '
-            f'{tree_lib.nearest(name, file_names)}'
+            f'{tree_lib.nearest(name, by_name)}'
         )
-    return file_names[name]
-
-
-def check_numbers(recipe: Recipe) -> None:
-    """Refuses numbers that do not fit together; the error names the key and what it must be."""
-    numbers: Any = recipe.task
-    count = numbers['environments']
-    for name, least in _AT_LEAST.items():
-        if numbers[name] < least:
-            raise ValueError(f'task.{name} must be at least {least}, got {numbers[name]}')
-    for name in ('replay', 'replay_start', 'moves'):
-        moves = numbers[name]
-        if moves % count or moves < 1:
-            raise ValueError(f'task.{name} {moves} must be a multiple of task.environments {count}')
-    for name in ('sticky', 'epsilon_end', 'test_epsilon'):
-        if not 0 <= numbers[name] <= 1:
-            raise ValueError(f'task.{name} is a probability, got {numbers[name]}')
-    if numbers['replay'] < 8 * count:
-        raise ValueError(
-            f'task.replay {numbers["replay"]} must hold 8 moves of each of {count} environments'
-        )
+    return by_name[name]
 
 
 def make_games(recipe: Recipe, count: int, longest: int) -> Any:
@@ -69,7 +66,9 @@ def make_games(recipe: Recipe, count: int, longest: int) -> Any:
     uint8[count, 4, 84, 84], the oldest frame first, and zeros where the game is younger.
     """
     numbers: Any = recipe.task
-    return _ale().vector_env.AtariVectorEnv(
+    ale = imported('ale_py', 'Atari games', extra='games')
+    ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
+    return imported('ale_py.vector_env', 'Atari games', extra='games').AtariVectorEnv(
         check_game(recipe.data),
         count,
         max_num_frames_per_episode=longest * numbers['frame_skip'],
@@ -85,21 +84,6 @@ def make_games(recipe: Recipe, count: int, longest: int) -> Any:
 def count_actions(recipe: Recipe) -> int:
     """How many actions the recipe's game knows."""
     return int(make_games(recipe, 1, 1).single_action_space.n)
-
-
-@functools.cache
-def _ale() -> Any:
-    """The package of the games, imported here so that the other workloads do without."""
-    try:
-        import ale_py
-        import ale_py.roms
-        import ale_py.vector_env
-    except ImportError as error:
-        raise ImportError(
-            f"dqn plays Atari games of ale-py ({error}): pip install 'jaxpruner[games]'"
-        ) from error
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    return ale_py
 
 
 def choose(
@@ -121,7 +105,12 @@ def choose(
 def returns(recipe: Recipe, values: Values, seed: int, epsilon: float) -> np.ndarray:
     """Plays whole games as a recipe evaluates: the sums of unclipped rewards, float64[games].
 
-    `epsilon` is how often any action is taken instead of the best.
+    `epsilon` is how often any action is taken instead of the best; 1 is random play, to compare learned returns with.
+
+    >>> from jaxpruner.baselines import WORKLOADS
+    >>> short = WORKLOADS['dqn'].default('atari').updated({'task': {'test_longest': 3}})
+    >>> float(returns(short, lambda observations: None, 0, epsilon=1.0).sum())
+    0.0
     """
     numbers: Any = recipe.task
     rng = np.random.default_rng([seed, 1])
@@ -137,17 +126,6 @@ def returns(recipe: Recipe, values: Values, seed: int, epsilon: float) -> np.nda
     return sums
 
 
-def random_returns(recipe: Recipe, seed: int = 0) -> np.ndarray:
-    """Returns of random play under the same evaluation, to compare learned returns with.
-
-    >>> from jaxpruner.baselines import WORKLOADS
-    >>> short = WORKLOADS['dqn'].default('atari').updated({'task': {'test_longest': 3}})
-    >>> float(random_returns(short).sum())
-    0.0
-    """
-    return returns(recipe, lambda observations: np.zeros(0), seed, 1.0)
-
-
 class FrameReplay:
     """The newest moves of several games: a row for each move, a column for each game.
 
@@ -161,7 +139,6 @@ class FrameReplay:
         shape = self._rows, count
         self.arrays: dict[str, np.ndarray] = {
             'frames': np.zeros((*shape, SIZE, SIZE), np.uint8),  # the newest before the move
-            'behind': np.zeros(shape, np.uint8),  # frames of the same game before it, at most 3
             'action': np.zeros(shape, np.uint8),
             'reward': np.zeros(shape, np.float32),  # clipped to [-1, 1]
             'ending': np.zeros(shape, np.uint8),  # 1 where the game ended, 2 where it was cut off
@@ -179,20 +156,25 @@ class FrameReplay:
 
     def sample(self, rng: np.random.Generator, size: int) -> Transitions:
         """Draws moves uniformly, with repetition, as transitions of NumPy arrays."""
-        rows, games = self._draw(rng, size)
+        # The newest row has no next frame yet, and the oldest may have lost the frames behind it.
+        overwritten = max(0, self._added - self._rows)
+        first = overwritten + STACK - 1 if overwritten else 0
+
+        def draw(size):
+            rows = rng.integers(first, self._added - 1, size)
+            return rows, rng.integers(self.arrays['action'].shape[1], size=size)
+
+        rows, games = draw(size)
         # The next frame of a game that was cut off is not kept: its last move is drawn again.
-        ending = self.arrays['ending']
-        while (is_cut := ending[rows % self._rows, games] == _CUT).any():
-            rows[is_cut], games[is_cut] = self._draw(rng, int(is_cut.sum()))
-        moves = rows % self._rows, games
-        drawn: dict[str, Any] = {
-            'observation': self._stacked(rows, games),
-            'action': self.arrays['action'][moves].astype(np.int32),
-            'reward': self.arrays['reward'][moves],
-            'next_observation': self._stacked(rows + 1, games),
-            'terminal': ending[moves] == _ENDED,
-        }
-        return Transitions(**drawn)
+        while (is_cut := self._at('ending', rows, games) == _CUT).any():
+            rows[is_cut], games[is_cut] = draw(int(is_cut.sum()))
+        return Transitions(
+            observation=self._stacked(rows, games),
+            action=self._at('action', rows, games).astype(np.int32),
+            reward=self._at('reward', rows, games),
+            next_observation=self._stacked(rows + 1, games),
+            terminal=self._at('ending', rows, games) == _ENDED,
+        )
 
     def kept(self) -> dict[str, np.ndarray]:
         """The rows that are in use, by the names of the arrays; no copies."""
@@ -207,24 +189,17 @@ class FrameReplay:
             ending = self.arrays['ending'][(self._added - 1) % self._rows]
             ending[ending == 0] = _CUT
 
-    def _draw(self, rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and games.
-
-        The newest row has no next frame yet, and the oldest may have lost the frames behind it.
-        """
-        overwritten = max(0, self._added - self._rows)
-        first = overwritten + STACK - 1 if overwritten else 0
-        rows = rng.integers(first, self._added - 1, size)
-        games = rng.integers(self.arrays['action'].shape[1], size=size)
-        return rows, games
+    def _at(self, name: str, rows: np.ndarray, games: np.ndarray) -> np.ndarray:
+        return self.arrays[name][rows % self._rows, games]
 
     def _stacked(self, rows: np.ndarray, games: np.ndarray) -> np.ndarray:
-        """The frames of rows and those behind them of the same game, the oldest first."""
-        back = np.arange(STACK)[::-1]
-        frames = self.arrays['frames'][(rows[:, None] - back) % self._rows, games[:, None]]
-        behind = self.arrays['behind'][rows % self._rows, games]
-        frames[back > behind[:, None]] = 0
-        return np.moveaxis(frames, 1, -1)
+        """The frames of rows and those behind them of the same game, the oldest first; zeros before its beginning."""
+        drawn = rows[:, None] - np.arange(STACK), games[:, None]
+        frames, is_last = self._at('frames', *drawn), self._at('ending', *drawn) != 0
+        is_last[:, 0] = False  # of the row itself
+        is_earlier = np.logical_or.accumulate(is_last | (drawn[0] < 0), axis=1)
+        frames[is_earlier] = 0
+        return np.moveaxis(frames[:, ::-1], 1, -1)
 
 
 class AtariFeed:
@@ -242,32 +217,26 @@ class AtariFeed:
         self._begin()
 
     def next(self, values: Values) -> Transitions:
-        """As `Feed.next`; `values` are those of each action."""
-        count = self._numbers['environments']
+        """As of any feed; `values` are those of each action."""
         while len(self._replay) < self._numbers['replay_start']:
             self._move(values, 1.0)
         epsilon = float(exploration(self._recipe, self._batches))
-        for _ in range(self._numbers['moves'] // count):
+        for _ in range(self._numbers['moves'] // self._numbers['environments']):
             self._move(values, epsilon)
         self._batches += 1
         return self._replay.sample(self._rng, self._recipe.batch_size)
 
     def state(self) -> dict[str, np.ndarray]:
-        """As `Feed.state`: the buffer and the generator; the games are not kept."""
-        about = {
-            'batches': self._batches,
-            'moves': len(self._replay),
-            'rng': self._rng.bit_generator.state,
-        }
+        """The buffer and the generator; the games are not kept."""
+        about = self._batches, len(self._replay), self._rng.bit_generator.state
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)
         return {'about': text, **self._replay.kept()}
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """As `Feed.set_state`; the games begin anew."""
+        """Takes up a position; the games begin anew."""
         about = json.loads(state['about'].tobytes())
-        self._replay.restore(state, about['moves'])
-        self._batches = about['batches']
-        self._rng.bit_generator.state = about['rng']
+        self._batches, moves, self._rng.bit_generator.state = about
+        self._replay.restore(state, moves)
         self._begin()
 
     def close(self) -> None:
@@ -275,7 +244,6 @@ class AtariFeed:
 
     def _begin(self) -> None:
         self._observations, _ = self._games.reset(seed=int(self._rng.integers(2**31)))
-        self._behind = np.zeros(len(self._observations), np.uint8)
 
     def _move(self, values: Values, epsilon: float) -> None:
         before = self._observations
@@ -283,9 +251,7 @@ class AtariFeed:
         self._observations, rewards, ended, cut, _ = self._games.step(actions)
         self._replay.add(
             frames=before[:, -1],
-            behind=self._behind,
             action=actions,
             reward=np.clip(rewards, -1, 1),
             ending=np.where(ended, _ENDED, _CUT * cut),
         )
-        self._behind = np.where(ended | cut, 0, np.minimum(self._behind + 1, STACK - 1))

@@ -65,10 +65,10 @@ class Checkpoints:
             'feed': {} if feed is None else feed.state(),
         }
         about = {**progress._asdict(), 'snapshots': list(progress.snapshots)}
-        items: Any = {
-            'arrays': ocp.args.PyTreeSave({name: tree for name, tree in arrays.items() if tree}),
-            'about': ocp.args.JsonSave(about),
-        }
+        items: Any = ocp.args.Composite(
+            arrays=ocp.args.PyTreeSave({name: tree for name, tree in arrays.items() if tree}),
+            about=ocp.args.JsonSave(about),
+        )
         group = self._group(progress.cells)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=1,
@@ -76,15 +76,16 @@ class Checkpoints:
             cleanup_tmp_directories=True,  # what killed runs had begun to write
             enable_async_checkpointing=False,
         )
-        what = f'{group}: the checkpoint cannot be written'
-        remedy = 'free space there, or choose another --out'
+        what, remedy = (
+            f'{group}: the checkpoint cannot be written',
+            'free space there, or choose another --out',
+        )
         with (
             orbax_errors(what, remedy, OSError),
             ocp.CheckpointManager(group, options=options) as manager,
         ):
             latest = manager.latest_step()
-            number = 0 if latest is None else latest + 1
-            manager.save(number, args=ocp.args.Composite(**items))
+            manager.save(0 if latest is None else latest + 1, args=items)
 
     def begun(self) -> list[Progress]:
         """The progress of each group without its arrays, the furthest first; damaged checkpoints are set aside."""
@@ -120,11 +121,10 @@ class Checkpoints:
             progress = self._read_progress(group)
             if progress is not None and not set(progress.cells) <= set(finished):
                 continue
-            # Not those that were set aside, nor files that somebody put there. A checkpoint is renamed first: half of
-            # one would seem to be damaged.
             for path in list(group.iterdir()):
+                # Not those that were set aside, nor files that somebody put there.
                 if path.is_dir() and _CORRUPT not in path.name:
-                    shutil.rmtree(path.rename(path.with_name(f'removed_{path.name}')))
+                    shutil.rmtree(path)
             if not any(group.iterdir()):
                 group.rmdir()
 
@@ -140,15 +140,16 @@ class Checkpoints:
         return sorted(path for path in self._folder.iterdir() if path.is_dir())
 
     def _read_progress(self, group: Path) -> Progress | None:
-        """The progress of the last readable checkpoint, without arrays."""
-        while (path := _latest_path(group)) is not None:
-            try:
-                about = _read(path, 'about', ocp.args.JsonRestore())
-                cells = [CellKey(*cell) for cell in about['cells']]
-                return Progress(cells, about['step'], about['seconds'])
-            except Exception as error:  # whatever orbax raises for damaged files
-                _set_aside(path, error)
-        return None
+        """The progress of the last checkpoint, without arrays; `None` where there is none, or a damaged one."""
+        if (path := _latest_path(group)) is None:
+            return None
+        try:
+            about = _read(path, 'about', ocp.args.JsonRestore())
+            cells = [CellKey(*cell) for cell in about['cells']]
+            return Progress(cells, about['step'], about['seconds'])
+        except Exception as error:  # whatever orbax raises for damaged files
+            _set_aside(path, error)
+            return None
 
 
 def _latest_path(group: Path) -> Path | None:
@@ -182,9 +183,9 @@ def _plain(leaf: Any) -> Any:
 def _as_leaf(array: Any, like: Any) -> jax.Array:
     """A stored array as a leaf like this one: an array, or a key."""
     plain = jax.eval_shape(_plain, like)
-    if array.shape != plain.shape or array.dtype != plain.dtype:
-        expected = f'{plain.dtype}{plain.shape}'
-        raise ValueError(f'an array is {array.dtype}{array.shape} where {expected} belongs')
+    found, expected = (f'{each.dtype}{list(each.shape)}' for each in (array, plain))
+    if found != expected:
+        raise ValueError(f'an array is {found} where {expected} belongs')
     # A copy: carries are donated, and an array that shares NumPy's memory must not be.
     own = jnp.array(array, copy=True)
     return jax.random.wrap_key_data(own) if _is_key(like) else own

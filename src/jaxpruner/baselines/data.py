@@ -5,14 +5,15 @@ cut short or of another kind is refused by name, with the remedy.
 """
 
 import gzip
-import zipfile
-import zlib
+import importlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxpruner.baselines.recipe import Recipe
 
 IDX_NAMES = {
     'x_train': 'train-images-idx3-ubyte',
@@ -37,6 +38,23 @@ class Images(NamedTuple):
     y_test: jax.Array
 
 
+def imported(name: str, use: str, extra: str = 'readers') -> Any:
+    """Imports a module, or says which package its use needs, and the extra that brings it.
+
+    >>> imported('no_such_module', 'numbers')
+    Traceback (most recent call last):
+    ...
+    ImportError: numbers need no_such_module, which is not installed: pip install 'jaxpruner[readers]'
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        package = error.name or name
+        raise ImportError(
+            f"{use} need {package}, which is not installed: pip install 'jaxpruner[{extra}]'"
+        ) from error
+
+
 def check_no_folder(name: str, folder: Path | None) -> None:
     """Refuses a folder for data that come with a package: it would not be read."""
     if folder is not None:
@@ -45,13 +63,33 @@ def check_no_folder(name: str, folder: Path | None) -> None:
         )
 
 
-def load_digits(split_seed: int = 0, test_share: float = 0.25) -> Images:
+def require_folder(recipe: Recipe, folder: Path | None, content: str) -> Path:
+    """The folder of data that lie in one; a `ValueError` where none was given."""
+    if folder is None:
+        which = f'the preset {recipe.preset!r} of {recipe.workload}'
+        raise ValueError(f'{which} needs --data-dir: a folder with {content}')
+    return Path(folder)
+
+
+def load_images(recipe: Recipe, folder: Path | None, other: str) -> Images:
+    """The digits or MNIST, as the recipe says; `other` is what else its workload reads, for the error."""
+    if recipe.data == 'digits':
+        check_no_folder(recipe.data, folder)
+        return load_digits()
+    if recipe.data == 'mnist':
+        return load_mnist(require_folder(recipe, folder, 'MNIST'))
+    raise ValueError(
+        f"data {recipe.data!r} cannot be read by {recipe.workload}: 'digits', 'mnist' and {other!r} are read"
+    )
+
+
+def load_digits() -> Images:
     """As `read_digits`, normalized and on the device.
 
     >>> load_digits().x_test.shape
     (450, 8, 8, 1)
     """
-    return _on_device(read_digits(split_seed, test_share))
+    return _on_device(read_digits())
 
 
 def load_mnist(folder: Path) -> Images:
@@ -70,8 +108,8 @@ def hold_out(images: Images, share: float) -> Images:
     return images._replace(x_train=images.x_train[:kept], y_train=images.y_train[:kept])
 
 
-def read_digits(split_seed: int = 0, test_share: float = 0.25) -> dict[str, np.ndarray]:
-    """Reads the 1,797 digits of 8x8 pixels inside the scikit-learn wheel, split alike by class.
+def read_digits(split_seed: int = 0) -> dict[str, np.ndarray]:
+    """Reads the 1,797 digits of 8x8 pixels inside the scikit-learn wheel, a quarter for testing, split alike by class.
 
     Returns `x_train`, `y_train`, `x_test`, `y_test`: pixels from 0 to 16, labels from 0 to 9.
     """
@@ -79,13 +117,10 @@ def read_digits(split_seed: int = 0, test_share: float = 0.25) -> dict[str, np.n
     from sklearn.model_selection import train_test_split
 
     images, labels = datasets.load_digits(return_X_y=True)
-    images = images.reshape(-1, 8, 8)
-    x_train, x_test, y_train, y_test = train_test_split(
-        images, labels, test_size=test_share, random_state=split_seed, stratify=labels
+    parts = train_test_split(
+        images.reshape(-1, 8, 8), labels, test_size=0.25, random_state=split_seed, stratify=labels
     )
-    arrays: dict[str, Any] = {}
-    arrays |= {'x_train': x_train, 'y_train': y_train, 'x_test': x_test, 'y_test': y_test}
-    return arrays
+    return dict(zip(('x_train', 'x_test', 'y_train', 'y_test'), parts, strict=True))
 
 
 def read_mnist(folder: Path) -> dict[str, np.ndarray]:
@@ -112,25 +147,16 @@ def read_mnist(folder: Path) -> dict[str, np.ndarray]:
                     arrays[key] = archive[key]
             else:
                 content = path.read_bytes()
-                content = gzip.decompress(content) if path.suffix == '.gz' else content
-                arrays[key] = _parse_idx(content)
-        except (
-            OSError,
-            EOFError,
-            ValueError,
-            LookupError,
-            TypeError,
-            zipfile.BadZipFile,
-            zlib.error,
-        ) as error:
+                is_packed = path.suffix == '.gz'
+                arrays[key] = _parse_idx(gzip.decompress(content) if is_packed else content)
+        except Exception as error:  # of the system, NumPy, zip or zlib
             raise DataError(f'{path} cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
     for part in ('train', 'test'):
         images, labels = arrays[f'x_{part}'], arrays[f'y_{part}']
+        sides = arrays['x_train'].shape[1:]
+        is_images = images.dtype == np.uint8 and images.ndim == 3 and images.shape[1:] == sides
         is_labels = np.issubdtype(labels.dtype, np.integer) and labels.shape == images.shape[:1]
-        is_images = images.dtype == np.uint8 and images.shape[1:] == arrays['x_train'].shape[1:]
-        if not (
-            is_images and images.ndim == 3 and is_labels and set(np.unique(labels)) <= {*range(10)}
-        ):
+        if not (is_images and is_labels and set(labels.tolist()) <= {*range(10)}):
             raise DataError(
                 f'{folder}: x_{part} is {images.dtype}{list(images.shape)} and y_{part} {labels.dtype}'
                 f'{list(labels.shape)}, not uint8[images, height, width] of one size with a label from 0 to 9 each: '
@@ -150,16 +176,11 @@ def _parse_idx(content: bytes) -> np.ndarray:
 
 def _on_device(arrays: dict[str, np.ndarray]) -> Images:
     """Normalizes the pixels by the training images' mean and deviation; adds the channel axis."""
-    mean = arrays['x_train'].mean()
-    deviation = arrays['x_train'].std()
+    mean, deviation = arrays['x_train'].mean(), arrays['x_train'].std()
 
     def normalized(images):
-        scaled = (images[..., None] - mean) / deviation
-        return jnp.asarray(scaled, jnp.float32)
+        return jnp.asarray((images[..., None] - mean) / deviation, jnp.float32)
 
-    return Images(
-        x_train=normalized(arrays['x_train']),
-        y_train=jnp.asarray(arrays['y_train'], jnp.int32),
-        x_test=normalized(arrays['x_test']),
-        y_test=jnp.asarray(arrays['y_test'], jnp.int32),
-    )
+    images = {name: normalized(arrays[name]) for name in ('x_train', 'x_test')}
+    labels = {name: jnp.asarray(arrays[name], jnp.int32) for name in ('y_train', 'y_test')}
+    return Images(**images, **labels)

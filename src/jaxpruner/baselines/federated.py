@@ -15,21 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpruner.baselines import data as data_lib
+from jaxpruner.baselines import task as task_lib
+from jaxpruner.baselines.data import load_images, require_folder
 from jaxpruner.baselines.models import ClientCNN, Functional
 from jaxpruner.baselines.readers import read_emnist
 from jaxpruner.baselines.recipe import Optimizer, Pruning, Recipe, Schedule
-from jaxpruner.baselines.task import (
-    Carry,
-    Examples,
-    Metric,
-    Metrics,
-    PresetRecipes,
-    Task,
-    classification_metrics,
-    require_folder,
-    step_key,
-)
+from jaxpruner.baselines.task import Carry, Examples, Metric, Metrics, Task, Workload
 
 Array = jax.Array | np.ndarray
 _DEFAULT = Recipe(
@@ -91,7 +82,7 @@ class Clients(NamedTuple):
     y_test: Array  # int32[tests]
 
 
-class FederatedWorkload(PresetRecipes):
+class FederatedWorkload(Workload):
     """Federated averaging; the metric is the accuracy of the server's model. A step is a round.
 
     The presets train clients of digits, of MNIST, or the writers of EMNIST.
@@ -103,37 +94,13 @@ class FederatedWorkload(PresetRecipes):
     def data(self, recipe: Recipe, data_dir: Path | None) -> Clients:
         """As `Workload.data`."""
         if recipe.data == 'emnist':
-            folder = require_folder(recipe, data_dir, 'EMNIST')
-            paths = [folder / f'federated_emnist_{part}.sqlite' for part in ('train', 'test')]
-            if not all(path.is_file() for path in paths):
-                names = ' and '.join(path.name for path in paths)
-                raise data_lib.DataError(f'{folder} does not hold {names}: put them there')
-            train, test = map(read_emnist, paths)
-            counts = np.array([len(labels) for _, labels in train])
-            ends = np.cumsum(counts)
-            members = (ends - counts)[:, None] + np.arange(counts.max())
-            parts = [
-                np.concatenate(part)
-                for clients in (train, test)
-                for part in zip(*clients, strict=True)
-            ]
-            images, labels, x_test, y_test = map(jnp.asarray, parts)
-            return Clients(images, labels, members.astype(np.int32), counts, x_test, y_test)
-        if recipe.data == 'mnist':
-            images = data_lib.load_mnist(require_folder(recipe, data_dir, 'MNIST'))
-        elif recipe.data == 'digits':
-            data_lib.check_no_folder(recipe.data, data_dir)
-            images = data_lib.load_digits()
-        else:
-            raise ValueError(
-                f"data {recipe.data!r} cannot be read by federated: 'digits', 'mnist' and "
-                "'emnist' are read"
-            )
+            return _read_writers(require_folder(recipe, data_dir, 'EMNIST'))
+        images = load_images(recipe, data_dir, 'emnist')
         numbers: Any = recipe.task
         members = split_by_label(images.y_train, numbers['clients'], numbers['shards'])
         counts = np.full(len(members), members.shape[1])
-        test = images.x_test, images.y_test
-        return Clients(images.x_train, images.y_train, members, counts, *test)
+        examples = images.x_train, images.y_train
+        return Clients(*examples, members, counts, images.x_test, images.y_test)
 
     def task(self, recipe: Recipe, data: Clients) -> Task:
         """As `Workload.task`; `recipe.batch_size` is that of a client's step.
@@ -150,21 +117,29 @@ class FederatedWorkload(PresetRecipes):
             raise ValueError(
                 f'batch_size must be at most {examples}, what a client has; got {recipe.batch_size}'
             )
-        sizes: Any = {
-            **recipe.model,
-            'side': data.images.shape[1],
-            'dtype': jnp.dtype(recipe.dtype),
-        }
-        model = Functional(lambda rngs: ClientCNN(**sizes, rngs=rngs))
+        sizes: Any = {**recipe.model, 'dtype': jnp.dtype(recipe.dtype)}
+        side = data.images.shape[1]
+        model = Functional(lambda rngs: ClientCNN(side, **sizes, rngs=rngs))
         rounds = _Rounds(recipe, data, model)
         return Task(
             metric=Metric('accuracy', 'high'),
-            steps=recipe.steps,
             init=model.init_params,
             loss=rounds.loss,
             evaluate=rounds.evaluate,
             step=rounds.step,
         )
+
+
+def _read_writers(folder: Path) -> Clients:
+    """The writers of EMNIST; those who are only tested are one test set."""
+    paths = [folder / f'federated_emnist_{part}.sqlite' for part in ('train', 'test')]
+    train, test = map(read_emnist, paths)
+    counts = np.array([len(labels) for _, labels in train])
+    members = (np.cumsum(counts) - counts)[:, None] + np.arange(counts.max())
+    images, labels = map(np.concatenate, zip(*train, strict=True))
+    tests = map(np.concatenate, zip(*test, strict=True))
+    examples = jnp.asarray(images), jnp.asarray(labels)
+    return Clients(*examples, members.astype(np.int32), counts, *map(jnp.asarray, tests))
 
 
 def split_by_label(labels: Any, clients: int, shards: int, seed: int = 0) -> np.ndarray:
@@ -182,10 +157,8 @@ def split_by_label(labels: Any, clients: int, shards: int, seed: int = 0) -> np.
             'task.clients or task.shards to less'
         )
     order = np.argsort(np.asarray(labels), kind='stable')
-    used = order[: size * clients * shards]
-    all_shards = used.reshape(-1, size)
-    shuffled = np.random.default_rng(seed).permutation(all_shards)
-    return shuffled.reshape(clients, -1)
+    all_shards = order[: size * clients * shards].reshape(-1, size)
+    return np.random.default_rng(seed).permutation(all_shards).reshape(clients, -1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,55 +175,48 @@ class _Rounds:
 
     def loss(self, params: Any, state: Any, batch: Examples, key: Any) -> tuple[jax.Array, Any]:
         images, labels = batch
-        model = self.model.module(params)
-        logits = model(images, key)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return losses.mean(), state
+        logits = self.model.module(params)(images, key)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), state
 
     def train_client(self, params: Any, client: jax.Array, key: jax.Array) -> Any:
         """The parameters after a client's steps of SGD: through its examples in a random order, repeated."""
-        members = jnp.asarray(self.data.members)
-        count = jnp.asarray(self.data.counts)[client]
+        members, count = jnp.asarray(self.data.members), jnp.asarray(self.data.counts)[client]
         images, labels = jnp.asarray(self.data.images), jnp.asarray(self.data.labels)
+        size, steps = self.recipe.batch_size, self.numbers['local_steps']
         key_order, key_loss = jax.random.split(key)
         order = jax.random.permutation(key_order, members.shape[1])
         order = order[
             jnp.argsort(order >= count)
         ]  # stable: those of the client, as they were drawn
-        size, steps = self.recipe.batch_size, self.numbers['local_steps']
         examples = members[client, order[jnp.arange(steps * size) % count]]
         sgd = optax.sgd(self.numbers['client_learning_rate'])
 
         def step(number, params):
             chosen = jax.lax.dynamic_slice_in_dim(examples, number * size, size)
-            batch = images[chosen], labels[chosen]
 
             def loss(params):
                 key = jax.random.fold_in(key_loss, number)
-                return self.loss(params, None, batch, key)[0]
+                return self.loss(params, None, (images[chosen], labels[chosen]), key)[0]
 
-            grads = jax.grad(loss)(params)
-            updates, _ = sgd.update(grads, sgd.init(params))
+            updates, _ = sgd.update(jax.grad(loss)(params), sgd.init(params))
             return optax.apply_updates(params, updates)
 
         return jax.lax.fori_loop(0, steps, step, params)
 
     def step(self, updater: Any, tx: Any, carry: Carry, number: jax.Array) -> Carry:
         """A round: some clients train, and the mean of what they changed is the server's gradient."""
-        key = step_key(carry.key, number)
-        key_choice, key_train = jax.random.split(key)
+        key_choice, key_train = jax.random.split(task_lib.step_key(carry.key, number))
         count = self.numbers['clients_per_round']
-        all_clients = len(self.data.members)
-        clients = jax.random.choice(key_choice, all_clients, (count,), replace=False)
+        clients = jax.random.choice(key_choice, len(self.data.members), (count,), replace=False)
         keys = jax.random.split(key_train, count)
         sent = updater.pre_forward_update(carry.params, carry.opt_state)
         trained = jax.vmap(self.train_client, (None, 0, 0))(sent, clients, keys)
         change = jax.tree.map(lambda old, new: (old - new).mean(axis=0), sent, trained)
         updates, opt_state = tx.update(change, carry.opt_state, carry.params)
-        params = optax.apply_updates(carry.params, updates)
+        params: Any = optax.apply_updates(carry.params, updates)
         return carry._replace(params=params, opt_state=opt_state)
 
     def evaluate(self, params: Any, state: Any) -> Metrics:
         del state
-        model = self.model.module(params)
-        return classification_metrics(model, self.data.x_test, self.data.y_test)
+        tests = self.data.x_test, self.data.y_test
+        return task_lib.classification_metrics(self.model.module(params), *tests)

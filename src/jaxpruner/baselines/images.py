@@ -7,7 +7,6 @@ model on the digits.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,21 +18,12 @@ import optax
 from jaxpruner import tree as tree_lib
 from jaxpruner.baselines import data as data_lib
 from jaxpruner.baselines import models, readers
-from jaxpruner.baselines.readers import ImageFiles, read_imagenet
+from jaxpruner.baselines import task as task_lib
+from jaxpruner.baselines.readers import ImageFiles
 from jaxpruner.baselines.recipe import Optimizer, Pruning, Recipe, Schedule
-from jaxpruner.baselines.task import (
-    Examples,
-    Feed,
-    Metric,
-    Metrics,
-    PresetRecipes,
-    Task,
-    classification_metrics,
-    example_metrics,
-    require_folder,
-)
+from jaxpruner.baselines.task import Examples, Feed, Metric, Metrics, Task, Workload
 
-_TASK = {'split_seed': 0, 'held_out': 0.0, 'shift': 0, 'label_smoothing': 0.0}
+_TASK = {'held_out': 0.0, 'label_smoothing': 0.0}
 _ERK = Pruning(distribution='erk')
 _RESNET = Recipe(
     workload='resnet',
@@ -124,35 +114,26 @@ _LENET_RECIPES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageWorkload(PresetRecipes):
+class ImageWorkload(Workload):
     """Classifies images with one of the models."""
 
     name: str
     recipes: Mapping[str, Recipe]  # by preset
-    make: Callable[..., Any]  # recipe, image shape, classes, rngs -> model
+    make: Callable[..., Any]  # image shape, classes, dtype, rngs, `Recipe.model` -> model
 
     def data(self, recipe: Recipe, data_dir: Path | None) -> data_lib.Images | ImageFiles:
         """As `Workload.data`; images of ImageNet stay on disk."""
         numbers: Any = recipe.task
-        if recipe.data == 'digits':
-            data_lib.check_no_folder(recipe.data, data_dir)
-            images = data_lib.load_digits(numbers['split_seed'])
-        elif recipe.data == 'mnist':
-            images = data_lib.load_mnist(require_folder(recipe, data_dir, 'MNIST'))
-        elif recipe.data == 'imagenet':
-            folder = require_folder(recipe, data_dir, 'ImageNet')
-            files, classes = read_imagenet(folder), numbers['classes']
-            if files.classes not in (None, classes):
-                raise ValueError(
-                    f'{folder} has {files.classes} classes and task.classes is {classes}: make them equal'
-                )
-            return files
-        else:
+        if recipe.data != 'imagenet':
+            images = data_lib.load_images(recipe, data_dir, 'imagenet')
+            return data_lib.hold_out(images, numbers['held_out'])
+        folder = data_lib.require_folder(recipe, data_dir, 'ImageNet')
+        files, classes = readers.read_imagenet(folder), numbers['classes']
+        if files.classes != classes:
             raise ValueError(
-                f"data {recipe.data!r} cannot be read by {self.name}: 'digits', 'mnist' and "
-                "'imagenet' are read; other images by a program"
+                f'{folder} has {files.classes} classes and task.classes is {classes}: make them equal'
             )
-        return data_lib.hold_out(images, numbers['held_out'])
+        return files
 
     def model(self, recipe: Recipe) -> models.Functional:
         """The model as pure functions; nothing is computed, so that full sizes can be looked at."""
@@ -160,14 +141,14 @@ class ImageWorkload(PresetRecipes):
         shape, classes = {'digits': (8, 8, 1), 'mnist': (28, 28, 1)}.get(recipe.data), 10
         if shape is None:
             shape, classes = (numbers['image_size'], numbers['image_size'], 3), numbers['classes']
-        return models.Functional(lambda rngs: self.make(recipe, shape, classes, rngs))
+        sizes: Any = {**recipe.model, 'classes': classes, 'dtype': recipe.dtype}
+        return models.Functional(lambda rngs: self.make(shape, **sizes, rngs=rngs))
 
     def task(self, recipe: Recipe, data: data_lib.Images | ImageFiles) -> Task:
         model = self.model(recipe)
         functions = _Classification(recipe, model, data)
         task = Task(
             metric=Metric('accuracy', 'high'),
-            steps=recipe.steps,
             init=model.init_params,
             init_state=lambda params, key: model.init(key)[1],
             loss=functions.loss,
@@ -175,9 +156,7 @@ class ImageWorkload(PresetRecipes):
             filter_fn=is_kernel,
         )
         if isinstance(data, ImageFiles):
-            return task._replace(
-                evaluate=functions.evaluate_batch, feed=functions.feed, tests=functions.tests
-            )
+            return task._replace(feed=functions.feed, tests=functions.tests)
         return task._replace(batch=functions.batch)
 
 
@@ -206,18 +185,9 @@ class _Classification:
     def batch(self, key: jax.Array, step: jax.Array) -> Examples:
         """Images and labels, drawn inside the program."""
         del step
-        key_choice, key_shift = jax.random.split(key)
-        size, most = self.recipe.batch_size, self.numbers['shift']
-        chosen = jax.random.randint(key_choice, (size,), 0, len(self.data.x_train))
-        images, labels = self.data.x_train[chosen], self.data.y_train[chosen]
-        if most:  # each image is moved by up to `most` pixels, its edges repeated
-            margins = [(0, 0), (most, most), (most, most), (0, 0)]
-            padded = jnp.pad(images, margins, mode='edge')
-            corners = jax.random.randint(key_shift, (size, 2), 0, 2 * most + 1)
-            shape = images.shape[1:]
-            cut = jax.vmap(lambda image, at: jax.lax.dynamic_slice(image, (*at, 0), shape))
-            images = cut(padded, corners)
-        return images, labels
+        key, _ = jax.random.split(key)
+        chosen = jax.random.randint(key, (self.recipe.batch_size,), 0, len(self.data.x_train))
+        return self.data.x_train[chosen], self.data.y_train[chosen]
 
     def loss(self, params: Any, state: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, Any]:
         del key
@@ -225,18 +195,19 @@ class _Classification:
         logits, state = self.model.apply(params, state, images, train=True)
         one_hot = jax.nn.one_hot(labels, logits.shape[-1])
         targets = optax.smooth_labels(one_hot, self.numbers['label_smoothing'])
-        losses = optax.softmax_cross_entropy(logits, targets)
-        return losses.mean(), state
+        return optax.softmax_cross_entropy(logits, targets).mean(), state
 
-    def evaluate(self, params: Any, state: Any) -> Metrics:
-        """Mean metrics of all test images."""
-        logits = functools.partial(self._logits, params, state)
-        return classification_metrics(logits, self.data.x_test, self.data.y_test)
+    def evaluate(self, params: Any, state: Any, *batch: Any) -> Metrics:
+        """Mean metrics of all test images, or those of each image of a batch."""
 
-    def evaluate_batch(self, params: Any, state: Any, batch: Any) -> Metrics:
-        """The metrics of each image of a batch."""
-        images, labels = _images_and_labels(batch)
-        return example_metrics(self._logits(params, state, images), labels)
+        def model(images):
+            logits, _ = self.model.apply(params, state, images, train=False)
+            return logits
+
+        if batch:
+            images, labels = _images_and_labels(*batch)
+            return task_lib.example_metrics(model(images), labels)
+        return task_lib.classification_metrics(model, self.data.x_test, self.data.y_test)
 
     def feed(self, seed: int) -> Feed:
         part = functools.partial(readers.random_part, size=self.numbers['image_size'])
@@ -246,36 +217,15 @@ class _Classification:
         middle = functools.partial(readers.middle, size=self.numbers['image_size'])
         return readers.in_order(self.data.test, middle, self.recipe.batch_size)
 
-    def _logits(self, params: Any, state: Any, images: jax.Array) -> jax.Array:
-        logits, _ = self.model.apply(params, state, images, train=False)
-        return logits
-
 
 def _images_and_labels(batch: Any) -> Examples:
     """A pair as it is; pictures of a feed are normalized here, so that bytes go to the device."""
     if not isinstance(batch, dict):
         return batch
-    mean = jnp.array(readers.MEAN)
-    deviation = jnp.array(readers.DEVIATION)
-    pixels = batch['image'] / 255.0
-    return (pixels - mean) / deviation, batch['label']
+    mean, deviation = jnp.array(readers.MEAN), jnp.array(readers.DEVIATION)
+    return (batch['image'] / 255.0 - mean) / deviation, batch['label']
 
 
-def _resnet(recipe: Recipe, shape: tuple[int, ...], classes: int, rngs: Any) -> models.ResNet:
-    sizes: Any = recipe.model
-    return models.ResNet(shape[-1], classes=classes, dtype=recipe.dtype, rngs=rngs, **sizes)
-
-
-def _vit(recipe: Recipe, shape: tuple[int, int, int], classes: int, rngs: Any) -> models.ViT:
-    sizes: Any = recipe.model
-    return models.ViT(shape, classes=classes, dtype=recipe.dtype, rngs=rngs, **sizes)
-
-
-def _lenet(recipe: Recipe, shape: tuple[int, ...], classes: int, rngs: Any) -> models.LeNet:
-    hidden: Any = recipe.model['hidden']
-    return models.LeNet(math.prod(shape), hidden, classes, recipe.dtype, rngs=rngs)
-
-
-RESNET = ImageWorkload('resnet', _RESNET_RECIPES, _resnet)
-VIT = ImageWorkload('vit', _VIT_RECIPES, _vit)
-LENET = ImageWorkload('lenet', _LENET_RECIPES, _lenet)
+RESNET = ImageWorkload('resnet', _RESNET_RECIPES, models.ResNet)
+VIT = ImageWorkload('vit', _VIT_RECIPES, models.ViT)
+LENET = ImageWorkload('lenet', _LENET_RECIPES, models.LeNet)

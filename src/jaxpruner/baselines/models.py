@@ -1,16 +1,18 @@
 """The networks of the workloads in flax nnx, of any size.
 
-Classifiers are called with images and whether they train, and return logits.
+Classifiers are called with images and whether they train, and return logits. The `settings` of each layer are its
+`dtype`, in which it computes, and `rngs`.
 """
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
 
 def convolution_as_matmul(
@@ -92,34 +94,17 @@ class _ConvNorm(nnx.Module):
     """A convolution without bias and a batch normalization."""
 
     def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        size: int,
-        stride: int,
-        *,
-        is_last: bool = False,
-        **settings,
+        self, inputs: int, outputs: int, size: int, stride: int, scale: str = 'ones', **settings
     ):
-        kernel_init = nnx.initializers.variance_scaling(2.0, 'fan_out', 'normal')
-        self.conv = nnx.Conv(
-            inputs,
-            outputs,
-            (size, size),
-            strides=stride,
-            use_bias=False,
-            kernel_init=kernel_init,
-            conv_general_dilated=fastest_convolution(),
-            **settings,
-        )
-        # The last scale of a block begins at zero: the block is then the identity (Goyal et al.,
-        # 2017).
-        init = nnx.initializers.zeros if is_last else nnx.initializers.ones
-        self.norm = nnx.BatchNorm(outputs, momentum=0.9, scale_init=init, **settings)
+        init = nnx.initializers.variance_scaling(2.0, 'fan_out', 'normal')
+        convolve: Any = functools.partial(nnx.Conv, conv_general_dilated=fastest_convolution())
+        sizes = inputs, outputs, (size, size), stride
+        self.conv = convolve(*sizes, use_bias=False, kernel_init=init, **settings)
+        scale_init = getattr(nnx.initializers, scale)
+        self.norm = nnx.BatchNorm(outputs, momentum=0.9, scale_init=scale_init, **settings)
 
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
-        convolved = self.conv(images)
-        return self.norm(convolved, use_running_average=not train)
+        return self.norm(self.conv(images), use_running_average=not train)
 
 
 class _Block(nnx.Module):
@@ -127,86 +112,74 @@ class _Block(nnx.Module):
 
     def __init__(self, inputs: int, width: int, stride: int, bottleneck: bool, **settings):
         outputs = 4 * width if bottleneck else width
-        layer = functools.partial(_ConvNorm, **settings)
+        sizes = [(inputs, width, 3, stride), (width, outputs, 3, 1)]
         if bottleneck:
-            self.layer1 = layer(inputs, width, 1, 1)
-            self.layer2 = layer(width, width, 3, stride)
-            self.layer3 = layer(width, outputs, 1, 1, is_last=True)
-        else:
-            self.layer1 = layer(inputs, width, 3, stride)
-            self.layer2 = layer(width, outputs, 3, 1, is_last=True)
-        self.depth = 3 if bottleneck else 2
+            sizes = [(inputs, width, 1, 1), (width, width, 3, stride), (width, outputs, 1, 1)]
+        self.depth = len(sizes)
+        for number, size in enumerate(sizes, 1):
+            # The last scale of a block begins at zero: the block is then the identity (Goyal et al., 2017).
+            scale = 'zeros' if number == self.depth else 'ones'
+            setattr(self, f'layer{number}', _ConvNorm(*size, scale=scale, **settings))
         self.has_shortcut = stride != 1 or inputs != outputs
         if self.has_shortcut:
-            self.shortcut = layer(inputs, outputs, 1, stride)
+            self.shortcut = _ConvNorm(inputs, outputs, 1, stride, **settings)
 
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
         hidden = images
         for number in range(1, self.depth + 1):
-            layer = getattr(self, f'layer{number}')
-            hidden = layer(hidden, train)
+            hidden = getattr(self, f'layer{number}')(hidden, train)
             if number < self.depth:
                 hidden = nnx.relu(hidden)
-        shortcut = images
-        if self.has_shortcut:
-            shortcut = self.shortcut(images, train)
+        shortcut = self.shortcut(images, train) if self.has_shortcut else images
         return nnx.relu(hidden + shortcut)
 
 
 class ResNet(nnx.Module):
     """A residual network (He et al., 2015).
 
-    `stages` has the number of blocks of each stage; each further one halves the image's size and
-    doubles `width`. A large stem, for ImageNet, is a 7x7 convolution and a pooling, both of stride
+    `image` is height, width and channels. `stages` has the number of blocks of each stage; each further one halves the
+    image's size and doubles `width`. A large stem, for ImageNet, is a 7x7 convolution and a pooling, both of stride
     2; small images have one 3x3 convolution.
     """
 
     def __init__(
         self,
-        channels: int,
+        image: Sequence[int],
         stages: Sequence[int],
         width: int,
         bottleneck: bool,
         large_stem: bool,
         classes: int,
-        dtype: Any,
-        *,
-        rngs: nnx.Rngs,
+        **settings: Any,
     ):
-        settings: Any = {'dtype': dtype, 'rngs': rngs}
         size, stride = (7, 2) if large_stem else (3, 1)
-        self.stem = _ConvNorm(channels, width, size, stride, **settings)
+        self.stem = _ConvNorm(image[-1], width, size, stride, **settings)
         self.large_stem = large_stem
-        features = width
-        names = []
+        features, names = width, []
         for stage, blocks in enumerate(stages):
             stage_width = width << stage
             for number in range(blocks):
                 stride = 2 if stage and not number else 1
+                names.append(f'stage{stage + 1}_block{number + 1}')
                 block = _Block(features, stage_width, stride, bottleneck, **settings)
-                name = f'stage{stage + 1}_block{number + 1}'
-                setattr(self, name, block)
-                names.append(name)
+                setattr(self, names[-1], block)
                 features = stage_width * (4 if bottleneck else 1)
         self.names = tuple(names)
-        self.head = nnx.Linear(features, classes, dtype=dtype, rngs=rngs)
+        self.head = nnx.Linear(features, classes, **settings)
 
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
         hidden = nnx.relu(self.stem(images, train))
         if self.large_stem:
             hidden = nnx.max_pool(hidden, (3, 3), (2, 2), padding='SAME')
         for name in self.names:
-            block = getattr(self, name)
-            hidden = block(hidden, train)
-        features = hidden.mean(axis=(1, 2))
-        return self.head(features)
+            hidden = getattr(self, name)(hidden, train)
+        return self.head(hidden.mean(axis=(1, 2)))
 
 
 class _EncoderLayer(nnx.Module):
     """Attention and two dense layers, each after a normalization and beside a shortcut."""
 
-    def __init__(self, width: int, heads: int, hidden: int, dtype: Any, rngs: nnx.Rngs):
-        settings: Any = {'dtype': dtype, 'rngs': rngs}
+    def __init__(self, width: int, heads: int, hidden: int, **settings: Any):
         self.norm1 = nnx.LayerNorm(width, epsilon=1e-6, **settings)
         self.attention = nnx.MultiHeadAttention(heads, width, decode=False, **settings)
         self.norm2 = nnx.LayerNorm(width, epsilon=1e-6, **settings)
@@ -214,11 +187,8 @@ class _EncoderLayer(nnx.Module):
         self.dense2 = nnx.Linear(hidden, width, **settings)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        normed = self.norm1(tokens)
-        tokens = tokens + self.attention(normed)
-        normed = self.norm2(tokens)
-        hidden = nnx.gelu(self.dense1(normed))
-        return tokens + self.dense2(hidden)
+        tokens = tokens + self.attention(self.norm1(tokens))
+        return tokens + self.dense2(nnx.gelu(self.dense1(self.norm2(tokens))))
 
 
 class ViT(nnx.Module):
@@ -237,28 +207,21 @@ class ViT(nnx.Module):
         heads: int,
         hidden: int,
         classes: int,
-        dtype: Any,
-        *,
-        rngs: nnx.Rngs,
+        **settings: Any,
     ):
         rows, columns, channels = image
         if rows % patch or columns % patch:
             raise ValueError(
                 f'model.patch {patch} does not divide images of {rows}x{columns} pixels'
             )
-        settings: Any = {'dtype': dtype, 'rngs': rngs}
-        self.patch = patch
-        self.layers = layers
-        patches = (rows // patch) * (columns // patch)
-        tokens = patches + 1
+        self.patch, self.layers = patch, layers
+        tokens = (rows // patch) * (columns // patch) + 1
         self.embed = nnx.Linear(patch * patch * channels, width, **settings)
         self.token = nnx.Param(jnp.zeros((1, 1, width)))
-        key = rngs.params()
-        positions = jax.random.normal(key, (1, tokens, width))
+        positions = jax.random.normal(settings['rngs'].params(), (1, tokens, width))
         self.positions = nnx.Param(0.02 * positions)
-        for number in range(layers):
-            layer = _EncoderLayer(width, heads, hidden, dtype, rngs)
-            setattr(self, f'layer{number + 1}', layer)
+        for number in range(1, layers + 1):
+            setattr(self, f'layer{number}', _EncoderLayer(width, heads, hidden, **settings))
         self.norm = nnx.LayerNorm(width, epsilon=1e-6, **settings)
         self.head = nnx.Linear(width, classes, **settings)
 
@@ -267,18 +230,14 @@ class ViT(nnx.Module):
         batch, height, width, channels = images.shape
         rows, columns = height // self.patch, width // self.patch
         patches = images.reshape(batch, rows, self.patch, columns, self.patch, channels)
-        patches = patches.swapaxes(2, 3)
-        patches = patches.reshape(batch, rows * columns, -1)
-        tokens = self.embed(patches)
+        tokens = self.embed(patches.swapaxes(2, 3).reshape(batch, rows * columns, -1))
         class_token = self.token[...].astype(tokens.dtype)
         first = jnp.broadcast_to(class_token, (batch, 1, tokens.shape[-1]))
         tokens = jnp.concatenate([first, tokens], axis=1)
         tokens = tokens + self.positions[...].astype(tokens.dtype)
-        for number in range(self.layers):
-            layer = getattr(self, f'layer{number + 1}')
-            tokens = layer(tokens)
-        normed = self.norm(tokens)
-        return self.head(normed[:, 0])
+        for number in range(1, self.layers + 1):
+            tokens = getattr(self, f'layer{number}')(tokens)
+        return self.head(self.norm(tokens)[:, 0])
 
 
 class LeNet(nnx.Module):
@@ -288,28 +247,21 @@ class LeNet(nnx.Module):
     PyTorch, where the results that this model is compared with were trained.
     """
 
-    def __init__(
-        self, inputs: int, hidden: Sequence[int], classes: int, dtype: Any, *, rngs: nnx.Rngs
-    ):
-        sizes = [inputs, *hidden, classes]
-        self.depth = len(sizes) - 1
-        for number in range(self.depth):
-            inputs, outputs = sizes[number], sizes[number + 1]
+    def __init__(self, image: Sequence[int], hidden: Sequence[int], classes: int, **settings: Any):
+        sizes = [math.prod(image), *hidden, classes]
+        self.depth = len(hidden) + 1
+        for number, (inputs, outputs) in enumerate(itertools.pairwise(sizes), 1):
             bound = inputs**-0.5
-            init = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
-            layer = nnx.Linear(
-                inputs, outputs, kernel_init=init, bias_init=init, dtype=dtype, rngs=rngs
-            )
-            setattr(self, f'dense{number + 1}', layer)
+            init: Any = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
+            layer = functools.partial(nnx.Linear, kernel_init=init, bias_init=init)
+            setattr(self, f'dense{number}', layer(inputs, outputs, **settings))
 
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
         del train
         hidden = images.reshape(len(images), -1)
         for number in range(1, self.depth):
-            layer = getattr(self, f'dense{number}')
-            hidden = nnx.relu(layer(hidden))
-        last = getattr(self, f'dense{self.depth}')
-        return last(hidden)
+            hidden = nnx.relu(getattr(self, f'dense{number}')(hidden))
+        return getattr(self, f'dense{self.depth}')(hidden)
 
 
 class ClientCNN(nnx.Module):
@@ -325,40 +277,25 @@ class ClientCNN(nnx.Module):
         hidden: int,
         classes: int,
         dropout: Sequence[float],
-        dtype: DTypeLike = jnp.float32,
-        *,
-        rngs: nnx.Rngs,
+        **settings: Any,
     ):
-        self.dropout = tuple(dropout)
-        convolve = fastest_convolution()
-        convolution = functools.partial(
-            nnx.Conv, padding='VALID', dtype=dtype, conv_general_dilated=convolve, rngs=rngs
-        )
-        self.conv1 = convolution(1, filters[0], (3, 3))
-        self.conv2 = convolution(filters[0], filters[1], (3, 3))
+        self.drop1, self.drop2 = map(nnx.Dropout, dropout)
+        convolve = functools.partial(nnx.Conv, conv_general_dilated=fastest_convolution())
+        self.conv1 = convolve(1, filters[0], (3, 3), padding='VALID', **settings)
+        self.conv2 = convolve(filters[0], filters[1], (3, 3), padding='VALID', **settings)
         pooled_side = (side - 4) // 2
-        features = pooled_side * pooled_side * filters[1]
-        self.dense = nnx.Linear(features, hidden, dtype=dtype, rngs=rngs)
-        self.head = nnx.Linear(hidden, classes, dtype=dtype, rngs=rngs)
+        self.dense = nnx.Linear(pooled_side * pooled_side * filters[1], hidden, **settings)
+        self.head = nnx.Linear(hidden, classes, **settings)
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Logits, float32[batch, classes]; without a key there is no dropout."""
-        features = nnx.relu(self.conv1(images))
-        features = nnx.relu(self.conv2(features))
-        pooled = nnx.max_pool(features, (2, 2), (2, 2))
-        features = pooled.reshape(len(images), -1)
-        features = self._drop(0, features, key)
-        features = nnx.relu(self.dense(features))
-        features = self._drop(1, features, key)
-        return self.head(features).astype(jnp.float32)
-
-    def _drop(self, layer: int, features: jax.Array, key: jax.Array | None) -> jax.Array:
-        rate = self.dropout[layer]
-        if key is None or not rate:
-            return features
-        key = jax.random.fold_in(key, layer)
-        is_kept = jax.random.bernoulli(key, 1 - rate, features.shape)
-        return jnp.where(is_kept, features / (1 - rate), 0.0)
+        features = nnx.relu(self.conv2(nnx.relu(self.conv1(images))))
+        features = nnx.max_pool(features, (2, 2), (2, 2)).reshape(len(images), -1)
+        settings: Any = {'deterministic': key is None}
+        if key is not None:
+            settings['rngs'] = nnx.Rngs(key)
+        features = nnx.relu(self.dense(self.drop1(features, **settings)))
+        return self.head(self.drop2(features, **settings)).astype(jnp.float32)
 
 
 class QNetwork(nnx.Module):
@@ -375,37 +312,29 @@ class QNetwork(nnx.Module):
         strides: Sequence[int],
         hidden: int,
         actions: int,
-        dtype: DTypeLike = jnp.float32,
-        *,
-        rngs: nnx.Rngs,
+        **settings: Any,
     ):
-        self.dtype = dtype
-        height, width, channels = shape
+        self.dtype = settings.setdefault('dtype', jnp.float32)
         self.layers = len(filters)
+        height, width, channels = shape
         # With strides XLA's own convolution is the faster, on a CPU, too.
-        convolve = jax.lax.conv_general_dilated if max(strides) > 1 else fastest_convolution()
-        convolution = functools.partial(
-            nnx.Conv, padding='VALID', dtype=dtype, conv_general_dilated=convolve, rngs=rngs
-        )
-        settings = zip(filters, kernel_sizes, strides, strict=True)
-        for number, (outputs, size, stride) in enumerate(settings):
-            layer = convolution(channels, outputs, (size, size), stride)
-            setattr(self, f'conv{number + 1}', layer)
-            height = (height - size) // stride + 1
-            width = (width - size) // stride + 1
+        fastest = jax.lax.conv_general_dilated if max(strides) > 1 else fastest_convolution()
+        convolve = functools.partial(nnx.Conv, padding='VALID', conv_general_dilated=fastest)
+        convolutions = zip(filters, kernel_sizes, strides, strict=True)
+        for number, (outputs, size, stride) in enumerate(convolutions, 1):
+            layer = convolve(channels, outputs, (size, size), stride, **settings)
+            setattr(self, f'conv{number}', layer)
+            height, width = ((side - size) // stride + 1 for side in (height, width))
             channels = outputs
-        features = height * width * channels
-        self.dense = nnx.Linear(features, hidden, dtype=dtype, rngs=rngs)
-        self.head = nnx.Linear(hidden, actions, dtype=dtype, rngs=rngs)
+        self.dense = nnx.Linear(height * width * channels, hidden, **settings)
+        self.head = nnx.Linear(hidden, actions, **settings)
 
     def __call__(self, observations: jax.Array) -> jax.Array:
         """The values, float32[batch, actions]; uint8 observations are brightness, over 255."""
         features = observations.astype(self.dtype)
         if observations.dtype == jnp.uint8:
             features = features / 255
-        for number in range(self.layers):
-            layer = getattr(self, f'conv{number + 1}')
-            features = nnx.relu(layer(features))
-        features = features.reshape(len(features), -1)
-        features = nnx.relu(self.dense(features))
+        for number in range(1, self.layers + 1):
+            features = nnx.relu(getattr(self, f'conv{number}')(features))
+        features = nnx.relu(self.dense(features.reshape(len(features), -1)))
         return self.head(features).astype(jnp.float32)

@@ -3,8 +3,8 @@
 import collections
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,26 +18,6 @@ from jaxpruner.baselines.training import DENSE, Training
 from jaxpruner.sparse_state import sparse_states
 
 Masks = dict[str, np.ndarray]  # by leaf path
-_AXIS = 'data'  # of the mesh: the examples of a batch
-_AHEAD = 2  # steps that the host may be ahead of the devices; each holds a batch there
-
-
-def map_over_cells(over: Literal['map', 'vmap'], function: Callable[..., Any]) -> Callable:
-    """Makes a function of many cells out of a function of one; it is to be compiled.
-
-    >>> map_over_cells('vmap', lambda x: 2 * x)(jax.numpy.arange(3.0)).tolist()
-    [0.0, 2.0, 4.0]
-    """
-
-    def mapped(*arrays):
-        if over == 'vmap':
-            return jax.vmap(function)(*arrays)
-        if _length(arrays) == 1:  # a single cell needs no loop around it
-            only = function(*jax.tree.map(lambda leaf: leaf[0], arrays))
-            return jax.tree.map(lambda leaf: leaf[None], only)
-        return jax.lax.map(lambda cell: function(*cell), arrays)
-
-    return mapped
 
 
 class Programs:
@@ -47,73 +27,31 @@ class Programs:
     elsewhere. A task with a feed trains one cell, whose batches are spread over all devices.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        recipe: Recipe,
-        data: Any,
-        over: Literal['map', 'vmap'] | None = None,
-    ):
+    def __init__(self, workload: Workload, recipe: Recipe, data: Any):
         self.task = workload.task(recipe, data)
         self._settings = workload, recipe
         self._data = data
-        if self.task.feed is not None:
-            over = 'map'
-        elif over is None:
-            over = 'map' if jax.default_backend() == 'cpu' else 'vmap'
+        has_feed = self.task.feed is not None
         # Data are an argument of the programs, which would contain them otherwise; readers of a feed are no arrays.
-        self._arrays = None if self.task.feed else data
+        self._arrays = None if has_feed else data
 
-        def mapped(function, *arrays):
-            return map_over_cells(over, function)(*arrays)
+        def run(method, algorithm, arrays, carries, others, *shared):
+            """Runs a method of `Training` for each cell."""
+            function = getattr(self._training(algorithm), method)
 
-        def given(data):
-            return self._data if self.task.feed else data
+            def of_cell(cell):
+                return function(data if has_feed else arrays, *cell, *shared)
 
-        def init(data, seeds):
-            training = self._training(DENSE)
-            return mapped(lambda seed: training.init(given(data), seed), seeds)
+            cells = carries, *others
+            if len(jax.tree.leaves(carries)[0]) == 1:  # a single cell needs no loop around it
+                only = of_cell(jax.tree.map(lambda leaf: leaf[0], cells))
+                return jax.tree.map(lambda leaf: leaf[None], only)
+            if jax.default_backend() == 'cpu':
+                return jax.lax.map(of_cell, cells)
+            return jax.vmap(of_cell)(cells)
 
-        def start(algorithm, *arrays):
-            return mapped(self._training(algorithm).start, *arrays)
-
-        def forward(algorithm, targets, carries):
-            return mapped(self._training(algorithm).forward, targets, carries)
-
-        def advance(algorithm, data, targets, carries, first, stop):
-            def advance_one(targets, carry):
-                training = self._training(algorithm)
-                return training.advance(given(data), targets, carry, first, stop)
-
-            return mapped(advance_one, targets, carries)
-
-        # The second result says when the step is done; the carry is donated to the next step.
-        def step(algorithm, targets, carries, number, batch):
-            def step_one(targets, carry):
-                return self._training(algorithm).step(self._data, targets, carry, number, batch)
-
-            return mapped(step_one, targets, carries), number + 1
-
-        def evaluate(data, params, state, *batch):
-            def evaluate_one(params, state):
-                task = workload.task(recipe, given(data))
-                return task.evaluate(params, state, *batch)
-
-            return mapped(evaluate_one, params, state)
-
-        def values(algorithm, targets, carries, observations):
-            own = self.task.values
-            assert own is not None, 'the feed asks for values; the task has none'
-            params = forward(algorithm, targets, carries)
-            return mapped(lambda params: own(params, observations), params)[0]
-
-        self._init = jax.jit(init)
-        self._start = jax.jit(start, static_argnums=0)
-        self._forward = jax.jit(forward, static_argnums=0)
-        self._advance = jax.jit(advance, static_argnums=0, donate_argnums=3)
-        self._step = jax.jit(step, static_argnums=0, donate_argnums=2)
-        self._evaluate = jax.jit(evaluate)
-        self._values = jax.jit(values, static_argnums=0)
+        self._run = jax.jit(run, static_argnums=(0, 1))
+        self._train = jax.jit(run, static_argnums=(0, 1), donate_argnums=3)
 
     def targets(self, algorithm: str, sparsities: Sequence[float]) -> Any:
         """The target of each leaf for each cell: float32[cells], `None` where dense."""
@@ -124,8 +62,8 @@ class Programs:
     def start(self, algorithm: str, targets: Any, seeds: Sequence[int]) -> Carry:
         """The carries before the first step."""
         numbers = jnp.asarray(seeds, jnp.int32)
-        params, state = self._init(self._arrays, numbers)
-        return self._start(algorithm, targets, numbers, params, state)
+        begun = self._run('init', DENSE, self._arrays, numbers, ())
+        return self._run('start', algorithm, None, begun, (targets, numbers))
 
     def advance(
         self,
@@ -140,15 +78,13 @@ class Programs:
         if feed is None:
             # Arrays, not constants: one program serves chunks of any length.
             bounds = jnp.int32(first), jnp.int32(stop)
-            return self._advance(algorithm, self._arrays, targets, carries, *bounds)
-        running: collections.deque[jax.Array] = collections.deque()
+            return self._train('advance', algorithm, self._arrays, carries, (targets,), *bounds)
         for number in range(first, stop):
             batch = feed.next(self._bound_values(algorithm, targets, carries))
             (targets, carries), batch = _spread((targets, carries), batch)
-            carries, done = self._step(algorithm, targets, carries, np.int32(number), batch)
-            running.append(done)
-            if len(running) > _AHEAD:
-                running.popleft().block_until_ready()
+            jax.block_until_ready(carries)  # the host is one batch ahead, no more
+            step = np.int32(number), batch
+            carries = self._train('step', algorithm, None, carries, (targets,), *step)
         return carries
 
     def report(
@@ -159,22 +95,20 @@ class Programs:
             values = self._bound_values(algorithm, targets, carries)
             metrics = self.task.evaluate_host(values, *seeds)
             return {name: np.array([value]) for name, value in metrics.items()}
-        params = self._forward(algorithm, targets, carries)
         if self.task.tests is None:
-            metrics = self._evaluate(self._arrays, params, carries.state)
+            metrics = self._run('evaluate', algorithm, self._arrays, carries, (targets,))
             return jax.tree.map(np.array, dict(metrics))
         # Means over the test batches; a shorter batch is padded to the first's size.
-        totals: dict[str, float] = {}
+        totals: dict[str, float] = collections.defaultdict(float)
         size = examples = 0
         for batch in self.task.tests():
-            count = _length(batch)
-            size = size or count
-            examples += count
+            count = len(jax.tree.leaves(batch)[0])
+            size, examples = size or count, examples + count
             padded = jax.tree.map(functools.partial(_padded, size), batch)
-            model, whole = _spread((params, carries.state), padded)
-            for name, each in self._evaluate(None, *model, whole).items():
-                total = float(np.asarray(each, np.float64)[0, :count].sum())
-                totals[name] = totals.get(name, 0.0) + total
+            (targets, carries), padded = _spread((targets, carries), padded)
+            metrics = self._run('evaluate', algorithm, None, carries, (targets,), padded)
+            for name, each in metrics.items():
+                totals[name] += float(np.asarray(each, np.float64)[0, :count].sum())
         return {name: np.array([total / examples], np.float32) for name, total in totals.items()}
 
     def prunable(self) -> dict[str, int]:
@@ -185,9 +119,11 @@ class Programs:
         return Training(*self._settings, algorithm)
 
     def _bound_values(self, algorithm: str, targets: Any, carries: Carry) -> Values:
-        return lambda observations: np.asarray(
-            self._values(algorithm, targets, carries, observations)
-        )
+        def values(observations):
+            of_cells = self._run('values', algorithm, None, carries, (targets,), observations)
+            return np.asarray(of_cells[0])
+
+        return values
 
 
 def masks_by_path(opt_state: Any) -> Masks:
@@ -201,20 +137,15 @@ def masks_by_path(opt_state: Any) -> Masks:
     return masks
 
 
-def _length(batch: Any) -> int:
-    return len(jax.tree.leaves(batch)[0])
-
-
 def _padded(size: int, leaf: Any) -> Any:
     return np.pad(leaf, [(0, size - len(leaf))] + [(0, 0)] * (leaf.ndim - 1))
 
 
 def _spread(tree: Any, batch: Any) -> tuple[Any, Any]:
     """A copy of the tree for each device, and as many examples of the batch, on as many devices as divide it."""
-    devices = math.gcd(_length(batch), jax.local_device_count())
-    mesh = Mesh(np.array(jax.local_devices()[:devices]), (_AXIS,))
-    everywhere, split = (
-        NamedSharding(mesh, PartitionSpec()),
-        NamedSharding(mesh, PartitionSpec(_AXIS)),
+    devices = math.gcd(len(jax.tree.leaves(batch)[0]), jax.local_device_count())
+    mesh = Mesh(np.array(jax.local_devices()[:devices]), ('examples',))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return jax.device_put(
+        (tree, batch), (everywhere, NamedSharding(mesh, PartitionSpec('examples')))
     )
-    return jax.device_put(tree, everywhere), jax.device_put(batch, split)

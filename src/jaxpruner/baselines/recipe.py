@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,15 +92,16 @@ class Recipe:
         for field in ('steps', 'batch_size'):
             if getattr(self, field) < 1:
                 raise ValueError(f'{field} must be at least 1, got {getattr(self, field)}')
-        if not 0 < self.eval_every <= 1:
-            raise ValueError(
-                f'eval_every must lie in (0, 1] (a share of the steps), got {self.eval_every}'
-            )
         if self.dtype not in ('float32', 'bfloat16'):
             raise ValueError(f"dtype must be 'float32' or 'bfloat16', got {self.dtype!r}")
-        shares = 'start end frequency trainer_start trainer_end ste_start ste_end'
-        _check_shares('pruning', self.pruning, shares.split())
-        _check_shares('schedule', self.schedule, ['warmup'])
+        shares = {'eval_every': self.eval_every, 'schedule.warmup': self.schedule.warmup}
+        for name in 'start end frequency trainer_start trainer_end ste_start ste_end'.split():
+            shares[f'pruning.{name}'] = getattr(self.pruning, name)
+        for name, share in shares.items():
+            if not 0 <= share <= 1 or (name == 'eval_every' and not share):
+                raise ValueError(
+                    f'{name} must lie in [0, 1] (a share of the steps; eval_every above 0), got {share}'
+                )
 
     def updated(self, changes: Mapping[str, Any], where: str = '') -> 'Recipe':
         """The recipe with other values, nested as in the file; `where` begins an error message.
@@ -110,30 +111,27 @@ class Recipe:
         >>> Recipe('resnet').updated({'optimizer': {'name': 'adam'}}).optimizer.name
         'adam'
         """
-        start = f'{where}: ' if where else ''
         try:
             return _merge(self, changes, '')
         except (ValueError, TypeError) as error:
-            raise ValueError(f'{start}{error}') from None
+            raise ValueError(f'{where}: {error}' if where else str(error)) from None
 
     def to_toml(self) -> str:
         """The recipe as a TOML file."""
-        lines = []
-        tables = []
+        lines, tables = [], []
         for key, value in dataclasses.asdict(self).items():
             if not isinstance(value, Mapping):
                 lines.append(f'{key} = {_to_toml(value)}')
             elif value:
+                numbers = value | value.get('own', {})
+                numbers.pop('own', None)
                 tables += ['', f'[{key}]']
-                numbers = {name: number for name, number in value.items() if name != 'own'}
-                for name, number in (numbers | value.get('own', {})).items():
-                    tables.append(f'{name} = {_to_toml(number)}')
+                tables += [f'{name} = {_to_toml(number)}' for name, number in numbers.items()]
         return '\n'.join(lines + tables) + '\n'
 
     def digest(self) -> str:
         """The SHA-256 of the TOML file in hexadecimal: equal for runs with the same numbers."""
-        content = self.to_toml().encode()
-        return hashlib.sha256(content).hexdigest()
+        return hashlib.sha256(self.to_toml().encode()).hexdigest()
 
     def write(self, path: Path) -> None:
         """Writes the TOML file, which appears when it is complete."""
@@ -183,21 +181,19 @@ def _merge(old: Any, changes: Any, path: str) -> Any:
         raise ValueError(f'{path} is a table of keys, got {changes!r}')
     is_record = dataclasses.is_dataclass(old)
     merged = dict(vars(old)) if is_record else dict(old)
-    own_fields = _own_fields() if isinstance(old, Pruning) else {}
+    own = _own_fields() if isinstance(old, Pruning) else {}
     for key, value in changes.items():
         name = f'{path}.{key}' if path else key
-        if key in own_fields:
-            settings = {**merged['own'], key: _own_value(value, own_fields[key], name)}
-            # Recipes of equal values are equal files.
-            merged['own'] = dict(sorted(settings.items()))
-            continue
-        if key not in merged or (key == 'own' and isinstance(old, Pruning)):
-            known = [known for known in (*merged, *own_fields) if known != 'own']
+        if key in own:
+            settings = {**merged['own'], key: _convert(value, own[key], name)}
+            merged['own'] = dict(
+                sorted(settings.items())
+            )  # recipes of equal values are equal files
+        elif key not in merged or key == 'own':
+            nearest = tree_lib.nearest(key, [known for known in (*merged, *own) if known != 'own'])
             hint = '; fields of algorithms of your own need --modules' if path == 'pruning' else ''
-            raise ValueError(
-                f'the recipe has no key {name!r}; {tree_lib.nearest(key, known)}{hint}'
-            )
-        if dataclasses.is_dataclass(merged[key]) or isinstance(merged[key], Mapping):
+            raise ValueError(f'the recipe has no key {name!r}; {nearest}{hint}')
+        elif dataclasses.is_dataclass(merged[key]) or isinstance(merged[key], Mapping):
             merged[key] = _merge(merged[key], value, name)
         else:
             merged[key] = _convert(value, merged[key], name)
@@ -206,22 +202,12 @@ def _merge(old: Any, changes: Any, path: str) -> Any:
 
 def _own_fields() -> dict[str, Any]:
     """The default of each field that an algorithm from outside of this package has, by name."""
-    defaults = {}
-    for algorithm in api.ALGORITHM_REGISTRY.values():
-        for field in dataclasses.fields(algorithm):
-            if field.init and not checks.is_of_library(algorithm, field.name):
-                defaults[field.name] = field.default
-    return defaults
-
-
-def _own_value(value: Any, default: Any, name: str) -> Any:
-    if isinstance(default, Plain):
-        return _convert(value, default, name)
-    if isinstance(value, list):
-        return tuple(value)
-    if not isinstance(value, Plain):
-        raise ValueError(f'{name} must be a plain value, got {value!r}')
-    return value
+    return {
+        field.name: field.default
+        for algorithm in api.ALGORITHM_REGISTRY.values()
+        for field in dataclasses.fields(algorithm)
+        if field.init and not checks.is_of_library(algorithm, field.name)
+    }
 
 
 _TYPE_NAMES = {
@@ -234,25 +220,20 @@ _TYPE_NAMES = {
 
 
 def _convert(value: Any, old: Any, name: str) -> Any:
+    """The value as one of the old value's type; of any plain type where the old one is of none."""
     expected = type(old)
+    if isinstance(value, list):
+        value = tuple(value)
     if expected is float and type(value) is int:
-        return float(value)
+        value = float(value)
     if expected is int and type(value) is float and value.is_integer():
-        return int(value)  # steps are often written 4e5
-    if expected is tuple and isinstance(value, list | tuple):
-        return tuple(value)
-    if type(value) is not expected:
-        raise ValueError(f'{name} must be {_TYPE_NAMES[expected]}, got {value!r}')
+        value = int(value)  # steps are often written 4e5
+    is_right = type(value) is expected if expected in _TYPE_NAMES else isinstance(value, Plain)
+    if not is_right:
+        raise ValueError(
+            f'{name} must be {_TYPE_NAMES.get(expected, "a plain value")}, got {value!r}'
+        )
     return value
-
-
-def _check_shares(section: str, record: Any, names: Sequence[str]) -> None:
-    for name in names:
-        share = getattr(record, name)
-        if not 0 <= share <= 1:
-            raise ValueError(
-                f'{section}.{name} must lie in [0, 1] (a share of the steps), got {share}'
-            )
 
 
 def _to_toml(value: Any) -> str:

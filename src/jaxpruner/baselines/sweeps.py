@@ -9,8 +9,7 @@ import dataclasses
 import functools
 import itertools
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from jaxpruner.baselines.checkpointing import CellKey, Checkpoints, Progress
 from jaxpruner.baselines.programs import Masks, Programs, masks_by_path
 from jaxpruner.baselines.recipe import Recipe, read_recipe
 from jaxpruner.baselines.task import Workload
-from jaxpruner.baselines.training import DENSE, Training, check_algorithm
+from jaxpruner.baselines.training import DENSE, check_algorithm
 from jaxpruner.files import atomic_files
 from jaxpruner.files.atomic_files import locked
 from jaxpruner.files.system_errors import errors_named
@@ -145,9 +144,13 @@ class Sweep:
         with claimed(self.out, self.recipe):
             if not (pending := self._pending(cells)):
                 return
-            self._check(pending)
-            keep_recipe(self.out, self.recipe)
             programs = Programs(self.workload, self.recipe, self.data)
+            # How each algorithm begins, traced: a wrong recipe is refused before hours of training.
+            for cell in {cell.algorithm: cell for cell in pending}.values():
+                targets = programs.targets(cell.algorithm, [cell.sparsity])
+                start = functools.partial(programs.start, cell.algorithm, targets, [cell.seed])
+                jax.eval_shape(start)
+            keep_recipe(self.out, self.recipe)
             while pending:
                 # The cells to train together next: those of a checkpoint, or else all of an algorithm.
                 group = [cell for cell in pending if cell.algorithm == pending[0].algorithm]
@@ -162,17 +165,6 @@ class Sweep:
                 pending = self._pending(cells)
                 if should_stop():
                     raise Interrupted(f'stopped after {group[0].algorithm}')
-
-    def _check(self, pending: Sequence[CellKey]) -> None:
-        """Traces how each algorithm begins, which refuses a wrong recipe before hours of training."""
-        dense = Training(self.workload, self.recipe, DENSE)
-        shapes = jax.eval_shape(lambda: dense.init(self.data, 0))
-        for algorithm, sparsity in {cell.algorithm: cell.sparsity for cell in pending}.items():
-            training = Training(self.workload, self.recipe, algorithm)
-            targets = training.targets(self.data, sparsity)
-            with warnings.catch_warnings():
-                warnings.simplefilter('ignore')  # they come when it is trained
-                jax.eval_shape(functools.partial(training.start, targets, 0), *shapes)
 
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(self.out / 'checkpoints')
@@ -240,7 +232,7 @@ class Sweep:
         masks, finished = masks_by_path(carries.opt_state), self.finished()
         for position, cell in enumerate(group):
             if cell not in finished:
-                self._write(position, progress, metrics, masks, programs.prunable())
+                self._write(programs, progress, position, metrics, masks)
 
     def _stops(self) -> list[int]:
         """The steps after which everything is evaluated and saved."""
@@ -248,19 +240,14 @@ class Sweep:
         return np.linspace(0, self.recipe.steps, chunks + 1).round().astype(int).tolist()
 
     def _write(
-        self,
-        position: int,
-        progress: Progress,
-        metrics: Mapping[str, np.ndarray],
-        masks: Masks,
-        sizes: Mapping[str, int],
+        self, programs: Programs, progress: Progress, position: int, metrics: Any, masks: Masks
     ) -> None:
         """Writes the result of one of the cells, its own file last.
 
         `masks/<name>.npz` has for each leaf that is kept over time uint8[1 + evaluations, …leaf shape], the first
         before the first step; there is none for a dense model.
         """
-        key = progress.cells[position]
+        key, sizes = progress.cells[position], programs.prunable()
         if progress.snapshots:
             arrays = {path: moments[:, position] for path, moments in progress.snapshots.items()}
             steps = np.asarray([0, *self._stops()[1:]], np.int64)
@@ -270,11 +257,10 @@ class Sweep:
                     np.savez_compressed(file, allow_pickle=False, steps=steps, **arrays)
 
             atomic_files.replace_file(self.out / 'masks' / f'{key.name}.npz', write)
-        zeros = {
-            path: int((masks[path][position] == 0).sum()) if path in masks else 0 for path in sizes
-        }
-        own_metrics = {name: float(values[position]) for name, values in metrics.items()}
-        metric = self.workload.task(self.recipe, self.data).metric
+        own = {path: masks[path][position] for path in sizes if path in masks}
+        zeros = {path: int((own[path] == 0).sum()) if path in own else 0 for path in sizes}
+        values = {name: float(values[position]) for name, values in metrics.items()}
+        metric = programs.task.metric
         cell = Cell(
             workload=self.workload.name,
             data=self.recipe.data,
@@ -283,8 +269,8 @@ class Sweep:
             seed=key.seed,
             metric=metric.name,
             better=metric.better,
-            value=own_metrics.pop(metric.name),
-            metrics=own_metrics,
+            value=values.pop(metric.name),
+            metrics=values,
             reached=sum(zeros.values()) / max(1, sum(sizes.values())),
             layers={path: zeros[path] / max(1, size) for path, size in sizes.items()},
             steps=self.recipe.steps,

@@ -16,22 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jax.typing import DTypeLike
 
 from jaxpruner.baselines import readers
-from jaxpruner.baselines.data import check_no_folder
+from jaxpruner.baselines.data import check_no_folder, require_folder
 from jaxpruner.baselines.models import Functional
-from jaxpruner.baselines.readers import Corpus, read_corpus
+from jaxpruner.baselines.readers import Corpus
 from jaxpruner.baselines.recipe import Optimizer, Recipe, Schedule
-from jaxpruner.baselines.task import (
-    Examples,
-    Feed,
-    Metric,
-    Metrics,
-    PresetRecipes,
-    Task,
-    require_folder,
-)
+from jaxpruner.baselines.task import Examples, Feed, Metric, Metrics, Task, Workload
 
 START = 0  # also padding
 END = 1
@@ -62,35 +53,26 @@ class Lengths(NamedTuple):
             )
         return cls(text, noise, spans)
 
-    @property
-    def inputs(self) -> int:
-        """Tokens that the encoder sees: what is kept, a sentinel a span, and the end."""
-        return self.text - self.noise + self.spans + 1
-
-    @property
-    def targets(self) -> int:
-        """Tokens that the decoder predicts: what was replaced, a sentinel a span, and the end."""
-        return self.noise + self.spans + 1
-
 
 def noise_mask(key: jax.Array, lengths: Lengths) -> jax.Array:
     """Draws which tokens are noise, bool[text]: runs in turn, beginning with a kept one."""
     key_kept, key_noise = jax.random.split(key)
     kept = _segments(key_kept, lengths.text - lengths.noise, lengths.spans)
     noise = _segments(key_noise, lengths.noise, lengths.spans)
-    in_turn = jnp.stack([kept, noise], axis=1).reshape(-1)
-    ends = jnp.cumsum(in_turn)
-    positions = jnp.arange(lengths.text)
-    run = jnp.searchsorted(ends, positions, side='right')
+    ends = jnp.cumsum(
+        jnp.stack([kept, noise], axis=1).reshape(-1)
+    )  # of runs, kept and noise in turn
+    run = jnp.searchsorted(ends, jnp.arange(lengths.text), side='right')
     return run % 2 == 1
 
 
 def corrupt(
     tokens: jax.Array, is_noise: jax.Array, lengths: Lengths, vocabulary: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Splits a text into inputs int32[lengths.inputs] and targets int32[lengths.targets].
+    """Splits a text into inputs int32[tokens that are kept + spans + 1] and targets int32[noise + spans + 1].
 
-    Sentinels are the last tokens of the vocabulary, in falling order.
+    The inputs have a sentinel in place of each span, the targets one before each; both end with `END`. Sentinels are
+    the last tokens of the vocabulary, in falling order.
 
     >>> mask = jnp.array([0, 0, 1, 1, 0, 1], bool)
     >>> text, lengths = jnp.array([2, 3, 4, 5, 6, 7]), Lengths(6, 3, 2)
@@ -98,29 +80,24 @@ def corrupt(
     >>> inputs.tolist(), targets.tolist()
     ([2, 3, 99, 6, 98, 1], [99, 4, 5, 98, 7, 1])
     """
-    before = jnp.concatenate([jnp.array([False]), is_noise[:-1]])
-    first_of_noise = is_noise & ~before
+    first_of_noise = is_noise & ~jnp.pad(is_noise[:-1], (1, 0))
     sentinels = vocabulary - jnp.cumsum(first_of_noise)
 
-    def compact(is_kept, values, length):
-        (positions,) = jnp.nonzero(is_kept, size=length - 1)
-        ended = jnp.concatenate([values[positions], jnp.array([END])])
-        return ended.astype(jnp.int32)
+    def compact(is_kept, values, count):
+        (positions,) = jnp.nonzero(is_kept, size=count + lengths.spans)
+        return jnp.append(values[positions], END).astype(jnp.int32)
 
-    is_input = ~is_noise | first_of_noise
     input_values = jnp.where(is_noise, sentinels, tokens)
-    inputs = compact(is_input, input_values, lengths.inputs)
+    inputs = compact(~is_noise | first_of_noise, input_values, lengths.text - lengths.noise)
     # A run's sentinel stands before its first token: each position is doubled.
     is_target = jnp.stack([first_of_noise, is_noise], axis=1).reshape(-1)
     values = jnp.stack([sentinels, tokens], axis=1).reshape(-1)
-    return inputs, compact(is_target, values, lengths.targets)
+    return inputs, compact(is_target, values, lengths.noise)
 
 
 def _segments(key: jax.Array, items: int, segments: int) -> jax.Array:
     """Random lengths of at least 1 that add up to `items`, int[segments], uniform over divisions."""
-    order = jax.random.permutation(key, items - 1)
-    drawn = order[: segments - 1]
-    cuts = jnp.sort(drawn) + 1
+    cuts = jnp.sort(jax.random.permutation(key, items - 1)[: segments - 1]) + 1
     return jnp.diff(cuts, prepend=0, append=items)
 
 
@@ -144,9 +121,8 @@ class Sizes(NamedTuple):
 class T5(nnx.Module):
     """The model: tokens that are given and tokens so far, to logits of the next token."""
 
-    def __init__(self, sizes: Sizes, dtype: DTypeLike = jnp.float32, *, rngs: nnx.Rngs):
+    def __init__(self, sizes: Sizes, **settings: Any):
         init = nnx.initializers.normal(1.0)
-        settings: Any = {'dtype': dtype, 'rngs': rngs}
         self.embedding = nnx.Embed(sizes.vocabulary, sizes.width, embedding_init=init, **settings)
         self.encoder = Stack(sizes, False, **settings)
         self.decoder = Stack(sizes, True, **settings)
@@ -168,8 +144,7 @@ class Stack(nnx.Module):
 
     def __init__(self, sizes: Sizes, is_decoder: bool, **settings: Any):
         self.is_decoder = is_decoder
-        self.buckets = sizes.buckets
-        self.distance = sizes.distance
+        self.buckets, self.distance = sizes.buckets, sizes.distance
         self.position_bias = nnx.Embed(
             sizes.buckets, sizes.heads, embedding_init=FAN_IN, rngs=settings['rngs']
         )
@@ -184,11 +159,9 @@ class Stack(nnx.Module):
         positions = position_buckets(length, not self.is_decoder, self.buckets, self.distance)
         bias = self.position_bias(jnp.asarray(positions)).transpose(2, 0, 1)
         if self.is_decoder:
-            is_seen = jnp.tri(length, dtype=bool)
-            bias += jnp.where(is_seen, 0.0, MASKED)
+            bias += jnp.where(jnp.tri(length, dtype=bool), 0.0, MASKED)
         for number in range(self.layers):
-            block = getattr(self, f'block{number + 1}')
-            hidden = block(hidden, bias, encoded)
+            hidden = getattr(self, f'block{number + 1}')(hidden, bias, encoded)
         return self.norm(hidden)
 
 
@@ -216,8 +189,7 @@ class Block(nnx.Module):
             normed = self.cross_attention_norm(hidden)
             hidden += self.cross_attention(normed, encoded)
         normed = self.mlp_norm(hidden)
-        gated = nnx.gelu(self.gate(normed)) * self.up(normed)
-        return hidden + self.down(gated)
+        return hidden + self.down(nnx.gelu(self.gate(normed)) * self.up(normed))
 
 
 class Attention(nnx.Module):
@@ -245,16 +217,13 @@ class Attention(nnx.Module):
         def split(joined):
             return joined.reshape(*joined.shape[:2], self.heads, -1)
 
-        query = split(self.query(queries))
-        key = split(self.key(seen))
-        value = split(self.value(seen))
+        query, key = split(self.query(queries)), split(self.key(seen))
         scores = jnp.einsum('bqhd,bkhd->bhqk', query, key).astype(jnp.float32)
         if bias is not None:
             scores += bias
         weights = jax.nn.softmax(scores).astype(self.dtype)
-        attended = jnp.einsum('bhqk,bkhd->bqhd', weights, value)
-        joined = attended.reshape(*attended.shape[:2], -1)
-        return self.out(joined)
+        attended = jnp.einsum('bhqk,bkhd->bqhd', weights, split(self.value(seen)))
+        return self.out(attended.reshape(*queries.shape[:2], -1))
 
 
 def position_buckets(length: int, bidirectional: bool, buckets: int, distance: int) -> np.ndarray:
@@ -267,24 +236,17 @@ def position_buckets(length: int, bidirectional: bool, buckets: int, distance: i
     >>> position_buckets(4, False, 32, 128)[3]
     array([3, 2, 1, 0])
     """
-    positions = np.arange(length)
-    relative = positions[None, :] - positions[:, None]
+    relative = np.arange(length)[None, :] - np.arange(length)[:, None]
+    away = np.abs(relative) if bidirectional else np.maximum(-relative, 0)
     if bidirectional:
         buckets //= 2
-        away = np.abs(relative)
-    else:
-        away = np.maximum(-relative, 0)
     near = buckets // 2
     # In float32 and with its epsilon, as in T5: distances on an edge fall to the same side.
-    epsilon = np.finfo(np.float32).eps
-    scaled = np.maximum(away, 1).astype(np.float32) / near + epsilon
+    scaled = np.maximum(away, 1).astype(np.float32) / near + np.finfo(np.float32).eps
     ratio = np.log(scaled) / np.log(distance / near)
-    beyond = (ratio * (buckets - near)).astype(int)
-    far = np.minimum(near + beyond, buckets - 1)
+    far = np.minimum(near + (ratio * (buckets - near)).astype(int), buckets - 1)
     bucket = np.where(away < near, away, far)
-    if bidirectional:
-        bucket += buckets * (relative > 0)
-    return bucket
+    return bucket + buckets * (relative > 0) if bidirectional else bucket
 
 
 Array = jax.Array | np.ndarray
@@ -298,16 +260,7 @@ _DEFAULT = Recipe(
     batch_size=32,
     optimizer=Optimizer(name='adam', learning_rate=5e-3, clip_norm=1.0),
     schedule=Schedule(warmup=0.1),
-    model={
-        'vocabulary': 0,
-        'width': 64,
-        'heads': 4,
-        'head_width': 16,
-        'mlp_width': 128,
-        'layers': 2,
-        'buckets': 32,
-        'distance': 128,
-    },
+    model=Sizes(0, width=64, heads=4, head_width=16, mlp_width=128, layers=2)._asdict(),
     task=_CORRUPTION,
 )
 # As pre-trained by Raffel et al., section 3.1.2.
@@ -343,14 +296,13 @@ class Text(NamedTuple):
     @classmethod
     def of(cls, content: bytes) -> 'Text':
         """Numbers the bytes that occur."""
-        all_bytes = np.frombuffer(content, np.uint8)
-        symbols, tokens = np.unique(all_bytes, return_inverse=True)
+        symbols, tokens = np.unique(np.frombuffer(content, np.uint8), return_inverse=True)
         tokens = tokens.astype(np.int32) + SYMBOLS
         held_out = len(tokens) // TEST_SHARE
         return cls(tokens[:-held_out], tokens[-held_out:], symbols)
 
 
-class T5Workload(PresetRecipes):
+class T5Workload(Workload):
     """Span corruption; the metric is the loss per predicted token, in nats.
 
     The presets train on the text inside CPython, on tiny Shakespeare, or T5 Base on C4 from disk.
@@ -366,8 +318,7 @@ class T5Workload(PresetRecipes):
             check_no_folder(recipe.data, data_dir)
             from pydoc_data.topics import topics
 
-            text = '\n'.join(topics[key] for key in sorted(topics))
-            return Text.of(text.encode())
+            return Text.of('\n'.join(topics[key] for key in sorted(topics)).encode())
         if recipe.data == 'tinyshakespeare':
             path = require_folder(recipe, data_dir, SHAKESPEARE) / SHAKESPEARE
             if not path.is_file():
@@ -377,7 +328,7 @@ class T5Workload(PresetRecipes):
             return Text.of(path.read_bytes())
         if recipe.data == 'c4':
             test_bytes = numbers['length'] * numbers['test_examples']
-            return read_corpus(require_folder(recipe, data_dir, 'C4'), test_bytes)
+            return readers.read_corpus(require_folder(recipe, data_dir, 'C4'), test_bytes)
         raise ValueError(
             f"t5 reads 'pydoc', 'tinyshakespeare' or 'c4', not {recipe.data!r}: set data to one "
             'of them'
@@ -389,27 +340,27 @@ class T5Workload(PresetRecipes):
         Raises a `ValueError` where the text is too short, or the vocabulary too small.
         """
         numbers: Any = recipe.task
+        sizes: Any = dict(recipe.model)
         lengths = Lengths.of(numbers['length'], numbers['noise_density'], numbers['mean_span'])
         if len(data.test) < lengths.text:
             raise ValueError(
                 f'the text of {recipe.data} leaves {len(data.test)} bytes for testing, too few for '
                 f'examples of {lengths.text}: set task.length to at most that'
             )
-        sizes: Any = dict(recipe.model)
         needed = SYMBOLS + len(data.symbols) + lengths.spans
-        vocabulary = sizes['vocabulary'] or needed
-        if vocabulary < needed:
+        sizes['vocabulary'] = sizes['vocabulary'] or needed
+        if sizes['vocabulary'] < needed:
             raise ValueError(
-                f'model.vocabulary is {vocabulary}, but {recipe.data} needs {needed} '
+                f'model.vocabulary is {sizes["vocabulary"]}, but {recipe.data} needs {needed} '
                 f'({len(data.symbols)} different bytes and {lengths.spans} sentinels): set it to 0 '
                 'or at least that'
             )
-        settings = Sizes(**{**sizes, 'vocabulary': vocabulary}), jnp.dtype(recipe.dtype)
-        model = Functional(lambda rngs: T5(*settings, rngs=rngs))
-        filling = _Filling(recipe, data, lengths, vocabulary, model)
+        model = Functional(
+            lambda rngs: T5(Sizes(**sizes), dtype=jnp.dtype(recipe.dtype), rngs=rngs)
+        )
+        filling = _Filling(recipe, data, lengths, sizes['vocabulary'], model)
         return Task(
             metric=Metric('loss', 'low'),
-            steps=recipe.steps,
             init=model.init_params,
             batch=filling.batch,
             loss=filling.loss,
@@ -432,11 +383,13 @@ class _Filling:
         del step
         train = jnp.asarray(self.data.train)
         key_start, key_noise = jax.random.split(key)
-        shape = (self.recipe.batch_size,)
         last = len(train) - self.lengths.text
-        starts = jax.random.randint(key_start, shape, 0, last + 1)
-        texts = self._cut(train, starts)
-        return self._corrupted(texts, key_noise)
+        starts = jax.random.randint(key_start, (self.recipe.batch_size,), 0, last + 1)
+        return self._corrupted(self._cut(train, starts), key_noise)
+
+    def feed(self, seed: int) -> Feed:
+        size = self.recipe.batch_size
+        return readers.windows(self.data.train, self.lengths.text, size, seed)
 
     def loss(self, params: Any, state: Any, batch: Any, key: Any) -> tuple[jax.Array, Any]:
         if isinstance(self.data, Corpus):  # the feed's texts are bytes, not corrupted yet
@@ -449,18 +402,15 @@ class _Filling:
         if isinstance(self.data, Corpus):
             test = test.astype(jnp.int32) + SYMBOLS
         count: Any = self.recipe.task['test_examples']
-        last = len(test) - self.lengths.text
-        starts = jnp.linspace(0, last, count).astype(jnp.int32)
-        texts = self._cut(test, starts)
-        examples = self._corrupted(texts, jax.random.key(0))
+        starts = jnp.linspace(0, len(test) - self.lengths.text, count).astype(jnp.int32)
+        examples = self._corrupted(self._cut(test, starts), jax.random.key(0))
 
         def losses_of(example):
             batch = jax.tree.map(lambda tokens: tokens[None], example)
             return self._token_losses(params, batch)[0]
 
         size = min(self.recipe.batch_size, len(starts))
-        losses = jax.lax.map(losses_of, examples, batch_size=size)
-        return {'loss': losses.mean()}
+        return {'loss': jax.lax.map(losses_of, examples, batch_size=size).mean()}
 
     def _token_losses(self, params: Any, batch: Examples) -> jax.Array:
         """The cross-entropy of each target in nats, float32[batch, target length]."""
@@ -469,17 +419,10 @@ class _Filling:
         logits = self.model.module(params)(inputs, so_far)
         return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
 
-    def feed(self, seed: int) -> Feed:
-        size = self.recipe.batch_size
-        return readers.windows(self.data.train, self.lengths.text, size, seed)
-
     def _cut(self, text: jax.Array, starts: jax.Array) -> jax.Array:
         """Parts of a text, int[starts, length]."""
-
-        def cut(start):
-            return jax.lax.dynamic_slice(text, (start,), (self.lengths.text,))
-
-        return jax.vmap(cut)(starts)
+        length = self.lengths.text
+        return jax.vmap(lambda start: jax.lax.dynamic_slice(text, (start,), (length,)))(starts)
 
     def _corrupted(self, texts: jax.Array, key: jax.Array) -> Examples:
         """Inputs and targets of texts, by noise of their own each."""
@@ -488,5 +431,4 @@ class _Filling:
             mask = noise_mask(key, self.lengths)
             return corrupt(text, mask, self.lengths, self.vocabulary)
 
-        keys = jax.random.split(key, len(texts))
-        return jax.vmap(draw)(texts, keys)
+        return jax.vmap(draw)(texts, jax.random.split(key, len(texts)))

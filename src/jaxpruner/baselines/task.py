@@ -6,7 +6,7 @@ inside the program, or from a feed on the host.
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -27,19 +27,11 @@ def classification_metrics(
 
     `model` maps a batch of inputs to logits; `labels` are int32[tests].
     """
-    size = _LARGEST_BATCH
-    while len(labels) % size:
-        size -= 1
-
-    def in_batches(array):
-        return array.reshape(-1, size, *array.shape[1:])
-
-    def measure(batch):
-        inputs, labels = batch
-        return example_metrics(model(inputs), labels)
-
-    batches = jax.tree.map(in_batches, (inputs, labels))
-    metrics = jax.lax.map(measure, batches)
+    size = next(size for size in range(_LARGEST_BATCH, 0, -1) if len(labels) % size == 0)
+    batches = jax.tree.map(
+        lambda array: array.reshape(-1, size, *array.shape[1:]), (inputs, labels)
+    )
+    metrics = jax.lax.map(lambda batch: example_metrics(model(batch[0]), batch[1]), batches)
     return {name: values.mean() for name, values in metrics.items()}
 
 
@@ -51,32 +43,13 @@ def example_metrics(logits: jax.Array, labels: jax.Array) -> Metrics:
 
 
 Values = Callable[[Any], np.ndarray]  # observations -> `Task.values` with the parameters of now
-
-
-class Feed(Protocol):
-    """Batches from the host, one for each step, in an order that can be taken up again."""
-
-    def next(self, values: Values) -> Any:
-        """The next batch: a pytree of NumPy arrays with the examples along the first axis.
-
-        The arrays are not written to afterwards: the device may still read them. `values` is good
-        until this returns; only players of games call it.
-        """
-        ...
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Its position, and what else it keeps, for a checkpoint."""
-        ...
-
-    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes up a position from `state`, as a new feed of the same seed."""
-        ...
-
-    def close(self) -> None:
-        """Ends threads and processes and closes files; the feed is not used afterwards."""
-        ...
-
-
+# Batches from the host, one for each step, in an order that can be taken up again:
+# - next(values): the next batch, a pytree of NumPy arrays with the examples along the first axis, which are not written
+#   to afterwards. `values` is good until this returns; only players of games call it.
+# - state(): its position, and what else it keeps, for a checkpoint: NumPy arrays by name.
+# - set_state(state): takes up a position, as a new feed of the same seed.
+# - close(): ends threads and processes; the feed is not used afterwards.
+Feed = Any
 Examples = tuple[jax.Array, jax.Array]  # inputs, and what is to be said of them
 STEPS = 2  # folded into a seed's key before the number of a step
 
@@ -103,22 +76,31 @@ def step_key(key: jax.Array, step: Any) -> jax.Array:
     return jax.random.fold_in(key_steps, step)
 
 
-def no_state(params: Any, key: jax.Array) -> None:
-    """The initial state of a task that carries nothing but parameters."""
-    del params, key
+def gradient_step(
+    updater: Any, tx: Any, carry: Carry, loss: Callable[[Any], tuple[jax.Array, Any]]
+) -> Carry:
+    """A step of the wrapped optimizer; `loss` maps the parameters of the forward pass to the loss and the state."""
+
+    def loss_of(params):
+        return loss(updater.pre_forward_update(params, carry.opt_state))
+
+    grads, state = jax.grad(loss_of, has_aux=True)(carry.params)
+    updates, opt_state = tx.update(grads, carry.opt_state, carry.params)
+    params: Any = optax.apply_updates(carry.params, updates)
+    return carry._replace(params=params, state=state, opt_state=opt_state)
 
 
 class Task(NamedTuple):
     """One training as pure functions, made by a workload from a recipe and data."""
 
     metric: Metric
-    steps: int  # updates of the optimizer
     init: Callable[[jax.Array], Any]  # key -> trained parameters
     loss: Callable[..., tuple[jax.Array, Any]]  # parameters, state, batch, key -> loss, state
-    # Parameters, state -> scalars; the metric is among them.
+    # Parameters, state -> scalars; the metric is among them. With `tests` parameters, state, batch -> the metrics of
+    # each example, float[n]; their means are reported.
     evaluate: Callable[..., Metrics]
     # Parameters, key -> what else is carried.
-    init_state: Callable[[Any, jax.Array], Any] = no_state
+    init_state: Callable[[Any, jax.Array], Any] = lambda params, key: None
     # Key of the step, step -> a batch, drawn inside the program; None with a feed or a step.
     batch: Callable[[jax.Array, jax.Array], Any] | None = None
     # Updater, tx, carry, step -> carry; in place of the generic step (federated rounds,
@@ -131,90 +113,44 @@ class Task(NamedTuple):
     values: Callable[[Any, Any], Any] | None = None
     # In place of `evaluate`, played on the host: bound `values`, seed -> metrics.
     evaluate_host: Callable[[Values, int], dict[str, float]] | None = None
-    # Test batches from the host: `evaluate` then gets each behind parameters and state, and
-    # returns the metrics of each example, float[n]; their means are reported.
-    tests: Callable[[], Iterator[Any]] | None = None
+    tests: Callable[[], Iterator[Any]] | None = None  # test batches from the host
 
 
-class Workload(Protocol):
+class Workload:
     """A kind of model and data that algorithms are compared on; one file and one row of `WORKLOADS` each.
 
     >>> from jaxpruner.baselines import WORKLOADS
-    >>> WORKLOADS['vit'].name
-    'vit'
+    >>> WORKLOADS['vit'].name, WORKLOADS['vit'].presets
+    ('vit', ('default', 'data', 'full'))
     """
 
-    @property
-    def name(self) -> str:
-        """As the command line calls it."""
-        ...
-
-    @property
-    def presets(self) -> tuple[str, ...]:
-        """Names of its recipes."""
-        ...
-
-    def default(self, preset: str) -> Recipe:
-        """The recipe of a preset.
-
-        Args:
-          preset: one of `presets`.
-
-        Raises:
-          ValueError: there is no such preset.
-        """
-        ...
-
-    def data(self, recipe: Recipe, data_dir: Path | None) -> Any:
-        """Reads the data that the recipe names.
-
-        Args:
-          recipe: its field `data` says which.
-          data_dir: where it lies, `None` for data that come with a package.
-
-        Returns:
-          A pytree of arrays, or `None` for a task that makes its own data.
-
-        Raises:
-          ValueError: a file is missing or damaged.
-        """
-        ...
-
-    def task(self, recipe: Recipe, data: Any) -> Task:
-        """The training that the recipe describes.
-
-        Compiled programs take the data as an argument and call this while they are traced: a
-        program would contain the data that it closes over. So it may look at shapes, not at values.
-
-        Args:
-          recipe: model, batch size and steps.
-          data: from `data`, or traced.
-        """
-        ...
-
-
-class PresetRecipes:
-    """The part of a workload that looks up its recipes by preset."""
-
-    name: str
+    name: str  # as the command line calls it
     recipes: Mapping[str, Recipe]  # by preset
 
     @property
     def presets(self) -> tuple[str, ...]:
+        """Names of its recipes."""
         return tuple(self.recipes)
 
     def default(self, preset: str) -> Recipe:
+        """The recipe of a preset; a `ValueError` where there is no such preset."""
         if preset not in self.recipes:
             nearest = tree_lib.nearest(preset, self.recipes)
             raise ValueError(f'{self.name} has no preset {preset!r}; {nearest}')
         return self.recipes[preset]
 
+    def data(self, recipe: Recipe, data_dir: Path | None) -> Any:
+        """Reads the data that `recipe.data` names, from a folder or from a package.
 
-def require_folder(recipe: Recipe, folder: Path | None, content: str) -> Path:
-    """The folder of data that lie in one; a `ValueError` where none was given."""
-    if folder is None:
-        raise ValueError(
-            f'the preset {recipe.preset!r} of {recipe.workload} needs --data-dir: '
-            f'a folder with {content}'
-        )
-    return Path(folder)
+        Returns a pytree of arrays, or `None` for a task that makes its own data. A file that is missing or damaged is a
+        `ValueError`.
+        """
+        raise NotImplementedError
+
+    def task(self, recipe: Recipe, data: Any) -> Task:
+        """The training that the recipe describes, on data from `data`.
+
+        Compiled programs take the data as an argument and call this while they are traced: a
+        program would contain the data that it closes over. So it may look at shapes, not at values.
+        """
+        raise NotImplementedError

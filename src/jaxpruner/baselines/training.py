@@ -6,8 +6,8 @@ compilation and enters the program as an array, so that one program serves every
 
 import dataclasses
 import functools
-import math
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 import jax
 import optax
@@ -16,7 +16,7 @@ from jaxpruner import algorithms, api, base_updater, sparsity_distributions
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.baselines.task import Carry, Metrics, Task, Workload, step_key
+from jaxpruner.baselines.task import Carry, Metrics, Task, Workload, gradient_step, step_key
 from jaxpruner.sparsity_distributions import FilterFn
 
 
@@ -42,8 +42,7 @@ def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
                 schedule, weight_decay_rate=decay or None, weight_decay_mask=mask
             )
         case name:
-            nearest = tree_lib.nearest(name, ('sgd', 'adam', 'adamw', 'adafactor'))
-            raise ValueError(f'optimizer.name {name!r} is unknown; {nearest}')
+            _refuse('optimizer.name', name, ('sgd', 'adam', 'adamw', 'adafactor'))
     if not settings.clip_norm:
         return optimizer
     return optax.chain(optax.clip_by_global_norm(settings.clip_norm), optimizer)
@@ -70,11 +69,14 @@ def make_schedule(recipe: Recipe) -> optax.Schedule:
         case 'constant':
             after = optax.constant_schedule(rate)
         case decay:
-            nearest = tree_lib.nearest(decay, ('cosine', 'steps', 'constant', 'inverse_sqrt'))
-            raise ValueError(f'schedule.decay {decay!r} is unknown; {nearest}')
+            _refuse('schedule.decay', decay, ('cosine', 'steps', 'constant', 'inverse_sqrt'))
     if not warmup:
         return after
     return optax.join_schedules([optax.linear_schedule(0.0, rate, warmup), after], [warmup])
+
+
+def _refuse(what: str, name: str, names: Iterable[str]) -> NoReturn:
+    raise ValueError(f'{what} {name!r} is unknown; {tree_lib.nearest(name, names)}')
 
 
 def _inverse_sqrt(rate: float, warmup: int, step: Any) -> Any:
@@ -92,8 +94,7 @@ _DISTRIBUTIONS = {'uniform': sparsity_distributions.uniform, 'erk': sparsity_dis
 def check_algorithm(name: str) -> None:
     """Raises a `ValueError` for a name that no algorithm has."""
     if name not in api.ALGORITHM_REGISTRY:
-        nearest = tree_lib.nearest(name, api.all_algorithm_names())
-        raise ValueError(f'algorithm {name!r} is unknown; {nearest}')
+        _refuse('algorithm', name, api.all_algorithm_names())
 
 
 def target_sparsities(
@@ -110,8 +111,7 @@ def target_sparsities(
     check_algorithm(algorithm)
     name = recipe.pruning.distribution
     if name not in _DISTRIBUTIONS:
-        nearest = tree_lib.nearest(name, _DISTRIBUTIONS)
-        raise ValueError(f'pruning.distribution {name!r} is unknown; {nearest}')
+        _refuse('pruning.distribution', name, _DISTRIBUTIONS)
     targets = _DISTRIBUTIONS[name](params, sparsity, filter_fn=filter_fn)
     if algorithm == DENSE:
         return jax.tree.map(lambda _: None, params)
@@ -176,9 +176,9 @@ class Training:
     >>> recipe = workload.default('default').updated({'steps': 8, 'model': {'hidden': [4]}})
     >>> training, data = Training(workload, recipe, 'magnitude'), workload.data(recipe, None)
     >>> targets = training.targets(data, 0.5)
-    >>> carry = training.start(targets, 0, *training.init(data, 0))
-    >>> carry = training.advance(data, targets, carry, 0, 2)
-    >>> sorted(training.evaluate(data, training.forward(targets, carry), carry.state))
+    >>> carry = training.start(data, training.init(data, 0), targets, 0)
+    >>> carry = training.advance(data, carry, targets, 0, 2)
+    >>> sorted(training.evaluate(data, carry, targets))
     ['accuracy', 'loss']
     """
 
@@ -194,34 +194,32 @@ class Training:
 
     def init(self, data: Any, seed: Any) -> tuple[Any, Any]:
         """Parameters and state before pruning, the same for every algorithm."""
-        task = self._task(data)
-        key = jax.random.key(seed)
-        params_key = jax.random.fold_in(key, _INIT)
-        state_key = jax.random.fold_in(key, _STATE)
-        params = task.init(params_key)
-        return params, task.init_state(params, state_key)
+        task, key = self._task(data), jax.random.key(seed)
+        params = task.init(jax.random.fold_in(key, _INIT))
+        return params, task.init_state(params, jax.random.fold_in(key, _STATE))
 
-    def start(self, targets: Any, seed: Any, params: Any, state: Any) -> Carry:
-        """The carry before the first step; `targets` may hold arrays in place of floats."""
-        key = jax.random.key(seed)
+    def start(self, data: Any, begun: tuple[Any, Any], targets: Any, seed: Any) -> Carry:
+        """The carry before the first step, from `init`; `targets` may hold arrays in place of floats."""
+        del data
+        (params, state), key = begun, jax.random.key(seed)
         updater, tx = self._pruner(targets, key)
         opt_state = tx.init(params)
         # Methods that begin sparse have masks already; otherwise their first step would be dense.
         params = updater.post_gradient_update(params, opt_state)
         return Carry(params, state, opt_state, key)
 
-    def advance(self, data: Any, targets: Any, carry: Carry, first: Any, stop: Any) -> Carry:
+    def advance(self, data: Any, carry: Carry, targets: Any, first: Any, stop: Any) -> Carry:
         """Trains from step `first` up to `stop`, both int32 scalars.
 
         They are no constants of the program, so that it serves chunks of any length.
         """
 
         def step(number, carry):
-            return self.step(data, targets, carry, number)
+            return self.step(data, carry, targets, number)
 
         return jax.lax.fori_loop(first, stop, step, carry)
 
-    def step(self, data: Any, targets: Any, carry: Carry, number: Any, *batch: Any) -> Carry:
+    def step(self, data: Any, carry: Carry, targets: Any, number: Any, *batch: Any) -> Carry:
         """One step; of a task with a feed its batch comes last."""
         task = self._task(data)
         updater, tx = self._pruner(targets, carry.key)
@@ -231,41 +229,42 @@ class Training:
         examples = batch[0] if batch else task.batch and task.batch(batch_key, number)
 
         def loss(params):
-            forward = updater.pre_forward_update(params, carry.opt_state)
-            return task.loss(forward, carry.state, examples, loss_key)
+            return task.loss(params, carry.state, examples, loss_key)
 
-        grads, state = jax.grad(loss, has_aux=True)(carry.params)
-        updates, opt_state = tx.update(grads, carry.opt_state, carry.params)
-        params: Any = optax.apply_updates(carry.params, updates)
-        return carry._replace(params=params, state=state, opt_state=opt_state)
+        return gradient_step(updater, tx, carry, loss)
 
-    def forward(self, targets: Any, carry: Carry) -> Any:
-        """The parameters of the forward pass: straight-through methods prune only there."""
-        updater, _ = self._pruner(targets, carry.key)
-        return updater.pre_forward_update(carry.params, carry.opt_state)
+    def evaluate(self, data: Any, carry: Carry, targets: Any, *batch: Any) -> Metrics:
+        """The task's metrics; with its own test batches those of each example of one."""
+        return self._task(data).evaluate(self._forward(carry, targets), carry.state, *batch)
 
-    def evaluate(self, data: Any, params: Any, state: Any) -> Metrics:
-        """The task's metrics of parameters from `forward`."""
-        return self._task(data).evaluate(params, state)
+    def values(self, data: Any, carry: Carry, targets: Any, observations: Any) -> Any:
+        """What a feed asks for."""
+        values: Any = self._task(data).values
+        return values(self._forward(carry, targets), observations)
 
     def prunable(self, data: Any) -> dict[str, int]:
         """The number of weights of each leaf that may be pruned, by path."""
         task = self._task(data)
         params = jax.eval_shape(task.init, jax.random.key(0))
         paths, leaves, _ = tree_lib.flatten_with_paths(params)
-        sizes = {}
-        for path, leaf in zip(paths, leaves, strict=True):
-            if task.filter_fn(path, leaf):
-                sizes[tree_lib.path_string(path)] = math.prod(leaf.shape)
-        return sizes
+        pairs = zip(paths, leaves, strict=True)
+        return {
+            tree_lib.path_string(path): leaf.size
+            for path, leaf in pairs
+            if task.filter_fn(path, leaf)
+        }
 
     def _task(self, data: Any) -> Task:
         return self.workload.task(self.recipe, data)
+
+    def _forward(self, carry: Carry, targets: Any) -> Any:
+        """The parameters of the forward pass: straight-through methods prune only there."""
+        updater, _ = self._pruner(targets, carry.key)
+        return updater.pre_forward_update(carry.params, carry.opt_state)
 
     def _pruner(
         self, targets: Any, key: jax.Array
     ) -> tuple[BaseUpdater, optax.GradientTransformationExtraArgs]:
         mask_key = jax.random.fold_in(key, _MASKS)
         updater = make_updater(self.algorithm, targets, self.recipe, mask_key)
-        optimizer = make_optimizer(self.recipe)
-        return updater, updater.wrap_optax(optimizer)
+        return updater, updater.wrap_optax(make_optimizer(self.recipe))
