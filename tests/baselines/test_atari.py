@@ -115,9 +115,8 @@ def test_a_feed_keeps_its_buffer_and_begins_the_games_anew():
     [
         ({'data': 'MsPackman'}, r"no game 'MsPackman'; did you mean 'MsPacman'"),
         ({'task': {'moves': 3}}, 'task.moves 3 must be a multiple of task.environments 2'),
-        ({'task': {'environments': 0}}, 'task.environments must be at least 1, got 0'),
-        ({'task': {'sticky': 1.5}}, 'task.sticky is a probability, got 1.5'),
-        ({'task': {'replay': 14}}, 'task.replay must be at least 16, got 14'),
+        ({'task': {'environments': 0}}, 'must be a multiple of task.environments 0'),
+        ({'task': {'replay': 14}}, 'task.replay 14 must hold 8 moves of each of 2 environments'),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, words):

@@ -81,16 +81,6 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path):
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize(
-    ('name', 'changes', 'message'),
-    [
-        ('resnet', {'task': {'classes': 3}}, 'has 2 classes and task.classes is 3'),
-        ('federated', {'task': {'clients_per_round': 5}}, 'must lie in 1 to 4, got 5'),
-    ],
-)
-def test_what_does_not_fit_is_refused(name, changes, message, tmp_path):
-    FILES[name](tmp_path)
-    workload = WORKLOADS[name]
-    recipe = workload.default('full').updated(TINY[name]).updated(changes)
-    with pytest.raises(ValueError, match=message):
-        workload.task(recipe, workload.data(recipe, tmp_path))
+def test_images_of_other_classes_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r'has 2 classes and task\.classes is 3'):
+        resnet(tmp_path, task={'classes': 3})

@@ -76,14 +76,9 @@ class Checkpoints:
             cleanup_tmp_directories=True,  # what killed runs had begun to write
             enable_async_checkpointing=False,
         )
-        what, remedy = (
-            f'{group}: the checkpoint cannot be written',
-            'free space there, or choose another --out',
-        )
-        with (
-            orbax_errors(what, remedy, OSError),
-            ocp.CheckpointManager(group, options=options) as manager,
-        ):
+        what = f'{group}: the checkpoint cannot be written'
+        failing = orbax_errors(what, 'free space there, or choose another --out', OSError)
+        with failing, ocp.CheckpointManager(group, options=options) as manager:
             latest = manager.latest_step()
             manager.save(0 if latest is None else latest + 1, args=items)
 
@@ -182,10 +177,6 @@ def _plain(leaf: Any) -> Any:
 
 def _as_leaf(array: Any, like: Any) -> jax.Array:
     """A stored array as a leaf like this one: an array, or a key."""
-    plain = jax.eval_shape(_plain, like)
-    found, expected = (f'{each.dtype}{list(each.shape)}' for each in (array, plain))
-    if found != expected:
-        raise ValueError(f'an array is {found} where {expected} belongs')
     # A copy: carries are donated, and an array that shares NumPy's memory must not be.
     own = jnp.array(array, copy=True)
     return jax.random.wrap_key_data(own) if _is_key(like) else own

@@ -144,27 +144,18 @@ def _is_atari(recipe: Recipe) -> bool:
     return 'frame_skip' in recipe.task
 
 
-_AT_LEAST = dict.fromkeys(
-    ('environments', 'replay', 'replay_start', 'moves', 'test_games', 'frame_skip'), 1
-) | {'longest': 2}
-
-
 def _check_numbers(recipe: Recipe) -> None:
     """Refuses numbers that do not fit together; the error names the key and what it must be."""
     numbers: Any = recipe.task
     count = numbers['environments']
-    for name, number in numbers.items():
-        least = _AT_LEAST.get(name, 0)
-        if name == 'replay' and _is_atari(recipe):
-            least = 8 * count  # observations of four frames, and those after them
-        if number < least:
-            raise ValueError(f'task.{name} must be at least {least}, got {number}')
-        if name in ('replay', 'replay_start', 'moves') and number % count:
-            raise ValueError(
-                f'task.{name} {number} must be a multiple of task.environments {count}'
-            )
-        if name in ('sticky', 'epsilon_end', 'test_epsilon') and number > 1:
-            raise ValueError(f'task.{name} is a probability, got {number}')
+    for name in ('replay', 'replay_start', 'moves'):
+        moves = numbers.get(name, count)
+        if count < 1 or moves < 1 or moves % count:
+            raise ValueError(f'task.{name} {moves} must be a multiple of task.environments {count}')
+    if _is_atari(recipe) and numbers['replay'] < 8 * count:
+        raise ValueError(
+            f'task.replay {numbers["replay"]} must hold 8 moves of each of {count} environments'
+        )
 
 
 def _atari_task(recipe: Recipe) -> Task:
@@ -175,15 +166,11 @@ def _atari_task(recipe: Recipe) -> Task:
     def evaluate_host(values, seed):
         return {'return': float(atari.returns(recipe, values, seed, epsilon).mean())}
 
-    def evaluate(params, state):
-        raise AssertionError('Atari games are played on the host, by the feed')
-
     return Task(
         metric=Metric('return', 'high'),
         init=learning.network.init_params,
         init_state=lambda params, key: _TargetNetwork(params),
         loss=learning.loss,
-        evaluate=evaluate,
         step=learning.update,
         feed=lambda seed: atari.AtariFeed(recipe, seed),
         values=learning.values,

@@ -103,20 +103,7 @@ class FederatedWorkload(Workload):
         return Clients(*examples, members, counts, images.x_test, images.y_test)
 
     def task(self, recipe: Recipe, data: Clients) -> Task:
-        """As `Workload.task`; `recipe.batch_size` is that of a client's step.
-
-        Raises a `ValueError` for a round with more clients than there are, or a batch with more
-        examples than a client has.
-        """
-        numbers: Any = recipe.task
-        clients, examples = data.members.shape
-        chosen = numbers['clients_per_round']
-        if not 1 <= chosen <= clients:
-            raise ValueError(f'task.clients_per_round must lie in 1 to {clients}, got {chosen}')
-        if recipe.batch_size > examples:
-            raise ValueError(
-                f'batch_size must be at most {examples}, what a client has; got {recipe.batch_size}'
-            )
+        """As `Workload.task`; `recipe.batch_size` is that of a client's step."""
         sizes: Any = {**recipe.model, 'dtype': jnp.dtype(recipe.dtype)}
         side = data.images.shape[1]
         model = Functional(lambda rngs: ClientCNN(side, **sizes, rngs=rngs))

@@ -41,8 +41,9 @@ class Schedule:
 
     warmup: float = 0.0  # share of the steps, linearly from 0
     decay: str = 'cosine'  # cosine (to 0), steps, constant, inverse_sqrt
-    boundaries: tuple[float, ...] = ()  # of steps: shares of the steps
-    factor: float = 0.1  # of steps: by which the rate is multiplied at each
+    boundaries: tuple[
+        float, ...
+    ] = ()  # of steps: shares of the steps, at each of which a tenth of the rate is left
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +53,9 @@ class Pruning:
     start: float = 0.2  # gradual pruning
     end: float = 0.75  # gradual pruning
     frequency: float = 0.025  # between two updates
-    trainer_start: float = 0.0  # static, SET and RigL, which are sparse from the beginning
+    # Static, SET and RigL, which are sparse from the beginning, and straight-through methods, whose weights come back.
+    trainer_start: float = 0.0
     trainer_end: float = 0.75
-    ste_start: float = 0.0  # straight-through methods, whose weights come back at no cost
-    ste_end: float = 0.75
     power: float = 3.0  # of the polynomial by which the sparsity grows
     drop_fraction: float = 0.3  # share of the kept weights that SET and RigL replace, at first
     distribution: str = 'uniform'  # uniform, erk
@@ -95,7 +95,7 @@ class Recipe:
         if self.dtype not in ('float32', 'bfloat16'):
             raise ValueError(f"dtype must be 'float32' or 'bfloat16', got {self.dtype!r}")
         shares = {'eval_every': self.eval_every, 'schedule.warmup': self.schedule.warmup}
-        for name in 'start end frequency trainer_start trainer_end ste_start ste_end'.split():
+        for name in ('start', 'end', 'frequency', 'trainer_start', 'trainer_end'):
             shares[f'pruning.{name}'] = getattr(self.pruning, name)
         for name, share in shares.items():
             if not 0 <= share <= 1 or (name == 'eval_every' and not share):

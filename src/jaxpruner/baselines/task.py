@@ -98,7 +98,7 @@ class Task(NamedTuple):
     loss: Callable[..., tuple[jax.Array, Any]]  # parameters, state, batch, key -> loss, state
     # Parameters, state -> scalars; the metric is among them. With `tests` parameters, state, batch -> the metrics of
     # each example, float[n]; their means are reported.
-    evaluate: Callable[..., Metrics]
+    evaluate: Callable[..., Metrics] | None = None
     # Parameters, key -> what else is carried.
     init_state: Callable[[Any, jax.Array], Any] = lambda params, key: None
     # Key of the step, step -> a batch, drawn inside the program; None with a feed or a step.

@@ -64,7 +64,7 @@ def make_schedule(recipe: Recipe) -> optax.Schedule:
                     'schedule.boundaries must be growing shares of the steps after the warmup, '
                     f'got {list(recipe.schedule.boundaries)}'
                 )
-            scales = {boundary - warmup: recipe.schedule.factor for boundary in boundaries}
+            scales = {boundary - warmup: 0.1 for boundary in boundaries}
             after = optax.piecewise_constant_schedule(rate, scales)
         case 'constant':
             after = optax.constant_schedule(rate)
@@ -128,11 +128,7 @@ def make_updater(
     """
     check_algorithm(algorithm)
     updater_class, pruning = api.ALGORITHM_REGISTRY[algorithm], recipe.pruning
-    prefix = ''
-    if issubclass(updater_class, _TRAINERS):
-        prefix = 'trainer_'
-    elif issubclass(updater_class, _STRAIGHT_THROUGH):
-        prefix = 'ste_'
+    prefix = 'trainer_' if issubclass(updater_class, (*_TRAINERS, *_STRAIGHT_THROUGH)) else ''
     first, last = getattr(pruning, f'{prefix}start'), getattr(pruning, f'{prefix}end')
     if last < first:
         raise ValueError(
@@ -235,7 +231,8 @@ class Training:
 
     def evaluate(self, data: Any, carry: Carry, targets: Any, *batch: Any) -> Metrics:
         """The task's metrics; with its own test batches those of each example of one."""
-        return self._task(data).evaluate(self._forward(carry, targets), carry.state, *batch)
+        evaluate: Any = self._task(data).evaluate
+        return evaluate(self._forward(carry, targets), carry.state, *batch)
 
     def values(self, data: Any, carry: Carry, targets: Any, observations: Any) -> Any:
         """What a feed asks for."""
