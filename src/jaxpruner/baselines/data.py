@@ -49,7 +49,7 @@ def imported(name: str, use: str, extra: str = 'readers') -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        package = error.name or name
+        package = (error.name or name).partition('.')[0]
         raise ImportError(
             f"{use} need {package}, which is not installed: pip install 'jaxpruner[{extra}]'"
         ) from error
