@@ -105,9 +105,9 @@ def hold_out(images: Images, share: float) -> Images:
 
 
 def read_digits(split_seed: int = 0) -> dict[str, np.ndarray]:
-    """Reads the 1,797 digits of 8x8 pixels inside the scikit-learn wheel, a quarter for testing, split alike by class.
+    """Reads the 1,797 digits of 8x8 pixels inside the scikit-learn wheel, split alike by class.
 
-    Returns `x_train`, `y_train`, `x_test`, `y_test`: pixels from 0 to 16, labels from 0 to 9.
+    A quarter is for testing. Returns `x_train`, `y_train`, `x_test`, `y_test`: pixels from 0 to 16, labels from 0 to 9.
     """
     from sklearn import datasets
     from sklearn.model_selection import train_test_split
