@@ -223,7 +223,7 @@ def test_stacked_layers_are_ranked_one_by_one():
     entry = {'method': 'str_local', 'prune_rate_pattern': {'layers-kernel': '1:2'}, 'prune_axis': 0}
     mask = pruning(params, 1, None, {1: entry}, stacked='layers')[1]['layers']['kernel']
     assert jnp.all(mask.reshape(3, 4, 2, 8).sum(2) == 1)
-    with pytest.raises(ValueError, match=r"stacked: 'blocks' matches no .* are 'layers-kernel"):
+    with pytest.raises(ValueError, match=r"stacked: 'blocks' matches no .* are 'layers/kernel"):
         pruning(params, 3, None, HALF, stacked='blocks')
 
 
@@ -338,7 +338,7 @@ REFUSED = [
         'unstr_local',
         {'Dens_0-kernel': 0.5},
         None,
-        r"'Dens_0-kernel' matches no .* 'Dense_0-kernel'",
+        r"'Dens_0-kernel' matches no .* 'Dense_0/kernel'",
     ),
     ('unstr_local', {'count': 0.5}, None, r"'count' matches no parameter"),
     ('str_local', {'Dense_0': '2:4'}, -2, r'Dense_0-bias: axis -2 does not exist in shape \(12,\)'),
