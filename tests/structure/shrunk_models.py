@@ -1,11 +1,9 @@
 """Modules for the tests of `shrink`: those whose code follows smaller arrays, and those whose code does not."""
 
-import dataclasses
 import inspect
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from flax import linen, nnx
 
 
@@ -43,39 +41,6 @@ class GroupNorm(nnx.Module):
 
     def __call__(self, x):
         return self.head(nnx.relu(self.norm(self.stem(x))).mean((1, 2)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    heads: int = 4
-    layers: int = 2
-
-
-class Attention(nnx.Module):
-    """Attention whose number of heads is in a configuration that all modules share."""
-
-    def __init__(self, width, config, rngs):
-        self.config = config
-        self.qkv = nnx.Linear(width, 3 * 2 * config.heads, rngs=rngs)
-        self.out = nnx.Linear(2 * config.heads, width, rngs=rngs)
-
-    def __call__(self, x):
-        heads = self.qkv(x).reshape(*x.shape[:-1], 3, self.config.heads, -1)
-        q, k, v = (heads[..., i, :, :] for i in range(3))
-        scores = jax.nn.softmax(jnp.einsum('bqhf,bkhf->bhqk', q, k) / 2**0.5)
-        return self.out(jnp.einsum('bhqk,bkhf->bqhf', scores, v).reshape(*x.shape[:-1], -1))
-
-
-class Configured(nnx.Module):
-    def __init__(self, rngs):
-        self.config = Config()
-        layers = [Attention(6, self.config, rngs) for _ in range(self.config.layers)]
-        self.layers = nnx.List(layers) if hasattr(nnx, 'List') else layers
-
-    def __call__(self, x):
-        for layer in self.layers:
-            x = x + layer(x)
-        return x
 
 
 class Transformer(nnx.Module):

@@ -68,7 +68,7 @@ def test_it_works_inside_a_pruner_and_on_named_groups():
 
 REFUSED = {
     'no graph': (TypeError, lambda: group_lasso(PARAMS, 0.1), 'takes a graph'),
-    'no number': (TypeError, lambda: group_lasso(GRAPH, '0.1'), "strength .* got '0.1'"),
+    'no number': (ValueError, lambda: group_lasso(GRAPH, '0.1'), "strength .* got '0.1'"),
     'negative': (ValueError, lambda: group_lasso(GRAPH, -1.0), 'strength .* got -1.0'),
     'no such group': (KeyError, lambda: group_lasso(GRAPH, 0.1, 'pu*'), r"'pu\*' matches no group"),
     'no params': (

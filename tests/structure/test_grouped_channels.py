@@ -262,11 +262,9 @@ def test_errors_name_value_and_remedy(error, attempt, message):
 def test_inexact_groups_are_left_alone_and_refused_by_name():
     params = arrays(up=(6, 8), down=(8, 3))
     graph = channel_groups(lambda p, x: jax.nn.softmax(x @ p['up']) @ p['down'], params, X)
-    for groups in (None, 'up*'):
-        with pytest.raises(ValueError, match=r"groups='(up)?\*': no group is exact"):
+    for groups in (None, 'up*', 'up[1]'):
+        with pytest.raises(ValueError, match=r"groups='(\*|up.*)': no group is exact"):
             GroupedChannels(graph, groups)
-    with pytest.raises(ValueError, match=r"'up\[1\]' is not the same as zeroing"):
-        GroupedChannels(graph, 'up[1]')
 
 
 def test_two_subtrees_that_fit_are_refused():

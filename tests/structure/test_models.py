@@ -141,6 +141,11 @@ def some_of(case, seed, has_lists=True):
     return keep
 
 
+def assert_same_values(small, zeroed):
+    small, zeroed = np.asarray(small), np.asarray(zeroed)
+    np.testing.assert_array_equal(np.sort(small[small != 0]), np.sort(zeroed[zeroed != 0]))
+
+
 @pytest.mark.parametrize('has_lists', [False, True])
 def test_smaller_models_equal_zeroed_ones(case, has_lists):
     """Until some channels are removed that are not dead for these inputs."""
@@ -157,8 +162,7 @@ def test_smaller_models_equal_zeroed_ones(case, has_lists):
         raise AssertionError(f'{keep} changes nothing')
     for whole in (params, *case.states):
         small = graph.shrink(whole, keep, verify=False)
-        expanded = graph.expand(small, keep)
-        jax.tree.map(np.testing.assert_array_equal, expanded, graph.zeroed(whole, keep))
+        jax.tree.map(assert_same_values, small, graph.zeroed(whole, keep))
 
 
 def test_costs_are_those_of_the_smaller_program(case):

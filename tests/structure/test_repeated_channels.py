@@ -129,7 +129,6 @@ def test_what_is_cut_and_zeroed_and_counted_is_what_has_a_removed_channel(model,
         inside = np.zeros_like(model.params[name])
         inside[np.ix_(*kept)] = expected
         np.testing.assert_array_equal(zeroed[name], inside)
-    jax.tree.map(np.testing.assert_array_equal, graph.expand(small, names), zeroed)
     found = graph.small_apply(names)(small, X)
     np.testing.assert_allclose(found, model.apply(zeroed, X), rtol=1e-4, atol=1e-4)
     assert graph.cost(names).parameters == sum(leaf.size for leaf in small.values())

@@ -131,7 +131,7 @@ def test_states_that_do_not_fit_are_refused():
         small_apply(small)
     with pytest.raises(ValueError, match='the state has another structure'):
         small_apply(small, {'t': jnp.ones((2, 2))}, x)
-    with pytest.raises(ValueError, match=r's has shape \(2, 6\) where .*\(2, 2\)'):
+    with pytest.raises(ValueError, match=r's has shape \(2, 6\), where .*\(2, 2\)'):
         small_apply(small, {'s': jnp.ones((2, 6))}, x)
     with pytest.raises(TypeError, match='give state='):
         graph.verify(params, keep, x)

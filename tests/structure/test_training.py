@@ -104,7 +104,7 @@ def test_what_belongs_to_no_parameter_or_has_another_shape_is_refused():
     with pytest.raises(ValueError, match=r'down/kernel has shape \(6, 3\), .* \(16, 3\)'):
         GRAPH.shrink(GRAPH.shrink(PARAMS, KEEP), KEEP)
     small_apply = GRAPH.small_apply(KEEP)
-    with pytest.raises(ValueError, match=r'down/kernel has shape \(16, 3\) where .*\(6, 3\)'):
+    with pytest.raises(ValueError, match=r'down/kernel has shape \(16, 3\), where .*\(6, 3\)'):
         small_apply(PARAMS, X)
     with pytest.raises(ValueError, match='another structure'):
         small_apply({'up': PARAMS['up']}, X)

@@ -36,16 +36,15 @@ first. Read the files in this order:
     zeros → groups           what is known of zeroed channels; which groups are exact, and which may keep other channels
                              in each layer, expert or head
     cut → trees              what is kept along each axis; cuts trees
-    replay, derivatives      the program at smaller shapes, and its derivative rules
+    replay                   the program at smaller shapes, and its derivative rules
     small_model              the smaller model for inputs of any shape; compares it with the zeroed one
-    additions → blocks       residual blocks of unrolled models, and the model without some of them
+    blocks                   residual blocks of unrolled models, and the model without some of them
     channel_tables           values of weights as values of channels, and the other way round
     scores → choosing        scores of weights, then of channels; the order in which channels go, and how many go
     costs, latency           parameters, bytes, operations and seconds as functions of how many channels stay
     graph                    the class `ChannelGraph`, whose methods are all of this
     plans                    files of what is kept
-    modules → shrunk_modules → shrinking
-                             from a module to a smaller one in one call
+    modules → shrinking      from a module to a smaller one in one call
     zero_channels, grouped_channels, group_lasso
                              training that removes channels
 """

@@ -9,7 +9,10 @@ are the leaves of the block. In
     y = x @ head
 
 these are `up` and `down`. Leaving the block out is the same as zeroing its leaves if that makes the branch zero.
-`additions` finds the branches of a program, and `_BranchProbe` which of them become zero.
+
+    find_branches  finds additions in which one operand is computed from the other, and the leaves of the branch
+    find_blocks    names the branches of all programs, and says which become zero
+    ShallowApply   runs a program without some blocks: reads the stream before an addition instead of the sum
 
 Layers of a scan are the channels of a group instead, see `Group.is_depth`.
 """
@@ -18,23 +21,24 @@ import dataclasses
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Literal
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure import small_model
-from jaxpruner.structure.additions import Addition, Branch, Paths, find_branches, without
 from jaxpruner.structure.axes import Axis, sizes_of
 from jaxpruner.structure.programs import Model, ModelProgram, shape_of_leaf
-from jaxpruner.structure.small_model import Verification
-from jaxpruner.structure.traces import Trace, live_in_whole, pin_at
+from jaxpruner.structure.traces import Trace, has_type_of, live_in_whole, pin_at
 from jaxpruner.structure.zeros import Fill, ZeroWalk, unknown
 from jaxpruner.trace.interpreter import Position, Run
 from jaxpruner.trace.program import Program
 from jaxpruner.tree import Path, PyTree
+
+Paths = frozenset[Path]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +49,6 @@ class Block:
       name: the part of the tree with its leaves and no others. If there is none, its leaf that is used first; leaves of
         blocks inside it come last.
       paths: of its leaves.
-      state_paths: of its leaves in the state.
       parameters: how many it has.
       exact: whether leaving it out is the same as setting its leaves to zero.
       reason: why it is not exact; empty if it is.
@@ -63,10 +66,88 @@ class Block:
 
     name: str
     paths: Paths
-    state_paths: Paths
     parameters: int
     exact: bool
     reason: str
+
+
+class Branch(NamedTuple):
+    """An equation that adds a branch to a stream.
+
+    Attributes:
+      number: of the equation in its program.
+      stream: the number of the operand that is the stream; the other one is the branch.
+      paths: of the parameters that the results do not depend on without it.
+    """
+
+    number: int
+    stream: int
+    paths: Paths
+
+
+def find_branches(jaxpr: Any, paths: Sequence[Path]) -> list[Branch]:
+    """Finds the branches of a program that have leaves of their own; of several with the same leaves the outermost.
+
+    Args:
+      jaxpr: the program. Its first inputs are the leaves of the parameters.
+      paths: of the parameters.
+    """
+    makers = {id(result): equation for equation in jaxpr.eqns for result in equation.outvars}
+    needed = _needed(jaxpr, None)
+    branches: dict[Paths, Branch] = {}
+    for number, equation in enumerate(jaxpr.eqns):
+        if not _adds_arrays(equation):
+            continue
+        for stream, branch in ((0, 1), (1, 0)):
+            operands = equation.invars
+            summands = _sources(operands[branch], makers, of_sums=True)
+            computed = _sources(operands[branch], makers) - summands
+            if computed.isdisjoint(_sources(operands[stream], makers, of_sums=True)):
+                continue
+            own_ids = needed - _needed(jaxpr, (number, branch))
+            named = zip(jaxpr.invars, paths, strict=False)
+            own = frozenset([path for variable, path in named if id(variable) in own_ids])
+            if own:
+                branches[own] = Branch(number, stream, own)
+    return list(branches.values())
+
+
+def _adds_arrays(equation: Any) -> bool:
+    """Whether an equation adds two arrays of the same shape and dtype."""
+    if equation.primitive.name not in ('add', 'add_any'):
+        return False
+    result = equation.outvars[0].aval
+    operands = [variable for variable in equation.invars if not isinstance(variable, Literal)]
+    return len(operands) == 2 and all(has_type_of(each.aval, result) for each in operands)
+
+
+def _sources(variable: Any, makers: Mapping[int, Any], of_sums: bool = False) -> set[int]:
+    """A variable and what it is computed from, or is a sum of, by `id`."""
+    found: set[int] = set()
+    pending = [variable]
+    while pending:
+        variable = pending.pop()
+        if id(variable) in found or isinstance(variable, Literal):
+            continue
+        found.add(id(variable))
+        maker = makers.get(id(variable))
+        if maker is not None and (not of_sums or _adds_arrays(maker)):
+            pending += maker.invars
+    return found
+
+
+def _needed(jaxpr: Any, left_out: tuple[int, int] | None) -> set[int]:
+    """What the results depend on, by `id`, without an operand that is given by numbers of equation and operand."""
+    live = live_in_whole(jaxpr)
+    needed = set(map(id, jaxpr.outvars))
+    for number in reversed(range(len(jaxpr.eqns))):
+        equation = jaxpr.eqns[number]
+        is_read = equation.effects or not needed.isdisjoint(map(id, equation.outvars))
+        if is_read and any(live.results[number]):
+            for i, variable in enumerate(equation.invars):
+                if (number, i) != left_out:
+                    needed.add(id(variable))
+    return needed
 
 
 def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
@@ -74,93 +155,82 @@ def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
 
     Every program that uses a leaf of a block has to have the whole block.
     """
-    branches_of: dict[Paths, list[tuple[Branch, str]]] = defaultdict(list)
+    reasons_of: dict[Paths, list[str]] = defaultdict(list)  # why it is not exact, in each program
     for trace in traces:
-        branches = find_branches(trace.program.jaxpr, trace.paths, trace.state_paths)
-        zero_additions = _BranchProbe(trace, branches).find_zeros()
+        jaxpr = trace.program.jaxpr
+        branches = find_branches(jaxpr, trace.paths)
+        probe = _BranchProbe(trace, branches)
         for branch in branches:
             reason = ''
-            if branch.addition not in zero_additions:
-                number = branch.addition.number
-                equation = trace.program.jaxpr.eqns[number]
+            if branch not in probe.zero_branches:
                 words = 'the branch is not zero once its parameters are'
-                reason = str(pin_at(Position().at(number), equation, words))
-            branches_of[branch.paths].append((branch, reason))
+                position = Position().at(branch.number)
+                reason = str(pin_at(position, jaxpr.eqns[branch.number], words))
+            reasons_of[branch.paths].append(reason)
     sizes = {path: math.prod(sizes_of(axes)) for path, axes in traces[0].named_leaves}
+    uses = zip(*[trace.first_uses for trace in traces], strict=True)
+    order = dict(zip(sizes, uses, strict=True))
     blocks = {}
-    for paths, branches in branches_of.items():
-        users = sum(_uses_some(trace.program.jaxpr, trace.paths, paths) for trace in traces)
-        if len(branches) != users:
-            continue
-        inner_paths = frozenset().union(*[other for other in branches_of if other < paths])
-        name = _name_block(traces, paths, inner_paths)
-        reason = next((reason for _, reason in branches if reason), '')
-        state_paths = frozenset().union(*[branch.state_paths for branch, _ in branches])
-        parameters = sum(sizes[path] for path in paths)
-        blocks[name] = Block(name, paths, state_paths, parameters, not reason, reason)
+    for paths, reasons in reasons_of.items():
+        users = [
+            trace for trace in traces if not paths.isdisjoint(_used(trace.program.jaxpr, sizes))
+        ]
+        if len(reasons) == len(users):
+            inner = frozenset().union(*[other for other in reasons_of if other < paths])
+            name = _name_block(paths, inner, order)
+            parameters = sum(sizes[path] for path in paths)
+            reason = next(filter(None, reasons), '')
+            blocks[name] = Block(name, paths, parameters, not reason, reason)
     return blocks
 
 
-def _uses_some(jaxpr: Any, paths: Sequence[Path], some: Paths) -> bool:
-    """Whether the results of a program depend on one of some leaves."""
-    return not some.isdisjoint(itertools.compress(paths, live_in_whole(jaxpr).inputs))
+def _used(jaxpr: Any, paths: Iterable[Path]) -> list[Path]:
+    """The parameters that the results of a program depend on."""
+    return list(itertools.compress(paths, live_in_whole(jaxpr).inputs))
 
 
-def _name_block(traces: Sequence[Trace], paths: Paths, inner_paths: Paths) -> str:
-    """The name of a block, see `Block.name`."""
-    all_paths = traces[0].paths
-    first_uses = {}
-    for number, path in enumerate(all_paths):
-        if path in paths:
-            # Blocks inside have names of their own, so their leaves come last.
-            uses = [trace.first_uses[number] for trace in traces]
-            first_uses[path] = path in inner_paths, *uses
-    first = min(first_uses, key=lambda path: first_uses[path])
+def _name_block(paths: Paths, inner: Paths, order: Mapping[Path, Sequence[int]]) -> str:
+    """The name of a block, see `Block.name`. Blocks inside have names of their own, so their leaves come last."""
+    first = min(paths, key=lambda path: (path in inner, order[path]))
     for length in range(1, len(first) + 1):
-        prefix = first[:length]
-        if {path for path in all_paths if path[:length] == prefix} == paths:
-            return tree_lib.path_string(prefix)
+        if {path for path in order if path[:length] == first[:length]} == paths:
+            return tree_lib.path_string(first[:length])
     name = tree_lib.path_string(first)
-    return f'{name} and {len(paths) - 1} more' if first in inner_paths else name
+    return f'{name} and {len(paths) - 1} more' if first in inner else name
 
 
 class _BranchProbe(ZeroWalk):
     """Goes through a program in which the leaves of all blocks are zero.
 
     A stream is unknown after each addition, so that no block is zero only because another one is.
+
+    Attributes:
+      zero_branches: those that are zero.
     """
 
-    def __init__(self, trace: Trace, branches: Iterable[Branch]):
+    def __init__(self, trace: Trace, branches: Sequence[Branch]):
         super().__init__(trace)
-        self._zero_additions: set[Addition] = set()
-        self._zeroed_paths: set[Path] = set()
-        self._additions: dict[int, list[Addition]] = defaultdict(list)
-        for branch in branches:
-            self._zeroed_paths |= branch.paths
-            self._additions[branch.addition.number].append(branch.addition)
-
-    def find_zeros(self) -> set[Addition]:
-        """Finds the additions whose branch is zero."""
-        inputs = list(map(unknown, self.trace.program.jaxpr.invars))
-        for i, path in enumerate(self.trace.paths):
-            if path in self._zeroed_paths:
+        self.zero_branches: set[Branch] = set()
+        self._branches = branches
+        zeroed = frozenset().union(*[branch.paths for branch in branches])
+        inputs = list(map(unknown, trace.program.jaxpr.invars))
+        for i, path in enumerate(trace.paths):
+            if path in zeroed:
                 inputs[i] = inputs[i]._replace(everywhere=0)
-        program = self.trace.program
-        self.visit_program(Program.of(program), inputs, Position.of_whole(program))
-        return self._zero_additions
+        whole = Position.of_whole(trace.program)
+        self.visit_program(Program.of(trace.program), inputs, whole)
 
     def candidates(self, axis: Axis) -> tuple[Axis, ...]:
         return ()
 
     def visit_equation(self, equation: Any, operands: list[Fill], position: Position) -> list[Fill]:
         results = super().visit_equation(equation, operands, position)
-        number, *inside = position.path
-        if inside or number not in self._additions:
-            return results
-        for addition in self._additions[number]:
-            if operands[addition.branch].everywhere == 0:
-                self._zero_additions.add(addition)
-        return [result._replace(everywhere=None) for result in results]
+        for branch in self._branches:
+            if (branch.number,) == position.path:
+                if operands[1 - branch.stream].everywhere == 0:
+                    self.zero_branches.add(branch)
+                results = [result._replace(everywhere=None) for result in results]
+        return results
 
 
 def chosen_blocks(
@@ -169,12 +239,9 @@ def chosen_blocks(
     """Finds the blocks with these names.
 
     Raises:
-      TypeError: one name is given instead of several.
       KeyError: there is no such block.
       ValueError: a block is not exact.
     """
-    if isinstance(names, str):
-        raise TypeError(f'give a list of names, [{names!r}]')
     chosen = []
     for name in names:
         if name not in blocks:
@@ -189,60 +256,38 @@ def chosen_blocks(
     return chosen
 
 
-def drop(tree: PyTree, blocks: Iterable[Block]) -> PyTree:
-    """Replaces the entries of a tree that belong to leaves of some blocks by `None`."""
-    dropped = frozenset().union(*[block.paths | block.state_paths for block in blocks])
+def replace(
+    tree: PyTree, blocks: Iterable[Block], instead: Callable[[Any], Any] = lambda leaf: None
+) -> PyTree:
+    """Replaces the entries of a tree that belong to leaves of some blocks, by `None` or what is made of them."""
+    dropped = frozenset().union(*[block.paths for block in blocks])
     paths, leaves, treedef = tree_lib.flatten_with_paths(tree)
     for number, path in enumerate(paths):
         if not dropped.isdisjoint([path[start:] for start in range(len(path))]):
-            leaves[number] = None
+            leaves[number] = instead(leaves[number])
     return jax.tree.unflatten(treedef, leaves)
 
 
-def programs_without(model: Model, blocks: Sequence[Block]) -> list[ModelProgram]:
-    """The programs of a model without some of its blocks."""
-    programs = []
+def check_without(model: Model, params: PyTree, blocks: Sequence[Block]) -> None:
+    """Compares each program that was given arrays as arguments with itself without some blocks.
+
+    Raises:
+      ValueError: the results differ.
+    """
+    trees = params, replace(params, blocks, jnp.zeros_like), replace(params, blocks)
     for program in model.programs:
-        examples = program.examples
-        small = program._replace(
-            apply_fn=ShallowApply(program, model.params, blocks),
-            arguments=_drop_from_state(program, program.arguments, blocks),
-            examples=examples and _drop_from_state(program, examples, blocks),
-        )
-        programs.append(small)
-    return programs
-
-
-def _drop_from_state(
-    program: ModelProgram, arguments: tuple[Any, ...], blocks: Sequence[Block]
-) -> tuple[Any, ...]:
-    if not program.has_state:
-        return arguments
-    return drop(arguments[0], blocks), *arguments[1:]
-
-
-def verify_without_blocks(
-    model: Model, params: PyTree, blocks: Sequence[Block]
-) -> list[Verification]:
-    """Compares each program that was given arrays as arguments with itself without some blocks."""
-    dropped = drop(params, blocks)
-    leaves, treedef = jax.tree.flatten(params)
-    kept = tree_lib.leaves_like(treedef, dropped)
-    zeroed = treedef.unflatten(
-        [
-            jnp.zeros_like(leaf) if new is None else leaf
-            for leaf, new in zip(leaves, kept, strict=True)
-        ]
-    )
-    verifications = []
-    with jax.default_matmul_precision('highest'):
-        for program, small in zip(model.programs, programs_without(model, blocks), strict=True):
-            if program.examples is None:
-                continue
-            arguments = [(tree, *program.examples) for tree in (params, zeroed)]
-            arguments.append((dropped, *(small.examples or ())))
-            verifications.append(small_model.verify(program.apply_fn, small.apply_fn, arguments))
-    return verifications
+        if program.examples is None:
+            continue
+        shallow_apply = ShallowApply(program, model.params, blocks)
+        arguments = [(tree, *program.examples) for tree in trees]
+        with jax.default_matmul_precision('highest'):
+            verification = small_model.verify(program.apply_fn, shallow_apply, arguments)
+        if verification.verdict == 'different':
+            names = [block.name for block in blocks]
+            raise ValueError(
+                f'the model without {names} differs from the whole one with zeros ({verification}); leave them in, or '
+                'leave them out all the same with verify=False'
+            )
 
 
 class ShallowApply:
@@ -251,44 +296,47 @@ class ShallowApply:
     def __init__(self, program: ModelProgram, params: PyTree, blocks: Sequence[Block]):
         self.__name__ = program.name
         self.whole = program.apply_fn
-        self._program = program
         self._params = params  # shapes, with the blocks
         self._blocks = blocks
 
     def __call__(self, params: PyTree, *arguments: Any) -> Any:
-        """Runs the program with parameters and a state that have `None` for the leaves of the blocks."""
-        state, inputs = self._program.split(arguments)
-        param_leaves, param_shapes = _filled(self._params, params)
-        state_leaves, state_shapes = _filled(self._program.state, state)
-        shapes = (state_shapes, *inputs) if self._program.has_state else inputs
-        program, results = jax.make_jaxpr(self.whole, return_shape=True)(param_shapes, *shapes)
-        paths, _, _ = tree_lib.flatten_with_paths(param_shapes)
-        state_paths, _, _ = tree_lib.flatten_with_paths(state_shapes)
-        branches = find_branches(program.jaxpr, paths, state_paths)
-        addition_of = {branch.paths: branch.addition for branch in branches}
-        additions = []
+        """Runs the program with parameters that have `None` for the leaves of the blocks."""
+        own, treedef = jax.tree.flatten(self._params)
+        leaves = list(tree_lib.leaves_like(treedef, params))
+        pairs = list(zip(own, leaves, strict=True))
+        # A missing leaf gets the dtype that the others of its old dtype have now.
+        dtypes = {leaf.dtype: jnp.result_type(value) for leaf, value in pairs if value is not None}
+        shapes = []
+        for leaf, value in pairs:
+            missing = jax.ShapeDtypeStruct(leaf.shape, dtypes.get(leaf.dtype, leaf.dtype))
+            shapes.append(missing if value is None else shape_of_leaf(value))
+        shapes = treedef.unflatten(shapes)
+        program, results = jax.make_jaxpr(self.whole, return_shape=True)(shapes, *arguments)
+        jaxpr = program.jaxpr
+        paths, _, _ = tree_lib.flatten_with_paths(shapes)
+        branch_of = {branch.paths: branch for branch in find_branches(jaxpr, paths)}
+        used = _used(jaxpr, paths)
         for block in self._blocks:
-            if block.paths in addition_of:
-                additions.append(addition_of[block.paths])
-            elif _uses_some(program.jaxpr, paths, block.paths):
+            if block.paths not in branch_of and not block.paths.isdisjoint(used):
                 raise ValueError(f'for inputs of these shapes {block.name} is no residual block')
-        program = program.replace(jaxpr=without(program.jaxpr, additions))
-        leaves = param_leaves + state_leaves + jax.tree.leaves(inputs)
-        values = Run().visit_program(Program.of(program), leaves, Position.of_whole(program))
+        branches = [branch_of[block.paths] for block in self._blocks if block.paths in branch_of]
+        program = program.replace(jaxpr=_without(jaxpr, branches))
+        values = [*leaves, *jax.tree.leaves(arguments)]
+        values = Run().visit_program(Program.of(program), values, Position.of_whole(program))
         return jax.tree.unflatten(jax.tree.structure(results), values)
 
 
-def _filled(whole: PyTree, tree: PyTree) -> tuple[list[Any], Any]:
-    """The leaves of a tree, with `None` for those that the whole tree has, and the shapes of the whole tree.
+def _without(jaxpr: Any, branches: Iterable[Branch]) -> Any:
+    """The program that reads the streams before these additions instead of the sums."""
+    streams: dict[int, Any] = {}
+    for branch in sorted(branches, key=lambda branch: branch.number):
+        equation = jaxpr.eqns[branch.number]
+        (result,) = equation.outvars
+        stream = equation.invars[branch.stream]
+        streams[id(result)] = streams.get(id(stream), stream)  # it may be the sum of an earlier one
 
-    A missing leaf gets the dtype that the others of its old dtype have now.
-    """
-    own, treedef = jax.tree.flatten(whole)
-    values = list(tree_lib.leaves_like(treedef, tree))
-    pairs = list(zip(own, values, strict=True))
-    dtypes = {leaf.dtype: jnp.result_type(value) for leaf, value in pairs if value is not None}
-    shapes = []
-    for leaf, value in pairs:
-        missing = jax.ShapeDtypeStruct(leaf.shape, dtypes.get(leaf.dtype, leaf.dtype))
-        shapes.append(missing if value is None else shape_of_leaf(value))
-    return values, treedef.unflatten(shapes)
+    def replaced(variables: Iterable[Any]) -> list[Any]:
+        return [streams.get(id(variable), variable) for variable in variables]
+
+    equations = [equation.replace(invars=replaced(equation.invars)) for equation in jaxpr.eqns]
+    return jaxpr.replace(eqns=equations, outvars=replaced(jaxpr.outvars))

@@ -15,29 +15,28 @@ units 2 and 3 stay.
 import bisect
 import dataclasses
 import fnmatch
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxpruner import text_tables
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.batches import as_inputs, first_batch
-from jaxpruner.structure import latency
-from jaxpruner.structure.axes import Axes, sizes_of
+from jaxpruner.structure import latency, small_model
 from jaxpruner.structure.costs import Cost, cost_function
 from jaxpruner.structure.cut import Cut, check_keep
 from jaxpruner.structure.groups import Group
 from jaxpruner.structure.programs import is_array
-from jaxpruner.structure.scores import Normalise, Scorer, divided_by_mean, read_score
-from jaxpruner.tree import Path, PyTree
+from jaxpruner.structure.scores import read_score, score_group
+from jaxpruner.tree import PyTree
 
 Names = str | Sequence[str]
-_Groups = Mapping[str, Group]
 _Counts = Mapping[str, int]
+_Allowed = Mapping[str, Sequence[int]]  # of each group, the counts that may stay, ascending
 _QUANTITIES = ('parameters', 'flops', 'bytes', 'latency')
-_RANKINGS = ('each', 'all', 'alike')
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -76,49 +75,44 @@ class Choice:
 
     def score_share(self, name: str) -> float:
         """The share of a group's scores that its kept channels have."""
+        table = self.scores[name]
         if name not in self.keep:
             return 1.0
-        table = self.scores[name]
         lists = np.broadcast_to(self.keep[name], (*table.shape[:-1], self.counts[name]))
-        total = table.sum()
-        kept = np.take_along_axis(table, lists, axis=-1).sum()
+        kept, total = np.take_along_axis(table, lists, axis=-1).sum(), table.sum()
         return float(kept / total) if total else float('nan')
 
     def __repr__(self) -> str:
         return f'Choice({len(self.keep)} of {len(self.counts)} groups get smaller)'
 
     def __str__(self) -> str:
+        Column = text_tables.Column
+        names = ('stay', 'of', 'score that stays')
         columns = [
-            text_tables.Column('group', overflow='fold'),
-            text_tables.Column('stay', align='right'),
-            text_tables.Column('of', align='right'),
-            text_tables.Column('score that stays', align='right'),
+            Column('group', overflow='fold'),
+            *[Column(name, align='right') for name in names],
         ]
         rows = []
         for name, count in self.counts.items():
             share = f'{self.score_share(name):.3f}' if name in self.scores else ''
             rows.append([name, str(count), str(self.sizes[name]), share])
         if self.remarks:
-            columns.append(text_tables.Column('remark', overflow='wrap'))
-            for row in rows:
-                row.append(self.remarks.get(row[0], ''))
+            columns.append(Column('remark', overflow='wrap'))
+            rows = [[*row, self.remarks.get(row[0], '')] for row in rows]
         totals = []
-        for name, before, after in zip(
-            ('parameters', 'FLOPs', 'bytes'), self.before, self.after, strict=True
-        ):
+        for name in ('parameters', 'flops', 'bytes'):
+            before, after = getattr(self.before, name), getattr(self.after, name)
+            label = 'FLOPs' if name == 'flops' else name
             share = f'{after / before:.3f}' if before else ''
-            totals.append((name, f'{before:,}', f'{after:,}', share))
+            totals.append((label, f'{before:,}', f'{after:,}', share))
         if self.milliseconds is not None:
             before, after = self.milliseconds
             row = 'milliseconds', f'{before:.3g}', f'{after:.3g}', f'{after / before:.3f}'
             totals.append(row)
-        columns_of_totals = [
-            text_tables.Column('the model'),
-            *[text_tables.Column(name, align='right') for name in ('before', 'after', 'share')],
-        ]
-        return '\n\n'.join(
-            [text_tables.to_text(columns, rows), text_tables.to_text(columns_of_totals, totals)]
-        )
+        names = ('before', 'after', 'share')
+        of_totals = [Column('the model'), *[Column(name, align='right') for name in names]]
+        tables = text_tables.to_text(columns, rows), text_tables.to_text(of_totals, totals)
+        return '\n\n'.join(tables)
 
 
 def choose(
@@ -128,12 +122,8 @@ def choose(
     *,
     counts: Mapping[str, int] | None = None,
     score: Any = 'magnitude',
-    normalise: str | Normalise | None = 'mean',
-    ranking: str = 'each',
-    round_to: int | Mapping[str, int] = 1,
-    least: float | Mapping[str, float] = 0.0,
+    round_to: int = 1,
     leave: Names = (),
-    depth: bool = False,
     gradients: PyTree | None = None,
     batches: Iterable[Any] | None = None,
     allow_inexact: bool = False,
@@ -145,9 +135,9 @@ def choose(
     channel is the sum over the members. Where `Group.lists` has atoms, each of their indices
     (layer of a scan, expert, head) keeps channels of its own, and all keep the same number.
 
-    The scores of the whole model decide how many channels stay. Each group is then ranked once more, without the
-    weights that the other groups remove. So a head does not count for features that go, nor a feature for heads
-    that go.
+    All groups lose the same share of their channels, but for rounding, until the budget is met. Layers of a scan
+    (`Group.is_depth`) only go if `counts` names them. The weights of a channel that other groups remove do not
+    count: a head does not count for features that go, nor a feature for heads that go.
 
     Groups are given by names or globs. `*` and `?` are special in globs, brackets are not. If several globs of a
     mapping match a group, the first one counts.
@@ -159,19 +149,13 @@ def choose(
         that stays. For latency a handful of candidates are compiled and timed on the device at hand.
       counts: name or glob of groups -> how many channels stay, instead of a budget. Other groups stay whole.
       score: one of these. The name of an algorithm (`'magnitude'`, `'saliency'`, `'wanda'`, `'ria'`, `'random'`,
-        ...). An algorithm, such as `RandomPruning(rng_seed=1)`. A tree like `params`, of arrays or `None`. A
-        function of the matrix whose rows are a group's channels in one member, `(channels, weights of each)`. It
-        returns numbers of shape `(channels,)` or `(channels, weights)`, which are summed, or `None` for no score.
-        It also gets the arguments that it names: `gradients` (such a matrix), `member` and `group`.
-      normalise: what each member's scores are divided by, `'mean'`; `None` leaves them. Or a function of the array of a
-        member's scores that returns others.
-      ranking: which channels are ranked together: those of each group (`'each'`), of all groups (`'all'`), or of
-        groups of like shape (`'alike'`). Each ranking loses the same share.
-      round_to: the number of channels that stay is a multiple of this, or all of them. For all groups, or by glob.
-      least: the least share of a group that stays, for all groups or by glob.
+        ...). An algorithm, such as `RandomPruning(rng_seed=1)`. A function of the matrix whose rows are a group's
+        channels in one member, `(channels, weights of each)`. It returns numbers of shape `(channels,)` or
+        `(channels, weights)`, which are summed, or `None` for no score. It also gets the arguments that it names:
+        `gradients` (such a matrix), `member` and `group`.
+      round_to: the number of channels that stay is a multiple of this, or all of them.
       leave: names or globs of groups that are left alone.
-      depth: whether layers of a scan may go, too (`Group.is_depth`). With `counts` it is enough to name them.
-      gradients: a tree like `params`, for scores by gradients.
+      gradients: a tree like `params`, for scores by gradients, or of anything that the function `score` reads.
       batches: for calibrated scores, and the first one for latency. By default the inputs of the graph. A tuple
         holds the inputs, after the state if there is one; anything else is the only input.
       allow_inexact: whether to cut groups for which this is not the same as zeroing them.
@@ -207,14 +191,14 @@ def choose(
     if (budget is None) == (counts is None):
         given = f'budget={budget!r}, counts={counts!r}'
         raise ValueError(f'give either a budget or counts; got {given}')
-    if ranking not in _RANKINGS:
-        raise ValueError(f'ranking={ranking!r}: {tree_lib.nearest(str(ranking), _RANKINGS)}')
-    if normalise == 'mean':
-        normalise = divided_by_mean
-    elif isinstance(normalise, str):
-        raise ValueError(f"normalise={normalise!r}: give 'mean', None or a function of scores")
-    _check_params(graph, params)
-    groups: _Groups = graph.groups
+    if counts is not None and (round_to != 1 or leave):
+        raise ValueError('round_to and leave have no effect with counts; leave them out')
+    own_structure = jax.tree.structure(graph.model.params)
+    small_model.check_structure('tree of parameters', jax.tree.structure(params), own_structure)
+    small_model.check_small(params, graph.trace.paths, graph.trace.leaves, Cut({}))
+    if not all(map(is_array, jax.tree.leaves(params))):
+        raise TypeError('params have no values to make scores of; give arrays, outside of jit')
+    groups: Mapping[str, Group] = graph.groups
     cost = cost_function(graph)
     samples = graph.model.examples
     if batches is not None:
@@ -222,51 +206,49 @@ def choose(
         samples = as_inputs(first)
     elif samples is not None:
         batches = [samples]
-
-    allowed: dict[str, list[int]] = {}
-    quantity, share = ('', 1.0) if budget is None else _parse_budget(budget)
-    if counts is None:
-        allowed, remarks = _allowed_counts(groups, round_to, least, leave, depth, allow_inexact)
-    else:
-        if (ranking, round_to, least, leave, depth) != ('each', 1, 0.0, (), False):
-            raise ValueError(
-                'ranking, round_to, least, leave and depth have no effect with counts, which say how many channels '
-                'stay; leave them out'
-            )
-        counts, remarks = _given_counts(counts, groups, allow_inexact)
-        cost(counts)  # refuses invalid counts
-    candidates = {name: group for name, group in groups.items() if name not in remarks}
-    if not candidates:
-        reasons = [f'{name} ({remark})' for name, remark in remarks.items()]
-        words = ', '.join(reasons) or 'the model has none'
-        raise ValueError(f'there is no group to choose from: {words}')
     apply_fn = graph.model.apply_fn
-    scores = read_score(score, params, apply_fn, gradients, batches, progress)
-    scorer = Scorer(graph.trace, *scores, normalise)
-    tables = {name: scorer.score(group, Cut({})) for name, group in candidates.items()}
+    score_member = read_score(score, params, apply_fn, gradients, batches, progress)
 
     milliseconds = None
-    if counts is None:
-        leaves = dict(graph.trace.named_leaves)
-        pools: dict[Hashable, list[str]] = defaultdict(list)
-        for name, group in candidates.items():
-            pool = {'each': name, 'all': None, 'alike': _shape_of(group, leaves)}
-            pools[pool[ranking]].append(name)
-        order = _RemovalOrder(tables, allowed, pools.values())
+    if counts is not None:
+        remarks = {}
+        # Of several globs that match a group, the first one counts.
+        counts = {
+            name: count
+            for glob, count in reversed(list(counts.items()))
+            for name in matching(glob, groups, 'counts')
+        }
+        cost(counts)  # refuses invalid counts
+    else:
+        quantity, share = _parse_budget(budget)
+        allowed, remarks = _allowed_counts(groups, round_to, leave, allow_inexact)
         if quantity == 'latency':
             seconds = latency.latency_function(graph, params, samples)
-            counts = _meet_latency(share, order, seconds, progress)
+            lost_share = latency.least_removal(
+                lambda lost: seconds(_counts(allowed, lost)), share, progress=progress
+            )
+            counts = _counts(allowed, lost_share)
             milliseconds = 1e3 * seconds({}), 1e3 * seconds(counts)
         else:
-            counts = _meet(quantity, share, order, lambda c: getattr(cost(c), quantity))
-    smaller = {name: group for name, group in candidates.items() if counts[name] < group.size}
-    keep = {name: _pick_highest(tables[name], counts[name], smaller, name) for name in smaller}
+            counts = _meet(quantity, share, allowed, lambda c: getattr(cost(c), quantity))
+
+    tables: dict[str, np.ndarray] = {}
+
+    def rank(name: str, others: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Scores the channels of a group; returns the highest. Of equal ones the first stay."""
+        others = {other: kept for other, kept in others.items() if other != name}
+        cut = check_keep(groups, others, allow_inexact=True)
+        tables[name] = score_group(graph.trace, groups[name], cut, score_member)
+        highest_first = np.argsort(-tables[name], axis=-1, kind='stable')
+        return np.sort(highest_first[..., : counts[name]], axis=-1)
+
+    ranked = {name: rank(name, {}) for name in counts}
+    keep = {name: kept for name, kept in ranked.items() if counts[name] < groups[name].size}
     # The first ranking uses the scores of the whole model. There a head still counts for features that go, and a
     # feature for heads that go. So each group is ranked once more, without the weights that the other groups remove.
-    for name, group in smaller.items():
-        others = {other: kept for other, kept in keep.items() if other != name}
-        tables[name] = scorer.score(group, check_keep(groups, others, allow_inexact=True))
-        keep[name] = _pick_highest(tables[name], counts[name], smaller, name)
+    for name in keep:
+        keep[name] = rank(name, keep)
+    check_keep(groups, keep, allow_inexact)
     sizes = {name: group.size for name, group in groups.items()}
     return Choice(
         keep=keep,
@@ -280,92 +262,37 @@ def choose(
     )
 
 
-def _pick_highest(table: np.ndarray, count: int, groups: _Groups, name: str) -> np.ndarray:
-    """The indices of the highest scores. Of two equal scores the one with the lower index stays."""
-    group = groups[name]
-    for other in groups.values():
-        if other is group:
-            break
-        if _owns_lists(group, other) and _owns_lists(other, group):  # one of them has one list
-            table = table.reshape(-1, group.size).sum(axis=0)
-    highest_first = np.argsort(-table, axis=-1, kind='stable')
-    return np.sort(highest_first[..., :count], axis=-1)
-
-
-def _owns_lists(owner: Group, group: Group) -> bool:
-    return owner.atom.resolved() in [atom.resolved() for atom in group.lists]
-
-
-def _check_params(graph: Any, params: PyTree) -> None:
-    """Refuses parameters whose leaves differ from those of the model, or have no values."""
-    paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    shapes = dict(zip(paths, map(np.shape, leaves), strict=True))
-    own_shapes = {path: sizes_of(axes) for path, axes in graph.trace.named_leaves}
-    for path in [*shapes, *own_shapes]:
-        shape, own_shape = shapes.get(path), own_shapes.get(path)
-        if shape != own_shape:
-            raise ValueError(
-                f'{tree_lib.path_string(path)} has shape {shape} in params, but {own_shape} in the model of the graph'
-            )
-    if not all(map(is_array, leaves)):
-        raise TypeError('params have no values to make scores of; give arrays, outside of jit')
-
-
-def _given_counts(
-    counts: _Counts, groups: _Groups, allow_inexact: bool
-) -> tuple[dict[str, int], dict[str, str]]:
-    """How many channels of each group that is named stay, and a remark on each other group."""
-    by_group = _by_group(counts, groups, 'counts', None)
-    given = {name: count for name, count in by_group.items() if count is not None}
-    for name, count in given.items():
-        if count != groups[name].size and not (groups[name].exact or allow_inexact):
-            raise ValueError(
-                f'counts: removing channels of {name} is not the same as zeroing them: {groups[name].reason}; '
-                'leave it out, or pass allow_inexact=True and train the smaller model'
-            )
-    return given, dict.fromkeys(groups.keys() - given.keys(), 'not named')
-
-
 def _allowed_counts(
-    groups: _Groups,
-    round_to: int | Mapping[str, int],
-    least: float | Mapping[str, float],
-    leave: Names,
-    depth: bool,
-    allow_inexact: bool,
+    groups: Mapping[str, Group], round_to: int, leave: Names, allow_inexact: bool
 ) -> tuple[dict[str, list[int]], dict[str, str]]:
     """How many channels of each group may stay, ascending, and why other groups stay whole."""
+    if not (isinstance(round_to, int) and round_to >= 1):
+        raise ValueError(f'round_to={round_to!r}: give a whole number, 1 or more')
     left = matching(leave, groups, 'leave')
-    multiples = _by_group(round_to, groups, 'round_to', 1)
-    shares = _by_group(least, groups, 'least', 0.0)
     allowed, remarks = {}, {}
     for name, group in groups.items():
-        multiple, share = multiples[name], shares[name]
-        if not (isinstance(multiple, int) and multiple >= 1):
-            raise ValueError(f'round_to={multiple!r}: give a whole number, 1 or more, or a mapping')
-        if not (tree_lib.is_number(share) and 0 <= share <= 1):
-            raise ValueError(f'least={share!r}: give a number from 0 to 1, or a mapping of globs')
         if name in left:
             remarks[name] = 'left alone'
         elif not (group.exact or allow_inexact):
             remarks[name] = 'not exact'
-        elif group.is_depth and not depth:
-            remarks[name] = 'layers: depth=True'
-        elif multiple > group.size:
-            remarks[name] = f'fewer than round_to={multiple}'
+        elif group.is_depth:
+            remarks[name] = 'layers: name them in counts='
         else:
-            counts = [*range(multiple, group.size, multiple), group.size]
-            allowed[name] = [count for count in counts if count >= share * group.size]
+            allowed[name] = [*range(round_to, group.size, round_to), group.size]
+    if not allowed:
+        reasons = [f'{name} ({remark})' for name, remark in remarks.items()]
+        words = ', '.join(reasons) or 'the model has none'
+        raise ValueError(f'there is no group to choose from: {words}')
     return allowed, remarks
 
 
-def matching(names: Names, groups: Iterable[str], setting: str) -> set[str]:
-    """The names of the groups that some names or globs match.
+def matching(names: Names, groups: Iterable[str], setting: str) -> list[str]:
+    """The names of the groups that some names or globs match, in the order of the groups.
 
     Raises:
       KeyError: one of them matches no group.
 
-    >>> sorted(matching('*/up/*', ['0/up/kernel[1]', '1/up/kernel[1]', 'head[0]'], 'leave'))
+    >>> matching('*/up/*', ['0/up/kernel[1]', '1/up/kernel[1]', 'head[0]'], 'leave')
     ['0/up/kernel[1]', '1/up/kernel[1]']
     """
     all_groups = list(groups)
@@ -377,88 +304,41 @@ def matching(names: Names, groups: Iterable[str], setting: str) -> set[str]:
             nearest = tree_lib.nearest(str(name), all_groups)
             raise KeyError(f'{setting}: {name!r} matches no group; {nearest}')
         matches.update(of_name)
-    return matches
-
-
-def _by_group(value: Any, groups: Iterable[str], setting: str, default: Any) -> dict[str, Any]:
-    """A setting for each group: one value for all, or that of the first glob in a mapping that matches the group."""
-    if not isinstance(value, Mapping):
-        return dict.fromkeys(groups, value)
-    values = dict.fromkeys(groups, default)
-    for name in reversed(list(value)):
-        values.update(dict.fromkeys(matching(name, groups, setting), value[name]))
-    return values
+    return [group for group in all_groups if group in matches]
 
 
 def _parse_budget(text: Any) -> tuple[str, float]:
     """Reads `'flops=0.5'`."""
     quantity, _, number = str(text).partition('=')
-    if quantity not in _QUANTITIES:
-        raise ValueError(f'budget={text!r}: {tree_lib.nearest(quantity, _QUANTITIES)}')
     try:
         share = float(number)
     except ValueError:
         share = 0.0
-    if not 0 < share < 1:
-        raise ValueError(
-            f'budget={text!r}: give the share that stays, between 0 and 1, such as {quantity}=0.5'
-        )
+    if quantity not in _QUANTITIES or not 0 < share < 1:
+        words = f'{", ".join(_QUANTITIES)}, and the share that stays, between 0 and 1'
+        raise ValueError(f"budget={text!r}: give one of {words}, such as 'flops=0.5'")
     return quantity, share
 
 
-class _RemovalOrder:
-    """The order in which channels go, and how many of each group stay after a number of steps.
+def _counts(allowed: _Allowed, share: float) -> dict[str, int]:
+    """How many channels of each group stay if each loses this share of them, but for rounding.
 
-    One channel goes with each step. Channels of a pool are ranked together, and the lowest score goes first. The pool
-    is one group, all groups, or groups of like shape. All pools lose the same share at the same time:
-
-        pool a, 4 channels   goes at 1/4, 2/4, 3/4, 1     after 3 steps   a has lost 2 of 4
-        pool b, 2 channels   goes at 1/2, 1                               b has lost 1 of 2
-
-    So a search only has to find the number of steps. With more steps, each group keeps fewer channels.
-
-    >>> tables = {'up': np.array([2.0, 1.0, 6.0, 5.0]), 'gate': np.array([3.0, 4.0, 7.0, 8.0])}
-    >>> allowed = dict.fromkeys(tables, [1, 2, 3, 4])
-    >>> _RemovalOrder(tables, allowed, [['up', 'gate']]).counts(3)
-    {'up': 2, 'gate': 3}
-    >>> _RemovalOrder(tables, allowed, [['up'], ['gate']]).counts(4)
-    {'up': 2, 'gate': 2}
+    >>> _counts({'a': [1, 2, 3, 4], 'b': [1, 2]}, 0.7)
+    {'a': 2, 'b': 1}
     """
+    counts = {}
+    for name, of_group in allowed.items():
+        at_least = of_group[-1] - _lost(of_group[-1], share)
+        counts[name] = of_group[bisect.bisect_left(of_group, at_least)]
+    return counts
 
-    def __init__(
-        self,
-        tables: Mapping[str, np.ndarray],
-        allowed: Mapping[str, Sequence[int]],
-        pools: Iterable[Sequence[str]],
-    ):
-        self.allowed = allowed
-        self._sizes = {name: table.shape[-1] for name, table in tables.items()}
-        removals: list[tuple[float, str]] = []  # when a channel goes, and the group that loses it
-        for pool in pools:
-            losses = []
-            for name in pool:
-                # The scores that are lost with the first channel, with the second one and so on.
-                table = tables[name].reshape(-1, self._sizes[name])
-                losses += [(score, name) for score in np.sort(table).mean(axis=0)]
-            losses.sort(key=lambda loss: loss[0])
-            removals += [((i + 1) / len(losses), name) for i, (_, name) in enumerate(losses)]
-        removals.sort(key=lambda removal: removal[0])
-        self.losers = [name for _, name in removals]
 
-    def __len__(self) -> int:
-        return len(self.losers)
-
-    def counts(self, number: int) -> dict[str, int]:
-        """How many channels of each group stay after this number of steps."""
-        lost = Counter(self.losers[:number])
-        counts = {}
-        for name, allowed in self.allowed.items():
-            counts[name] = allowed[bisect.bisect_left(allowed, self._sizes[name] - lost[name])]
-        return counts
+def _lost(size: int, share: float) -> int:
+    return math.floor(share * size + 1e-6)  # a share may be 3 / size, rounded
 
 
 def _meet(
-    quantity: str, share: float, order: _RemovalOrder, measure: Callable[[_Counts], float]
+    quantity: str, share: float, allowed: _Allowed, measure: Callable[[_Counts], float]
 ) -> dict[str, int]:
     """Finds how many channels of each group stay so that the budget is met with the fewest removals.
 
@@ -467,42 +347,28 @@ def _meet(
     Raises:
       ValueError: the budget cannot be met.
     """
-    whole = measure({})
-    least = measure(order.counts(len(order)))
+    whole, least = measure({}), measure(_counts(allowed, 1.0))
     if least > share * whole:
         raise ValueError(
             f"budget='{quantity}={share:g}' cannot be met: {least / whole:.4f} of the {quantity} stay even if all "
-            'channels go that may go; give a larger share, or loosen least, round_to, leave or allow_inexact'
+            'channels go that may go; give a larger share, or loosen round_to, leave or allow_inexact'
         )
 
     def is_met(counts: _Counts) -> bool:
         return measure(counts) <= share * whole
 
-    number = bisect.bisect_left(range(len(order)), True, key=lambda n: is_met(order.counts(n)))
-    counts = order.counts(number)
+    sizes = {name: of_group[-1] for name, of_group in allowed.items()}
+    # Each share at which a group loses a channel.
+    lost_shares = sorted({i / size for size in sizes.values() for i in range(size + 1)})
+    number = bisect.bisect_left(
+        range(len(lost_shares)), True, key=lambda n: is_met(_counts(allowed, lost_shares[n]))
+    )
+    lost_share = lost_shares[number]
+    counts = _counts(allowed, lost_share)
     # The last removal may have been a large one, such as a whole multiple.
-    for name in dict.fromkeys(reversed(order.losers[:number])):
-        allowed = order.allowed[name]
-        larger = allowed[min(allowed.index(counts[name]) + 1, len(allowed) - 1)]
-        if is_met({**counts, name: larger}):
-            counts[name] = larger
+    last_losers = sorted(sizes, key=lambda name: _lost(sizes[name], lost_share) / sizes[name])
+    for name in reversed(last_losers):
+        larger = [count for count in allowed[name] if count > counts[name]]
+        if larger and is_met({**counts, name: larger[0]}):
+            counts[name] = larger[0]
     return counts
-
-
-def _meet_latency(
-    share: float, order: _RemovalOrder, seconds: Callable[[_Counts], float], progress: bool
-) -> dict[str, int]:
-    def counts_at(removed: float) -> dict[str, int]:
-        return order.counts(round(removed * len(order))) if removed else {}
-
-    removed = latency.least_removal(lambda r: seconds(counts_at(r)), share, progress=progress)
-    return order.counts(round(removed * len(order)))
-
-
-def _shape_of(group: Group, leaves: Mapping[Path, Axes]) -> Hashable:
-    """A key that groups of like shape share: their size, and the shapes and axes of their members."""
-    members = []
-    for member in group.members:
-        shape = sizes_of(leaves[member.path])
-        members.append((shape, member.axis, member.offset, member.stride, member.repeats))
-    return group.size, sizes_of(group.lists), group.is_depth, tuple(sorted(members))

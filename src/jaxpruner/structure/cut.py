@@ -11,6 +11,7 @@ an axis for the trips, and are read at the current trip.
 """
 
 import functools
+import graphlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from jaxpruner.structure.axes import (
 )
 from jaxpruner.structure.traces import EquationAxes
 from jaxpruner.trace.program import bind
+from jaxpruner.tree import Path
 
 # Name of a group -> the indices of its channels that stay, ascending; or such a list for each trip, expert or head.
 KeepByGroup = Mapping[str, Any]
@@ -46,12 +48,6 @@ class Lists(NamedTuple):
 
     owners: tuple[Axis, ...]
     table: np.ndarray
-
-    @classmethod
-    def of(cls, group: Any, table: np.ndarray) -> 'Lists':
-        """The lists of a group: one for all, or one for each trip, expert or head."""
-        owners = [owner.resolved() for owner in group.lists] if table.ndim > 1 else []
-        return cls(tuple(owners), table)
 
 
 class Cut:
@@ -111,22 +107,22 @@ class Cut:
         Raises:
           ValueError: two groups own each other's lists.
         """
-        remaining = [i for i, axis in enumerate(axes) if self.shortens(axis)]
-        ordered: list[int] = []
-        while remaining:
-            for i in remaining:
-                others = atoms(*[axes[k] for k in remaining if k != i])
-                owners = [self.lists[atom].owners for atom in others if atom in self.lists]
-                if set(atoms(axes[i])).isdisjoint(itertools.chain(*owners)):
-                    break
-            else:
-                sizes = [axes[i].size for i in remaining]
-                raise ValueError(
-                    f"groups along axes of {sizes} own each other's lists; give one of them a single list"
-                )
-            ordered.append(i)
-            remaining.remove(i)
-        return ordered
+        owners = {}
+        for i, axis in enumerate(axes):
+            if self.shortens(axis):
+                lists = [self.lists[atom].owners for atom in atoms(axis) if atom in self.lists]
+                owners[i] = set(itertools.chain(*lists))
+        earlier = {
+            i: [k for k in owners if k != i and not owners[k].isdisjoint(atoms(axes[i]))]
+            for i in owners
+        }
+        try:
+            return list(graphlib.TopologicalSorter(earlier).static_order())
+        except graphlib.CycleError:
+            raise ValueError(
+                f"groups along axes of {[axes[i].size for i in owners]} own each other's lists; give one of them a "
+                'single list, or leave it whole'
+            ) from None
 
     def stays(self, axes: Axes, i: int) -> np.ndarray:
         """Flags of the positions that stay along an axis of a value.
@@ -160,7 +156,10 @@ class Cut:
             else:  # the positions that stay at the current trips
                 numbers = zip(self.trips.values(), kept.shape[:trips], strict=True)
                 kept = jnp.asarray(kept)[tuple([trip if size > 1 else 0 for trip, size in numbers])]
-            value = take_along(value, kept, i)
+            if kept.size == kept.shape[i]:
+                value = jnp.take(value, kept.reshape(-1), axis=i, mode='clip')
+            else:
+                value = jnp.take_along_axis(jnp.asarray(value), kept, axis=i, mode='clip')
         return value
 
     def zero(self, value: Any, axes: Axes) -> Any:
@@ -193,21 +192,6 @@ class Cut:
             of_owners.append(spread(first + k, index))
         for index in indices_of(atom, axes[i]):
             yield (*of_owners, spread(first + i, index))
-
-
-def take_along(value: Any, kept: Any, axis: int, **out_of_bounds: Any) -> Any:
-    """Takes elements along an axis, on the device where the value is.
-
-    Args:
-      value: the value.
-      kept: the positions, in the rank of the value, with one element along axes on which they do not depend.
-      axis: of the value.
-      **out_of_bounds: settings of `jnp.take` for positions beyond the end. Without them there are none.
-    """
-    settings = out_of_bounds or {'mode': 'clip'}
-    if kept.size == kept.shape[axis]:
-        return jnp.take(value, kept.reshape(-1), axis=axis, **settings)
-    return jnp.take_along_axis(jnp.asarray(value), kept, axis=axis, **settings)
 
 
 class EquationCut(NamedTuple):
@@ -262,19 +246,23 @@ def check_keep(groups: Mapping[str, Any], keep: KeepByGroup, allow_inexact: bool
                 f'removing channels of {name!r} is not the same as zeroing them: {group.reason}; keep all '
                 f'{group.size} of them, or pass allow_inexact=True and train the smaller model'
             )
-        lists[group.atom.resolved()] = Lists.of(group, table)
+        owners = group.lists if table.ndim > 1 else ()
+        lists[group.atom.resolved()] = Lists(tuple([each.resolved() for each in owners]), table)
     return Cut(lists)
+
+
+def check_shape(path: Path, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Refuses an array of another shape than a leaf of the model, or of the smaller model."""
+    if shape != expected:
+        raise ValueError(
+            f'{tree_lib.path_string(path)} has shape {shape}, where the model has {expected}; give arrays of the model '
+            'that the graph was made of, and to a smaller one what graph.shrink returned'
+        )
 
 
 def _checked_indices(name: str, group: Any, indices: Any) -> np.ndarray:
     entry = f'keep[{name!r}]'
-    if tree_lib.is_traced(indices):
-        raise TypeError(
-            f'{entry} is traced, but shapes depend on it; choose indices outside of jit'
-        )
-    positions = np.asarray(indices)
-    if positions.dtype == bool:
-        raise TypeError(f'{entry} is a mask; give the indices that stay, np.flatnonzero(mask)')
+    positions = np.asarray(indices)  # an error of JAX if they are traced
     owners = sizes_of(group.lists)
     if positions.ndim != 1 and not (owners and positions.shape[:-1] == owners):
         lists = f', or an array of lists of shape {(*owners, "kept")}' if owners else ''
@@ -282,16 +270,14 @@ def _checked_indices(name: str, group: Any, indices: Any) -> np.ndarray:
     if not positions.size:
         raise ValueError(f'{entry} is empty; a group keeps at least one channel')
     if not np.issubdtype(positions.dtype, np.integer):
-        raise TypeError(f'{entry} has {positions.flat[0]!r}; indices are whole numbers')
+        raise TypeError(
+            f'{entry} has {positions.flat[0]!r}; give indices, whole numbers; of a mask np.flatnonzero(mask)'
+        )
     foreign = positions[(positions < 0) | (positions >= group.size)]
     if len(foreign):
         raise IndexError(
             f'{entry} has {foreign[0]}; the group has indices from 0 to {group.size - 1}'
         )
-    for channels in positions.reshape(-1, positions.shape[-1]).astype(np.int64):
-        falls = np.flatnonzero(np.diff(channels) <= 0)
-        if len(falls):
-            channel, earlier = channels[falls[0] + 1], channels[: falls[0] + 1]
-            fault = 'twice' if channel in earlier else 'not in ascending order'
-            raise ValueError(f'{entry} has {channel} {fault}; give np.unique(indices)')
+    if (np.diff(positions.astype(np.int64)) <= 0).any():
+        raise ValueError(f'{entry} has indices twice or out of order; give np.unique(indices)')
     return positions

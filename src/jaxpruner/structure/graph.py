@@ -19,7 +19,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.structure import blocks as blocks_lib
 from jaxpruner.structure import choosing, costs, modules, small_model, trees, zero_channels
 from jaxpruner.structure.axes import atoms, sizes_of
-from jaxpruner.structure.blocks import Block
+from jaxpruner.structure.blocks import Block, ShallowApply
 from jaxpruner.structure.cut import KeepByGroup, check_keep
 from jaxpruner.structure.groups import Group, PinnedAxis, find_groups
 from jaxpruner.structure.programs import Model, ModelProgram, trace_programs
@@ -284,11 +284,6 @@ class ChannelGraph:
         cut = check_keep(self.groups, keep, allow_inexact)
         return trees.zeroed(tree, self.traces, cut)
 
-    def expand(self, tree: PyTree, keep: KeepByGroup, allow_inexact: bool = False) -> Any:
-        """The inverse of `shrink`: kept channels go back to their places, with zeros for the removed ones."""
-        cut = check_keep(self.groups, keep, allow_inexact)
-        return trees.expand(tree, self.traces, cut)
-
     def small_apply(
         self,
         keep: KeepByGroup,
@@ -395,11 +390,14 @@ class ChannelGraph:
           A graph for parameters that `drop_blocks` returned; `small_apply({})` is the model's function.
 
         Raises:
-          TypeError, KeyError, ValueError: as in `drop_blocks`.
+          KeyError, ValueError: as in `drop_blocks`.
         """
         chosen = blocks_lib.chosen_blocks(self.blocks, names, allow_inexact)
-        params = blocks_lib.drop(self.model.params, chosen)
-        return _analyse(params, blocks_lib.programs_without(self.model, chosen))
+        programs = [
+            program._replace(apply_fn=ShallowApply(program, self.model.params, chosen))
+            for program in self.model.programs
+        ]
+        return _analyse(blocks_lib.replace(self.model.params, chosen), programs)
 
     def drop_blocks(
         self,
@@ -412,14 +410,13 @@ class ChannelGraph:
         """Replaces the leaves of some residual blocks by `None`, so that they take no memory and are not trained.
 
         Args:
-          tree: the parameters, or a tree of their structure such as masks, averages or gradients; the state of the
-            model; or a state of an optimizer.
+          tree: the parameters, or a tree of their structure such as masks, averages or gradients; or a state of an
+            optimizer. The state of the model stays whole.
           names: of blocks.
           allow_inexact: as in `without_blocks`.
           verify: compare the model without the blocks with the model in which they are zero, as `shrink` does.
 
         Raises:
-          TypeError: `names` is a text.
           KeyError: there is no such block.
           ValueError: a block is not exact, or the model without them differs.
 
@@ -437,13 +434,8 @@ class ChannelGraph:
         """
         chosen = blocks_lib.chosen_blocks(self.blocks, names, allow_inexact)
         if verify and not allow_inexact and self.model.are_params(tree):
-            for verification in blocks_lib.verify_without_blocks(self.model, tree, chosen):
-                if verification.verdict == 'different':
-                    raise ValueError(
-                        f'the model without {names} differs from the whole one with zeros ({verification}); '
-                        'leave them in, or leave them out all the same with verify=False'
-                    )
-        return blocks_lib.drop(tree, chosen)
+            blocks_lib.check_without(self.model, tree, chosen)
+        return blocks_lib.replace(tree, chosen)
 
     def zero_channels(self, tree: PyTree) -> dict[str, np.ndarray]:
         """Finds the channels that are zero already: removing them changes nothing.
@@ -569,11 +561,8 @@ def channel_groups(
         program = ModelProgram.of(arrays.apply, arrays.state, arrays.inputs)
         return _analyse(arrays.params, [program])
     if not modules.is_function(apply_fn):
-        given, function = modules.describe(apply_fn)
-        raise TypeError(
-            f'channel_groups takes a function of parameters and inputs, or an NNX or Equinox module, got {given}; '
-            f'give {function}'
-        )
+        expected = 'channel_groups takes a function apply_fn, or an NNX or Equinox module'
+        raise modules.refusal(expected, apply_fn)
     program = ModelProgram.of(apply_fn, state, inputs)
     return _analyse(params, [program])
 

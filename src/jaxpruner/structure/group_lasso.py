@@ -1,6 +1,5 @@
 """Group lasso: training pulls whole channels to zero."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -56,10 +55,10 @@ def group_lasso(
       A transformation whose `update` needs `params`. Updates have the result type of update and parameter.
 
     Raises:
-      TypeError: `graph` is no `ChannelGraph`, or `strength` is no number.
+      TypeError: `graph` is no `ChannelGraph`.
       KeyError: a name matches no group.
-      ValueError: `strength` is negative or not finite. Raised by `update`: `params` are missing, or those of another
-        model.
+      ValueError: `strength` is no schedule, and no number from 0 up. Raised by `update`: `params` are missing, or those
+        of another model.
 
     >>> import jax.numpy as jnp
     >>> import jaxpruner
@@ -72,16 +71,9 @@ def group_lasso(
     {'up[1]': array([0])}
     """
     chosen = GroupedChannels(graph, groups).chosen
-    if not callable(strength):
-        if not tree_lib.is_number(strength):
-            raise TypeError(f'strength is a number or a schedule, got {strength!r}')
-        if not (np.isfinite(strength) and strength >= 0):
-            raise ValueError(f'strength must be finite and at least 0, got {strength}')
-
-    @functools.cache
-    def tables_of(paths: tuple[Path, ...]) -> list[ChannelTable]:
-        numbers = leaf_numbers(graph.trace, paths)
-        return [ChannelTable.of(graph.trace, group, numbers) for group in chosen]
+    is_number = tree_lib.is_number(strength) and 0 <= strength < np.inf
+    if not (callable(strength) or is_number):
+        raise ValueError(f'strength is a schedule or a number from 0 up, got {strength!r}')
 
     def init(params: PyTree) -> GroupLassoState:
         del params
@@ -101,7 +93,9 @@ def group_lasso(
             if step is not None
         }
         factors: dict[Path, Any] = {}
-        for table in tables_of(tuple(paths)):
+        numbers = leaf_numbers(graph.trace, paths)
+        for group in chosen:
+            table = ChannelTable.of(graph.trace, group, numbers)
             own = {path: new_weights[path] for path in table.indices if path in new_weights}
             squares = {path: jnp.square(weight.astype(jnp.float32)) for path, weight in own.items()}
             ones = {path: jnp.ones(weight.shape) for path, weight in own.items()}

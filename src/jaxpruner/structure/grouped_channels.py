@@ -15,6 +15,7 @@ from jaxpruner.sparsity_types import Unstructured
 from jaxpruner.structure.axes import size_with, sizes_of
 from jaxpruner.structure.channel_tables import ChannelTable, leaf_numbers
 from jaxpruner.structure.choosing import matching
+from jaxpruner.structure.cut import check_shape
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.groups import Group
 from jaxpruner.structure.zero_channels import insufficient_members
@@ -53,7 +54,7 @@ class GroupedChannels:
     Raises:
       TypeError: `graph` is no `ChannelGraph`.
       KeyError: a name matches no group.
-      ValueError: a name matches only groups that are not exact. Raised by `init` of a pruner: leaves have other shapes
+      ValueError: a name matches no exact group. Raised by `init` of a pruner: leaves have other shapes
         than in the graph, or a leaf without a mask would have to have one.
 
     >>> import jax, jax.numpy as jnp
@@ -74,7 +75,6 @@ class GroupedChannels:
     graph: ChannelGraph
     groups: str | Sequence[str] | None = None
     chosen: tuple[Group, ...] = dataclasses.field(init=False)  # the groups that are pruned
-    _joined: dict[Any, Any] = dataclasses.field(init=False, default_factory=dict)
 
     def __post_init__(self):
         if not isinstance(self.graph, ChannelGraph):
@@ -82,24 +82,16 @@ class GroupedChannels:
                 f'GroupedChannels takes a graph, as channel_groups(apply_fn, params, *inputs) makes it, got '
                 f'{self.graph!r}'
             )
-        groups, chosen = self.graph.groups, []
-        for name in [self.groups] if isinstance(self.groups, str) else self.groups or ['*']:
-            if name in groups:
-                chosen.append(groups[name])
-                continue
-            names = matching(name, groups, 'groups')
-            matches = [group for group in groups.values() if group.name in names]
-            usable = [group for group in matches if group.exact and not group.is_depth]
+        groups = self.graph.groups
+        chosen: dict[str, Group] = {}
+        for name in tree_lib.as_names(self.groups or '*'):
+            matches = [groups[match] for match in matching(name, groups, 'groups')]
+            usable = [group for group in matches if group.exact]
+            usable = [group for group in usable if not group.is_depth or group.name == name]
             if not usable:
                 raise ValueError(f'groups={name!r}: no group is exact; print(graph) says why')
-            chosen += usable
-        for group in chosen:
-            if not group.exact:
-                raise ValueError(
-                    f'groups={self.groups!r}: removing channels of {group.name!r} is not the same as zeroing them: '
-                    f'{group.reason}'
-                )
-        object.__setattr__(self, 'chosen', tuple(dict.fromkeys(chosen)))
+            chosen |= {group.name: group for group in usable}
+        object.__setattr__(self, 'chosen', tuple(chosen.values()))
 
     def __repr__(self) -> str:
         return f'GroupedChannels({", ".join(group.name for group in self.chosen)})'
@@ -107,20 +99,14 @@ class GroupedChannels:
     def check_shape(self, shape: Sequence[int], where: str) -> None:
         """Accepts every shape; `join` compares shapes with those of the graph."""
 
-    def join(self, shapes: Mapping[Path, tuple[int, ...]]) -> list[tuple[Path, ChannelTable]]:
-        """The groups whose leaders are among these leaves: the leader, and the channels in the leaves."""
-        key = frozenset(shapes.items())
-        if key in self._joined:
-            return self._joined[key]
+    def join(
+        self, shapes: Mapping[Path, tuple[int, ...]], targets: Mapping[Path, Any]
+    ) -> list[tuple[Path, ChannelTable]]:
+        """The groups whose leaders have a target: the leader, and the channels in these leaves."""
         trace = self.graph.trace
         numbers = leaf_numbers(trace, shapes)
         for path, number in numbers.items():
-            shape = sizes_of(trace.leaves[number])
-            if shapes[path] != shape:
-                raise ValueError(
-                    f'{tree_lib.path_string(path)} has shape {shapes[path]} where the graph has {shape}; make the '
-                    'graph of the same model'
-                )
+            check_shape(path, shapes[path], sizes_of(trace.leaves[number]))
         path_of = {number: path for path, number in numbers.items()}
         joined = []
         for group in self.chosen:
@@ -128,17 +114,9 @@ class GroupedChannels:
             own = [number for number, path in enumerate(trace.paths) if path in member_paths]
             # Of the leaves with more than one axis, the one that the model uses first.
             leader = min(own, key=lambda n: (len(trace.leaves[n]) < 2, trace.first_uses[n]))
-            if leader in path_of:
+            if targets.get(path_of.get(leader)) is not None:
                 joined.append((path_of[leader], ChannelTable.of(trace, group, numbers)))
-        self._joined[key] = joined
         return joined
-
-    def _pruned(
-        self, shapes: Mapping[Path, tuple[int, ...]], targets: Mapping[Path, Any]
-    ) -> list[tuple[ChannelTable, Any]]:
-        """Lists the groups whose leader has a target, and what it has."""
-        pairs = [(table, targets[leader]) for leader, table in self.join(shapes)]
-        return [(table, target) for table, target in pairs if target is not None]
 
     def targets_of(
         self, shapes: Mapping[Path, tuple[int, ...]], targets: Mapping[Path, Any]
@@ -153,15 +131,15 @@ class GroupedChannels:
         """
         tied: dict[Path, Any] = dict.fromkeys(shapes)
         zeroed, missing = {}, {}
-        for table, _ in self._pruned(shapes, targets):
+        joined = self.join(shapes, targets)
+        for _, table in joined:
             tied |= dict.fromkeys(table.indices, 0.0)
             own = {member for members in table.indices.values() for member in members}
             names = {member.name for member in table.group.members if member not in own}
             atom = table.group.atom.resolved()
             zeroed[atom] = frozenset([(member.path, member.axis) for member in own])
             missing[atom] = ', '.join(sorted(names))
-        leaders = {leader for leader, _ in self.join(shapes) if targets[leader] is not None}
-        tied |= {leader: targets[leader] for leader in leaders}
+        tied |= {leader: targets[leader] for leader, _ in joined}
         if any(missing.values()):  # else all members are zero, and the groups are exact
             for atom in insufficient_members(self.graph.traces, zeroed):
                 if missing.get(atom):
@@ -182,17 +160,18 @@ class GroupedChannels:
         """
         scores = {path: selection.read(leaf.scores) for path, leaf in scored.items()}
         shapes = {path: leaf.shape for path, leaf in scores.items()}
-        pruned = self._pruned(shapes, scored)
+        joined = self.join(shapes, scored)
         pooled = []
-        for table, leader in pruned:
+        for leader, table in joined:
             of_channels = table.add_up({path: scores[path] for path in table.indices})
             is_stacked = of_channels.ndim > 1  # layers, experts or heads keep channels of their own
             if is_stacked:
                 of_channels = of_channels.reshape(-1, table.group.size)
             layer_axis = 0 if is_stacked else None
-            pooled.append(ScoredLeaf(of_channels, leader.sparsity, Unstructured(), layer_axis))
+            sparsity = scored[leader].sparsity
+            pooled.append(ScoredLeaf(of_channels, sparsity, Unstructured(), layer_axis))
         masks = {path: jnp.ones(shape, MASK_DTYPE) for path, shape in shapes.items()}
-        for (table, _), verdicts in zip(pruned, rank(pooled), strict=True):
+        for (_, table), verdicts in zip(joined, rank(pooled), strict=True):
             for path in table.indices:
                 mask = table.look_up(verdicts.reshape(table.shape), path).astype(MASK_DTYPE)
                 masks[path] *= jnp.broadcast_to(mask, shapes[path])
@@ -203,8 +182,9 @@ class GroupedChannels:
     ) -> dict[Path, int]:
         """Counts the weights of each leaf that are kept at these targets."""
         sizes, axes_of = {}, {}
-        for table, target in self._pruned(shapes, targets):
-            count = selection.number_to_keep_on_host(table.group.size, float(target))
+        for leader, table in self.join(shapes, targets):
+            share = float(targets[leader])
+            count = selection.number_to_keep_on_host(table.group.size, share)
             sizes[table.group.atom.resolved()] = count
             for leaf, members in table.indices.items():
                 axes_of[leaf] = dict(self.graph.trace.named_leaves)[next(iter(members)).path]

@@ -98,13 +98,11 @@ def keep_of_json(graph: ChannelGraph, content: bytes, path: Path) -> dict[str, n
             )
         keep = {name: np.asarray(group['keep']) for name, group in plan['groups'].items()}
         sizes = {name: entry['before'] for name, entry in plan['parameters'].items()}
-        sizes |= {f'group {name}': group['size'] for name, group in plan['groups'].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f'{path} is no plan of channels ({error}); save_plan writes one') from None
     own_sizes: dict[str, Any] = {
         tree_lib.path_string(leaf): list(sizes_of(axes)) for leaf, axes in graph.trace.named_leaves
     }
-    own_sizes |= {f'group {name}': graph.groups[name].size for name in keep if name in graph.groups}
     for name in (*own_sizes, *sizes):
         size, own_size = sizes.get(name, 'absent'), own_sizes.get(name, 'absent')
         if size != own_size:
@@ -113,6 +111,6 @@ def keep_of_json(graph: ChannelGraph, content: bytes, path: Path) -> dict[str, n
             )
     try:
         check_keep(graph.groups, keep, allow_inexact=True)
-    except (IndexError, TypeError, ValueError) as error:
+    except (IndexError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f'{path}: {error}') from error
     return keep

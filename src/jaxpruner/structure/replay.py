@@ -2,19 +2,28 @@
 
 An equation with an axis that gets smaller runs as its row of the table says. All other equations run as they were
 traced, with their derivative rules. Each result is checked to have the shape that the cut leaves.
+
+A call with a derivative rule of its own (`jax.custom_jvp`, `jax.custom_vjp`) has a program and a rule, both made for
+the old shapes. The program runs with smaller shapes, as the rest of the model does. The rule is a Python function and
+cannot run like that. Instead, the derivative by the rule is traced as a second program, at the old shapes. The axes of
+the second program are inferred, and it, too, runs with smaller shapes. A rule may pin an axis that gets smaller. Then
+the call itself still runs, but taking its derivative is an error.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxpruner.structure import derivatives
-from jaxpruner.structure.axes import atoms, sizes_of
-from jaxpruner.structure.cut import Cut, EquationCut
-from jaxpruner.structure.traces import Trace
+from jaxpruner.structure.axes import Axes, Axis, Ties, atoms, pick, product, sizes_of, total
+from jaxpruner.structure.cut import Cut, EquationCut, Lists
+from jaxpruner.structure.programs import Inference
+from jaxpruner.structure.traces import Trace, pin_at
 from jaxpruner.trace.interpreter import Position, Run, keep
-from jaxpruner.trace.program import RULED, Call, Program, Scan
+from jaxpruner.trace.program import RULED, RULED_BACKWARDS, Call, Program, Scan, bind
 
 Values = list[Any]
 
@@ -51,20 +60,16 @@ class Replay(Run):
         for value, axes_of_result, is_needed in values:
             expected = self.cut.shape(axes_of_result)
             if is_needed and jnp.shape(value) != expected:
-                shape = jnp.shape(value)
                 raise AssertionError(
-                    f'{equation.primitive.name} at {position.line(equation)} has a result of shape {shape} where the '
-                    f'cut leaves {expected}; its rule in jaxpruner.structure is wrong'
+                    f'{equation.primitive.name} at {position.line(equation)} has a result of shape {jnp.shape(value)} '
+                    f'where the cut leaves {expected}; its rule in jaxpruner.structure is wrong'
                 )
         return results
 
     def visit_plain(self, equation: Any, operands: Values, position: Position) -> Values:
-        small = self._small(equation, position)
+        small = EquationCut(equation, self.trace.equations[position.path], self.cut)
         run = small.axes.row.resized or EquationCut.run
         return run(small, operands)
-
-    def _small(self, equation: Any, position: Position) -> EquationCut:
-        return EquationCut(equation, self.trace.equations[position.path], self.cut)
 
     def visit_call(self, call: Call, operands: Values, position: Position) -> Values:
         equation = call.equation
@@ -75,8 +80,8 @@ class Replay(Run):
         def run(*operands: Any) -> Values:
             return keep(self.visit_program(call.program, operands, inner), inner.needed)
 
-        small = self._small(equation, position)
-        return derivatives.run_ruled(run, small, position, Replay, operands)
+        small = EquationCut(equation, self.trace.equations[position.path], self.cut)
+        return _run_ruled(run, small, position, operands)
 
     def slices(self, scan: Scan, position: Position) -> tuple[Any, int]:
         """The numbers of the trips that stay, if channels are listed for each trip."""
@@ -93,3 +98,139 @@ class Replay(Run):
         indices = jnp.unravel_index(element, sizes_of(trip_atoms))
         trips = {**self.cut.trips, **dict(zip(trip_atoms, indices, strict=True))}
         return Replay(self.trace, Cut(self.cut.lists, trips))
+
+
+def _run_ruled(
+    run: Callable[..., Values], small: EquationCut, position: Position, values: Values
+) -> Values:
+    """Runs a call with a derivative rule of its own with smaller shapes.
+
+    Args:
+      run: runs the program of the call.
+      small: the call.
+      position: of the call.
+      values: of the operands; `None` for those that the results do not depend on. Results may be `None`, too.
+
+    Raises:
+      ValueError: a derivative is taken, and the rule pins an axis that gets smaller.
+    """
+    equation, axes, cut = small
+    operands = []
+    for value, variable, own in zip(values, equation.invars, axes.operands, strict=True):
+        missing = value is None
+        operands.append(jnp.zeros(cut.shape(own), variable.aval.dtype) if missing else value)
+    inputs, outputs = _differentiable(equation.invars), _differentiable(equation.outvars)
+
+    def pull_back(values: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        seeds = pick(cotangents, outputs)
+        derivatives = dict(zip(inputs, small_derivative([*values, *seeds]), strict=True))
+        return tuple([derivatives.get(i) for i in range(len(values))])
+
+    def push_forward(values: Sequence[Any], tangents: Sequence[Any]) -> tuple[Values, Values]:
+        results = function(*values)
+        seeds = pick(tangents, inputs)
+        derivatives = dict(zip(outputs, small_derivative([*values, *seeds]), strict=True))
+        tangents_out: Values = []
+        for i, result in enumerate(results):
+            none = None if result is None else np.zeros(result.shape, jax.dtypes.float0)
+            tangents_out.append(none if result is None else derivatives.get(i, none))
+        return results, tangents_out
+
+    def small_derivative(values: Values) -> Values:
+        return _derivative(small, position).run(values)
+
+    function: Any
+    if equation.primitive.name in RULED_BACKWARDS:
+        function = jax.custom_vjp(lambda *values: run(*values))
+        function.defvjp(lambda *values: (run(*values), values), pull_back)
+    else:
+        function = jax.custom_jvp(lambda *values: run(*values))
+        function.defjvp(push_forward)
+    return function(*operands)
+
+
+def _derivative(small: EquationCut, position: Position) -> Replay:
+    """The derivative of a call of its operands, and of tangents of operands or cotangents of results."""
+    equation, axes, cut = small
+    inputs, outputs = _differentiable(equation.invars), _differentiable(equation.outvars)
+    is_backwards = equation.primitive.name in RULED_BACKWARDS
+
+    def derivative(values: Values, seeds: Values) -> Any:
+        def call(*inexact: Any) -> Values:
+            merged = list(values)
+            for i, value in zip(inputs, inexact, strict=True):
+                merged[i] = value
+            return list(pick(bind(equation, merged), outputs))
+
+        inexact = list(pick(values, inputs))
+        if is_backwards:
+            _, pull_back = jax.vjp(call, *inexact)
+            return pull_back(seeds)
+        return jax.jvp(call, inexact, seeds)[1]
+
+    def shapes(variables: Iterable[Any]) -> Values:
+        avals = [variable.aval for variable in variables]
+        return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+
+    # At the old shapes.
+    ends = (equation.invars, axes.operands, inputs), (equation.outvars, axes.results, outputs)
+    (seeded, seed_axes, seeds), (_, result_axes, results) = ends[::-1] if is_backwards else ends
+    program = jax.make_jaxpr(derivative)(shapes(equation.invars), shapes(pick(seeded, seeds)))
+    copies: dict[Axis, Axis] = {}
+    inference = Inference(())
+    inside = position.inside(equation, 0, (True,) * len(results))._replace(path=())
+    arguments = [_copy(own, copies) for own in axes.operands + pick(seed_axes, seeds)]
+    found = inference.visit_program(Program.of(program), arguments, inside)
+    ties = Ties(functools.partial(pin_at, position, equation))
+    ties.unify_values(found, [_copy(own, copies) for own in pick(result_axes, results)])
+    name = f'{equation.primitive.name} at {position.line(equation)}'
+    trace = Trace(program, inference.equations, inference.constants, inference.trips)
+    return Replay(trace, _cut_of_copies(cut, copies, name))
+
+
+def _differentiable(variables: Sequence[Any]) -> list[int]:
+    """The numbers of the variables that have a derivative."""
+    dtypes = [variable.aval.dtype for variable in variables]
+    return [i for i, dtype in enumerate(dtypes) if jnp.issubdtype(dtype, jnp.inexact)]
+
+
+def _copy(axes: Axes, copies: dict[Axis, Axis]) -> Axes:
+    """The axes made of copies of their atoms, so that a rule can unify them without changing the model."""
+
+    def copy(axis: Axis) -> Axis:
+        axis = axis.resolved()
+        if axis.form == 'atom':
+            return copies.setdefault(axis, Axis(axis.size))
+        parts = map(copy, axis.parts)
+        return product(parts) if axis.form == 'product' else total(parts)
+
+    return tuple(map(copy, axes))
+
+
+def _cut_of_copies(cut: Cut, copies: dict[Axis, Axis], rule_of: str) -> Cut:
+    """The same cut, of the copies.
+
+    Raises:
+      ValueError: the rule has pinned a copy that is cut, or unified it with one that is cut differently.
+    """
+    lists_of: dict[Axis, Lists] = {}  # of originals
+    for original in copies.keys() & cut.lists.keys():
+        owners, table = cut.lists[original]
+        owners = tuple([copies.get(owner, owner).resolved() for owner in owners])
+        lists_of[original] = Lists(owners, table)
+    lists = {copies[original].resolved(): own for original, own in lists_of.items()}
+    for original, copy in copies.items():
+        copy = copy.resolved()
+        if original in lists_of:
+            (owners, table), other = lists_of[original], lists[copy]
+            is_same = owners == other.owners and np.array_equal(table, other.table)
+            fits = copy.form == 'atom' and copy.pin is None and is_same
+        else:
+            fits = lists.keys().isdisjoint(atoms(copy))
+        if not fits:
+            reason = f': {copy.pin}' if copy.form == 'atom' and copy.pin is not None else ''
+            raise ValueError(
+                f'the derivative rule of {rule_of} cannot be used after an axis of {original.size} was cut{reason}; '
+                'keep all channels of its group, or take no derivative'
+            )
+    return Cut(lists, cut.trips)

@@ -1,19 +1,35 @@
-"""`shrink`: from a model to a smaller one of the same kind, in one call."""
+"""`shrink`: from a model to a smaller one of the same kind, in one call.
+
+A module's code may hold widths as numbers: `x.reshape(n, self.num_heads, -1)`. It may also compute numbers from its new
+widths where the zeroed model has the old ones, such as the mean of a LayerNorm. So the module runs on the inputs, and
+has to give what the whole module gives with zeros at the removed channels. If it does not, layers whose own arrays were
+cut get their new widths, such as `nnx.Conv.feature_group_count`. No other numbers are set.
+"""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxpruner.activations.layers import is_instance
 from jaxpruner.oneshot.batches import as_inputs
-from jaxpruner.structure import modules, shrunk_modules
+from jaxpruner.structure import modules, small_model
+from jaxpruner.structure.axes import atoms, sizes_of
 from jaxpruner.structure.choosing import Choice
+from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep
 from jaxpruner.structure.graph import ChannelGraph, channel_groups
 from jaxpruner.structure.modules import ModelArrays
 from jaxpruner.structure.programs import is_array
-from jaxpruner.tree import PyTree
+from jaxpruner.structure.traces import Trace
+from jaxpruner.tree import Path, PyTree
+
+_MOST_NAMES = 6  # in a message
+
+# Attribute, such as `'conv.feature_group_count'` -> its old value, and the new one; `None` if it is not known.
+Numbers = Mapping[str, tuple[Any, Any]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -24,6 +40,7 @@ class ShrunkModel:
       model: of the kind that was given: a module, or the pair `(small_apply, small_params)`.
       plan: which channels stay, and what the model costs before and after.
       graph: of the whole model, for what one call does not do.
+      numbers: attribute, such as `'conv.feature_group_count'` -> old and new value, for those that had to be set.
 
     >>> import jax, jax.numpy as jnp
     >>> def apply_fn(params, x):
@@ -39,17 +56,12 @@ class ShrunkModel:
     model: Any
     plan: Choice
     graph: ChannelGraph
-    _numbers: shrunk_modules.Numbers = dataclasses.field(default_factory=dict)
+    numbers: Numbers = dataclasses.field(default_factory=dict)
 
     @property
     def keep(self) -> Mapping[str, np.ndarray]:
         """Name of a group -> the indices of its channels that stay; groups that stay whole have no entry."""
         return self.plan.keep
-
-    @property
-    def numbers(self) -> Mapping[str, tuple[Any, Any]]:
-        """Attribute, such as `'conv.feature_group_count'` -> old and new value, for those that had to be set."""
-        return {'.'.join(path): widths for path, widths in self._numbers.items()}
 
     def shrink_state(self, state: PyTree) -> Any:
         """Cuts an optimizer's state along: moments, masks and averages lose the channels that the model lost.
@@ -64,13 +76,16 @@ class ShrunkModel:
         Raises:
           ValueError: as in `ChannelGraph.shrink`, such as for factored moments.
         """
+        if is_instance(state, 'flax.nnx', 'Optimizer'):
+            from flax import nnx
 
-        def shrink_tree(tree: PyTree) -> Any:
-            small = self.graph.shrink(tree, self.keep, allow_inexact=True, verify=False)
-            return shrunk_modules.set_numbers(small, type(self.model), self._numbers)
-
-        optimizer = modules.shrunk_optimizer(state, shrink_tree, self.model)
-        return shrink_tree(state) if optimizer is None else optimizer
+            graphdef, arrays = nnx.split(state)
+            optimizer = nnx.merge(graphdef, self.shrink_state(arrays))
+            if 'model' in vars(optimizer):  # of older Flax
+                optimizer.model = self.model
+            return optimizer
+        small = self.graph.shrink(state, self.keep, allow_inexact=True, verify=False)
+        return _set_numbers(small, type(self.model), self.numbers)
 
     def __repr__(self) -> str:
         return f'ShrunkModel({type(self.model).__name__}, {self.plan!r})'
@@ -99,9 +114,8 @@ def shrink(
     not, it is refused, with the widths that other modules hold, such as `num_heads`.
 
     Args:
-      model: an NNX module, an Equinox module, or a pair `(apply_fn, params)` with `apply_fn(params, *inputs)`. If the
-        parameters are variables of linen, a mapping with the entry `'params'`, then the other entries, such as
-        `'batch_stats'`, are cut along, and are neither scored nor counted. `apply_fn` has to evaluate: `train=False`.
+      model: an NNX module, an Equinox module, or a pair `(apply_fn, params)` with `apply_fn(params, *inputs)`. `params`
+        may be all variables of linen: statistics count as parameters then. `apply_fn` has to evaluate: `train=False`.
       inputs: arrays, for which the model is traced and on which it is checked; a tuple holds several inputs. An
         `equinox.nn.State` among them is cut along; `ShrunkModel.shrink_state` returns the smaller one.
       budget: as in `ChannelGraph.choose`: `'flops=0.5'` and the like.
@@ -133,59 +147,128 @@ def shrink(
     inputs = as_inputs(inputs)
     if not all(map(is_array, jax.tree.leaves(inputs))):
         raise TypeError('inputs have to be arrays: the smaller model is checked on them')
-    is_pair = type(model) is tuple and len(model) == 2 and callable(model[0])
-    arrays = _arrays_of_pair(model, inputs) if is_pair else modules.arrays_of(model, inputs, call)
+    allow_inexact = settings.get('allow_inexact', False)
+    if type(model) is tuple and len(model) == 2 and callable(model[0]):
+        if call is not None:
+            raise TypeError('call is for modules; a pair has its apply_fn')
+        apply_fn, params = model
+        graph = channel_groups(apply_fn, params, *inputs)
+        plan = graph.choose(params, budget, batches=batches, **settings)
+        small_params = graph.shrink(params, plan.keep, allow_inexact)
+        small_apply = graph.small_apply(plan.keep, allow_inexact)
+        return ShrunkModel((small_apply, small_params), plan, graph)
+    arrays = modules.arrays_of(model, inputs, call)
     if arrays is None:
-        given, function = modules.describe(model)
-        raise TypeError(
-            f'shrink takes an NNX or Equinox module or a pair, got {given}; give ({function}, params)'
-        )
-    if is_pair and call is not None:
-        raise TypeError('call is for modules; a pair has its apply_fn')
+        expected = 'shrink takes an NNX or Equinox module, or a pair (apply_fn, params)'
+        raise modules.refusal(expected, model)
     graph = channel_groups(arrays.apply, arrays.params, *arrays.inputs, state=arrays.state)
     if batches is not None:
-        settings['batches'] = (arrays.arguments(as_inputs(batch)) for batch in batches)
-    plan = graph.choose(arrays.params, budget, **settings)
-    allow_inexact = settings.get('allow_inexact', False)
-    if not is_pair:
-        module, numbers = shrunk_modules.shrunk_module(arrays, graph, plan.keep, allow_inexact)
-        return ShrunkModel(module, plan, graph, numbers)
-    small_params = graph.shrink(arrays.params, plan.keep, allow_inexact)
-    small_state = graph.shrink(arrays.state, plan.keep, allow_inexact)
-    small_variables = arrays.make(small_params, small_state)
-    small_apply = graph.small_apply(plan.keep, allow_inexact)
-
-    def small_fn(variables: PyTree, *inputs: Any) -> Any:
-        params, state = _split(variables)
-        return small_apply(params, *arrays.arguments(inputs, state))
-
-    return ShrunkModel((small_fn, small_variables), plan, graph)
+        batches = ((*arrays.trees[1:], *as_inputs(batch)) for batch in batches)
+    plan = graph.choose(arrays.params, budget, batches=batches, **settings)
+    module, numbers = _shrunk_module(arrays, graph, plan.keep, allow_inexact)
+    return ShrunkModel(module, plan, graph, numbers)
 
 
-def _arrays_of_pair(pair: tuple[Any, PyTree], inputs: tuple[Any, ...]) -> ModelArrays:
-    """The arrays of a pair. Variables of linen beside the parameters are its state."""
-    apply_fn, variables = pair
-    params, state = _split(variables)
+def _shrunk_module(
+    arrays: ModelArrays, graph: ChannelGraph, keep: KeepByGroup, allow_inexact: bool
+) -> tuple[Any, Numbers]:
+    """Makes the smaller module.
 
-    def make(params: PyTree, state: PyTree) -> Any:
-        if not _are_of_linen(variables):
-            return params
-        return type(variables)({'params': params, **(state or {})})
+    Returns:
+      The module, and the numbers that were set on it.
 
-    def run(variables: PyTree, state: PyTree, *inputs: Any) -> Any:
-        del state  # among the variables
-        return apply_fn(variables, *inputs)
+    Raises:
+      ValueError: its code does not follow the arrays. If inexact groups are allowed, it is enough that it runs.
+    """
+    whole = arrays.trees
+    zeroed = [graph.zeroed(tree, keep, allow_inexact=True) for tree in whole]
+    small = [graph.shrink(tree, keep, allow_inexact=True, verify=False) for tree in whole]
+    arguments = [(*trees, *arrays.inputs) for trees in (whole, zeroed, small)]
+    small_apply = small_model.SmallApply(graph, 0, keep, allow_inexact=True)
+    module = arrays.make(*whole)
+    cut = check_keep(graph.groups, keep, allow_inexact=True)
+    held = _held_numbers(module, graph.trace, cut)
+    of_layers = {name: widths for name, widths in held.items() if widths[1] is not None}
+    fault = ''
+    for numbers in ({}, of_layers):
 
-    return ModelArrays(params, state, inputs, make, run)
+        def make(*trees: PyTree, numbers: Numbers = numbers) -> Any:
+            return _set_numbers(arrays.make(*trees), type(module), numbers)
+
+        candidate = dataclasses.replace(arrays, make=make)
+        try:
+            with jax.default_matmul_precision('highest'):
+                verification = small_model.verify(
+                    arrays.apply, candidate.apply, arguments, small_apply.cut_results
+                )
+        except Exception as error:  # whatever the module's code raises
+            first_line = str(error).partition('\n')[0]
+            fault = f'{type(error).__name__}: {first_line}'
+            continue
+        if allow_inexact or verification.verdict != 'different':
+            return make(*small), numbers
+        fault = f'its results differ ({verification})'
+    others = [f'{name}={old}' for name, (old, new) in held.items() if new is None]
+    holds = f'; it holds {", ".join(others[:_MOST_NAMES])}' if others else ''
+    raise ValueError(
+        f'the code of {type(module).__name__} does not follow its smaller arrays: {fault}{holds}. Give shrink the pair '
+        '(apply_fn, params), which has no code that has to follow; or build the module at the smaller sizes; or keep '
+        f'groups whole with leave= (cut were {", ".join(list(keep)[:_MOST_NAMES])}); or take any module that runs, to '
+        'be trained on, with allow_inexact=True'
+    )
 
 
-def _are_of_linen(variables: PyTree) -> bool:
-    return isinstance(variables, Mapping) and 'params' in variables
+def _held_numbers(module: Any, trace: Trace, cut: Cut) -> Numbers:
+    """The attributes of a module and of those in it that are old widths of their arrays, or of arrays further down.
+
+    Such a width is a whole number, or a tuple that is the shape of an array. The new value is known if an array of the
+    module itself has this width, and all widths of this value change alike.
+    """
+    news_of: dict[tuple[Path, Any], set[Any]] = defaultdict(set)  # of a module and an old width
+    of_own_arrays = set()
+    for path, axes in (*trace.named_leaves, *trace.named_states):
+        pairs: set[tuple[Any, Any]] = {(sizes_of(axes), cut.shape(axes))}
+        pairs.update([(axis.size, cut.size(axis)) for axis in (*axes, *atoms(*axes))])
+        for old, new in pairs:
+            of_own_arrays.add((path[:-1], old))
+            for depth in range(len(path)):
+                news_of[path[:depth], old].add(new)
+    held: dict[str, tuple[Any, Any]] = {}
+    for path in sorted({path for path, _ in news_of}, key=len):
+        for name, old in getattr(_submodule(module, path), '__dict__', {}).items():
+            if not all(type(value) is int for value in (old if isinstance(old, tuple) else [old])):
+                continue
+            news = news_of.get((path, old), {old})
+            if news != {old}:
+                is_plain = len(news) == 1 and (path, old) in of_own_arrays
+                held['.'.join((*path, name))] = old, next(iter(news)) if is_plain else None
+    return held
 
 
-def _split(variables: PyTree) -> tuple[PyTree, PyTree | None]:
-    """Splits variables of linen into the parameters and a state, `None` if there are no others."""
-    if not _are_of_linen(variables):
-        return variables, None
-    others = {name: part for name, part in variables.items() if name != 'params'}
-    return variables['params'], others or None
+def _submodule(module: Any, path: Iterable[str]) -> Any:
+    """The module at a path; `None` if there is none."""
+    for name in path:
+        if isinstance(module, Mapping):
+            module = {str(key): value for key, value in module.items()}.get(name)
+        elif isinstance(module, Sequence):
+            module = module[int(name)]
+        else:
+            module = getattr(module, name, None)
+    return module
+
+
+def _set_numbers(tree: PyTree, kind: type, numbers: Numbers) -> PyTree:
+    """Sets numbers on each module of a class in a tree whose nodes nothing else holds.
+
+    A tree like the module, such as moments, has the structure of the module, numbers included.
+    """
+
+    def set_on(node: Any) -> Any:
+        if type(node) is kind:
+            for path, (_, new) in numbers.items():
+                *owner, name = path.split('.')
+                # Modules of Equinox are frozen.
+                object.__setattr__(_submodule(node, owner), name, new)
+        return node
+
+    return jax.tree.map(set_on, tree, is_leaf=lambda node: type(node) is kind)

@@ -1,16 +1,15 @@
 """The smaller model: runs the traced program with the shapes that a cut leaves, and is compared with the zeroed one."""
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner import tree as tree_lib
 from jaxpruner.structure.axes import Axes
-from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep
+from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep, check_shape
 from jaxpruner.structure.programs import ModelProgram, shape_of_leaf, signature
 from jaxpruner.structure.replay import Replay
 from jaxpruner.structure.traces import Trace
@@ -26,13 +25,11 @@ class SmallApply:
     """
 
     def __init__(self, graph: Any, number: int, keep: KeepByGroup, allow_inexact: bool):
+        check_keep(graph.groups, keep, allow_inexact)
         self._graph = graph
         self._number = number
-        check_keep(graph.groups, keep, allow_inexact)
         self._keep = dict(keep)
         self._program: ModelProgram = graph.model.programs[number]
-        shapes = (graph.model.params, self._program.arguments)
-        self._graphs: dict[Hashable, Any] = {signature(shapes): graph}
 
     def __call__(self, params: PyTree, *arguments: Any) -> Any:
         """Runs the smaller model.
@@ -65,14 +62,16 @@ class SmallApply:
         return graph.traces[self._number], check_keep(graph.groups, self._keep, allow_inexact=True)
 
     def _graph_of(self, params: PyTree, arguments: tuple[Any, ...]) -> Any:
-        """The graph for arguments of these structures, dtypes and shapes. Traces the model if they are new."""
+        """The graph for arguments of these structures, dtypes and shapes."""
         leaves, treedef = jax.tree.flatten(self._graph.model.params)
         small_leaves, structure = jax.tree.flatten(params)
         check_structure('tree of parameters', structure, treedef)
-        whole = []
-        for leaf, small in zip(leaves, small_leaves, strict=True):
-            whole.append(jax.ShapeDtypeStruct(leaf.shape, jnp.result_type(small)))
-        whole = jax.tree.unflatten(treedef, whole)
+        whole = treedef.unflatten(
+            [
+                jax.ShapeDtypeStruct(leaf.shape, jnp.result_type(small))
+                for leaf, small in zip(leaves, small_leaves, strict=True)
+            ]
+        )
         shapes = jax.tree.map(shape_of_leaf, arguments)
         if self._program.has_state:
             # The shapes that the state had before the cut. Axes that are not cut may have any size.
@@ -85,15 +84,11 @@ class SmallApply:
                     shape[i] = axis.size if cut.size(axis) == shape[i] else shape[i]
                 leaves[number] = jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
             shapes = (jax.tree.unflatten(treedef, leaves), *shapes[1:])
-        key = signature((whole, shapes))
-        if key in self._graphs:
-            return self._graphs[key]
+        own = self._graph.model.params, self._program.arguments
+        if signature((whole, shapes)) == signature(own):
+            return self._graph
         program = self._program._replace(arguments=shapes, examples=None)
-        graph = self._graph.with_program(self._number, whole, program)
-        constants = graph.traces[self._number].program.consts
-        if not tree_lib.has_traced(constants):  # tracers may be gone later
-            self._graphs[key] = graph
-        return graph
+        return self._graph.with_program(self._number, whole, program)
 
 
 def check_small(
@@ -102,20 +97,14 @@ def check_small(
     """Refuses parameters or a state that do not have the shapes that a cut leaves."""
     leaves = jax.tree.leaves(tree)
     for path, leaf, axes in zip(paths, leaves, axes_of_leaves, strict=True):
-        shape, expected = jnp.shape(leaf), cut.shape(axes)
-        if shape != expected:
-            raise ValueError(
-                f'{tree_lib.path_string(path)} has shape {shape} where the smaller model has {expected}; give what '
-                'graph.shrink(params, keep) returns'
-            )
+        check_shape(path, jnp.shape(leaf), cut.shape(axes))
 
 
 def check_structure(what: str, given: Any, own: Any) -> None:
     """Refuses a tree whose structure differs from that of the model."""
     if given != own:
         raise ValueError(
-            f'the {what} has another structure than that of the model, {given} instead of {own}; give what '
-            'graph.shrink returns'
+            f'the {what} has another structure than that of the model, {given} instead of {own}'
         )
 
 
@@ -184,6 +173,9 @@ def verify(
     run = jax.jit(apply_fn)
     whole, zeroed = (leaves_of(run(*each)) for each in arguments[:2])
     small = jax.tree.leaves(jax.jit(small_apply)(*arguments[2]))
+    expected, shapes = (list(map(jnp.shape, each)) for each in (zeroed, small))
+    if shapes != expected:
+        raise ValueError(f'the smaller model returns {shapes} instead of {expected}')
     precision = _coarsest_precision(jax.make_jaxpr(run)(*arguments[0]).jaxpr)
     largest = 0.0
     for result in zeroed:

@@ -23,6 +23,7 @@ from jaxpruner.sparse_state import only_sparse_state, sparse_states
 from jaxpruner.structure import trees
 from jaxpruner.structure.axes import Axis, sizes_of
 from jaxpruner.structure.channel_tables import ChannelTable, leaf_numbers
+from jaxpruner.structure.cut import check_shape
 from jaxpruner.structure.groups import Group
 from jaxpruner.structure.traces import Trace
 from jaxpruner.structure.zeros import Fill, ZeroWalk, inexact_atoms
@@ -57,11 +58,7 @@ def nonzero_weights(trace: Trace, tree: PyTree) -> dict[Path, jax.Array]:
         expected = sizes_of(trace.leaves[number])
         if jnp.shape(value) != expected and trees.is_packed(value, expected):
             value = sparse_state_lib.unpack_like(value, expected)
-        if jnp.shape(value) != expected:
-            raise ValueError(
-                f'{tree_lib.path_string(path)} has shape {jnp.shape(value)}, but {expected} in the model; give the '
-                'parameters of the whole model, or their masks'
-            )
+        check_shape(path, jnp.shape(value), expected)
         nonzero[path] = jnp.not_equal(value, 0)
     return nonzero
 
@@ -84,8 +81,8 @@ def find(
     numbers = leaf_numbers(trace, nonzero)
     tables = [ChannelTable.of(trace, group, numbers) for group in groups if group.exact]
     zero_members: list[list[Members]] = []  # for each group, of each channel
-    undecided: list[list[Members]] = []  # sets of them that may suffice, or not
-    sufficient: list[list[Members]] = [[] for _ in tables]
+    undecided: dict[Axis, list[Members]] = {}  # atom of a group -> sets of them that may suffice
+    sufficient: dict[Axis, list[Members]] = {}
     for table in tables:
         flags = {}  # for each member, by its path in the model, whether it is zero in each channel
         for path, members in table.indices.items():
@@ -96,25 +93,25 @@ def find(
         for channel in range(math.prod(table.shape)):
             own.append(frozenset([each for each, is_zero in flags.items() if is_zero[channel]]))
         zero_members.append(own)
-        undecided.append(sorted(filter(None, set(own)), key=len, reverse=True))
-    atoms_of_groups = [table.group.atom.resolved() for table in tables]
-    while any(undecided):
-        asked = {i: sets[0] for i, sets in enumerate(undecided) if sets}
-        of_atoms = {atoms_of_groups[i]: members for i, members in asked.items()}
-        insufficient = insufficient_members(traces, of_atoms)
-        for i, decided in asked.items():
-            # A subset of members that do not suffice does not, either; a superset of those that do does.
-            if atoms_of_groups[i] in insufficient:
-                undecided[i] = [members for members in undecided[i] if not members <= decided]
-            else:
-                undecided[i] = [members for members in undecided[i] if not members >= decided]
-                sufficient[i].append(decided)
+        atom = table.group.atom.resolved()
+        undecided[atom] = sorted(filter(None, set(own)), key=len, reverse=True)
+        sufficient[atom] = []
+    while any(undecided.values()):
+        asked = {atom: sets[0] for atom, sets in undecided.items() if sets}
+        insufficient = insufficient_members(traces, asked)
+        for atom, decided in asked.items():
+            sets = undecided[atom]
+            if atom in insufficient:  # nor do fewer members suffice
+                undecided[atom] = [members for members in sets if not members <= decided]
+            else:  # so do more members
+                undecided[atom] = [members for members in sets if not members >= decided]
+                sufficient[atom].append(decided)
     found = {}
-    for table, own, enough in zip(tables, zero_members, sufficient, strict=True):
-        suffices = {members: any(map(members.issuperset, enough)) for members in set(own)}
-        is_zero = np.reshape([suffices[members] for members in own], table.shape)
-        if is_zero.any():
-            found[table.group.name] = is_zero
+    for table, own in zip(tables, zero_members, strict=True):
+        enough = sufficient[table.group.atom.resolved()]
+        flags = [any(map(members.issuperset, enough)) for members in own]
+        if any(flags):
+            found[table.group.name] = np.reshape(flags, table.shape)
     return found
 
 
