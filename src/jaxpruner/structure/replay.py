@@ -1,7 +1,7 @@
 """Runs a traced program with smaller shapes.
 
 An equation with an axis that gets smaller runs as its row of the table says. All other equations run as they were
-traced, with their derivative rules. Each result is checked to have the shape that the cut leaves.
+traced, with their derivative rules.
 
 A call with a derivative rule of its own (`jax.custom_jvp`, `jax.custom_vjp`) has a program and a rule, both made for
 the old shapes. The program runs with smaller shapes, as the rest of the model does. The rule is a Python function and
@@ -55,16 +55,7 @@ class Replay(Run):
         axes = self.trace.equations[position.path]
         is_cut = any(map(self.cut.shrinks, axes.values))
         run = self.enter if is_cut else super().visit_equation
-        results = run(equation, operands, position)
-        values = zip(results, axes.results, position.needed, strict=True)
-        for value, axes_of_result, is_needed in values:
-            expected = self.cut.shape(axes_of_result)
-            if is_needed and jnp.shape(value) != expected:
-                raise AssertionError(
-                    f'{equation.primitive.name} at {position.line(equation)} has a result of shape {jnp.shape(value)} '
-                    f'where the cut leaves {expected}; its rule in jaxpruner.structure is wrong'
-                )
-        return results
+        return run(equation, operands, position)
 
     def visit_plain(self, equation: Any, operands: Values, position: Position) -> Values:
         small = EquationCut(equation, self.trace.equations[position.path], self.cut)

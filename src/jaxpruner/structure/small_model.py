@@ -119,9 +119,9 @@ class Verification:
       rounding: the largest error that rounding explains.
 
     >>> print(Verification(error=1e-9, change=0.5, tolerance=1e-3, rounding=1e-6))
-    equal: the error is 2e-09 of the change of 0.5 that the removal makes
+    equal: the removal changes results by 0.5, the error is 1e-09, and rounding explains 1e-06
     >>> print(Verification(error=0.0, change=0.0, tolerance=1e-3, rounding=1e-6))
-    unproven: the removal changes the results by 0, and rounding explains up to 1e-06
+    unproven: the removal changes results by 0, the error is 0, and rounding explains 1e-06
     """
 
     error: float
@@ -142,14 +142,9 @@ class Verification:
         return 'unproven' if self.error <= self.rounding else 'different'
 
     def __str__(self) -> str:
-        if self.verdict == 'unproven':
-            return (
-                f'unproven: the removal changes the results by {self.change:.3g}, and rounding explains up to '
-                f'{self.rounding:.3g}'
-            )
         return (
-            f'{self.verdict}: the error is {self.relative_error:.3g} of the change of {self.change:.3g} that the '
-            'removal makes'
+            f'{self.verdict}: the removal changes results by {self.change:.3g}, the error is {self.error:.3g}, and '
+            f'rounding explains {self.rounding:.3g}'
         )
 
 
