@@ -189,7 +189,7 @@ def _shrunk_module(
     cut = check_keep(graph.groups, keep, allow_inexact=True)
     held = _held_numbers(module, graph.trace, cut)
     of_layers = {name: widths for name, widths in held.items() if widths[1] is not None}
-    fault = ''
+    running, fault = None, ''
     for numbers in ({}, of_layers):
 
         def make(*trees: PyTree, numbers: Numbers = numbers) -> Any:
@@ -205,9 +205,12 @@ def _shrunk_module(
             first_line = str(error).partition('\n')[0]
             fault = f'{type(error).__name__}: {first_line}'
             continue
-        if allow_inexact or verification.verdict != 'different':
-            return make(*small), numbers
+        running = make(*small), numbers
+        if verification.verdict != 'different':
+            return running
         fault = f'its results differ ({verification})'
+    if allow_inexact and running is not None:
+        return running
     others = [f'{name}={old}' for name, (old, new) in held.items() if new is None]
     holds = f'; it holds {", ".join(others[:_MOST_NAMES])}' if others else ''
     raise ValueError(
