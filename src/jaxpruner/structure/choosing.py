@@ -365,9 +365,10 @@ def _meet(
     )
     lost_share = lost_shares[number]
     counts = _counts(allowed, lost_share)
-    # The last removal may have been a large one, such as a whole multiple.
+    # The last removal may have been a large one: a whole multiple, or several groups at once. Those that lost last get
+    # back first what they have just lost, and then one more.
     last_losers = sorted(sizes, key=lambda name: _lost(sizes[name], lost_share) / sizes[name])
-    for name in reversed(last_losers):
+    for name in 2 * last_losers[::-1]:
         larger = [count for count in allowed[name] if count > counts[name]]
         if larger and is_met({**counts, name: larger[0]}):
             counts[name] = larger[0]
