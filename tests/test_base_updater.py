@@ -289,7 +289,7 @@ def test_a_pruner_is_a_static_argument_that_is_traced_once(make):
         traced.append(pruner)
         return x
 
-    first, second = make(), make()
+    first, second = make(sparsity=0.5), make(sparsity=0.6)
     for pruner in (first, second, first):
         step(1.0, pruner=pruner)
     assert traced == [first, second]

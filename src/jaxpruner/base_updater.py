@@ -52,7 +52,8 @@ class BaseUpdater:
     The wrapped optimizer emits updates that land pruned weights on exactly zero. That is exact as long as nothing
     rescales its updates afterwards: put clipping and scaling inside (`wrap_optax(optax.chain(clip, adam))`) or before.
 
-    A pruner equals itself alone, and has a hash, so that it may be a static argument of `jax.jit`.
+    Pruners of equal settings are equal, functions and arrays being equal to themselves alone. They have a hash, so that
+    a pruner may be a static argument of `jax.jit`.
 
     Attributes:
       scheduler: when masks are updated, and at which sparsity.
@@ -107,8 +108,20 @@ class BaseUpdater:
 
     def __init_subclass__(cls, **settings: Any):
         super().__init_subclass__(**settings)
-        # The dataclass decorator would compare all fields, arrays among them, and take the hash away.
-        cls.__eq__, cls.__hash__ = object.__eq__, object.__hash__
+        # The dataclass decorator would compare arrays, and take the hash away.
+        cls.__eq__, cls.__hash__ = BaseUpdater.__eq__, BaseUpdater.__hash__
+
+    def __eq__(self, other: object) -> Any:
+        if type(self) is not type(other):
+            return NotImplemented
+        (mine, own_form), (others, form) = (jax.tree.flatten(vars(p)) for p in (self, other))
+        pairs = zip(mine, others, strict=False)
+        return own_form == form and all(
+            a is b or (not (hasattr(a, 'shape') or hasattr(b, 'shape')) and a == b) for a, b in pairs
+        )
+
+    def __hash__(self) -> int:
+        return hash(type(self))
 
     def __post_init__(self):
         checks.check_fields(self)
@@ -117,7 +130,7 @@ class BaseUpdater:
         self.sparsity_type = sparsity_types.normalize_setting(self.sparsity_type)
         if mask_calculator.own_topk_fn(self.topk_fn) is None:
             self.topk_fn = mask_calculator.TopkOfType(self.sparsity_type)
-        self.distribution()  # refuses two that contradict each other
+        self.sparsity_distribution_fn = self.distribution()
         if isinstance(self.sparsity_type, sparsity_types.SparsityType):
             self.check_type(self.sparsity_type, 'sparsity_type: ')
 
@@ -578,13 +591,15 @@ class BaseUpdater:
     def distribution(self) -> DistributionFn | None:
         """Returns what `sparsity` and `sparsity_distribution_fn` mean together; `None` for no target at all."""
         given, settings = self.sparsity_distribution_fn, self.distribution_settings()
+        if isinstance(given, FromSettings):  # `dataclasses.replace` may have changed the settings
+            given = type(self).sparsity_distribution_fn
         changed = [
             name
             for name, value in settings.items()
             if tree_lib.is_traced(value) or value != getattr(type(self), name)
         ]
         if settings and sparsity_distributions.is_default(given) and (changed or given is not None):
-            return functools.partial(sparsity_distributions.uniform, **settings)
+            return FromSettings(sparsity_distributions.uniform, **settings)
         # The field `sparsity` may be one of a user's class, which then means something else.
         if not changed or not checks.is_of_library(type(self), 'sparsity'):
             return given
@@ -646,6 +661,14 @@ class BaseUpdater:
                     f'{type(self).__name__} {float(own):.4g}'
                 )
         return None
+
+
+class FromSettings(functools.partial):
+    """A distribution that a pruner made of its own settings, which another `sparsity` replaces.
+
+    >>> type(BaseUpdater(sparsity=0.5).sparsity_distribution_fn).__name__
+    'FromSettings'
+    """
 
 
 # The step.

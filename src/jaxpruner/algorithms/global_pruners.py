@@ -16,7 +16,7 @@ from jaxpruner import (
 )
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
-from jaxpruner.base_updater import BaseUpdater
+from jaxpruner.base_updater import BaseUpdater, FromSettings
 from jaxpruner.tree import PyTree, holds_weights
 
 # A mixin calls the methods of the pruner that it is mixed into.
@@ -98,8 +98,8 @@ class GlobalPruningMixin(_Pruner):
         state = super().init_state(params)
         # Scores do not tell integers from weights.
         are_weights = all(map(holds_weights, jax.tree.leaves(tree_lib.as_arrays(params))))
-        is_default = sparsity_distributions.is_default(self.sparsity_distribution_fn)
-        if not is_default or not are_weights or self.custom_sparsity_map:
+        is_one_number = isinstance(self.distribution(), FromSettings)
+        if not is_one_number or not are_weights or self.custom_sparsity_map:
             return state
         target = 0.0 if self.sparsity is None else self.sparsity
         return state._replace(target_sparsities=jnp.asarray(target, jnp.float32))
