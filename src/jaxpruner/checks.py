@@ -80,6 +80,13 @@ def _distribution(key, value):
             SETTINGS[name](name, keywords[name])
 
 
+def _sparsity_type(key, value):
+    try:
+        normalize_setting(value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f'{key}: {error}') from error
+
+
 def _one_of(*words):
     return _expected(' or '.join(map(repr, words)), _is_text, words.__contains__)
 
@@ -128,7 +135,7 @@ SETTINGS |= {
     'power': lambda key, value: sparsity_schedules.check_power(value, key),
     'scheduler': _scheduler,
     # Which weights together.
-    'sparsity_type': lambda key, value: normalize_setting(value),
+    'sparsity_type': _sparsity_type,
     'stacked': _expected(
         'a glob of leaves, a list of globs, or a mapping from globs to axes', _are_stacks
     ),

@@ -443,7 +443,7 @@ def parse_sparsity_type(text: str) -> SparsityType:
     known = ', '.join(
         map(repr, ('unstructured', '2:4', 'nm_2,4', 'block_4,4', 'channel_-1', *_OWN_TYPES))
     )
-    raise ValueError(f'sparsity_type {text!r} is unknown; write {known}')
+    raise ValueError(f'unknown sparsity type {text!r}; write {known}')
 
 
 def register_sparsity_type(name: str, parse: Callable[[str], SparsityType]) -> None:

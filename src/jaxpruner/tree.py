@@ -317,7 +317,8 @@ def read_rules(rules: Any, setting: str) -> dict[str | Path, Any]:
     {'head/*': None, ('a', 'kernel'): 0.5}
     """
     pairs = [(name, rules[name]) for name in rules] if hasattr(rules, 'keys') else rules
-    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+    is_list = isinstance(pairs, list | tuple)
+    if not is_list or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
         raise TypeError(f'{setting} must map names of leaves, or be a list of pairs, got {rules!r}')
     return {rule_name(name, f'{setting}: '): value for name, value in pairs}
 
