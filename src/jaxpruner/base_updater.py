@@ -117,7 +117,8 @@ class BaseUpdater:
         (mine, own_form), (others, form) = (jax.tree.flatten(vars(p)) for p in (self, other))
         pairs = zip(mine, others, strict=False)
         return own_form == form and all(
-            a is b or (not (hasattr(a, 'shape') or hasattr(b, 'shape')) and a == b) for a, b in pairs
+            a is b or (not (hasattr(a, 'shape') or hasattr(b, 'shape')) and a == b)
+            for a, b in pairs
         )
 
     def __hash__(self) -> int:
