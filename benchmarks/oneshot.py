@@ -21,7 +21,8 @@ from benchmarks.report import Row
 from benchmarks.selection import environment as environment
 from benchmarks.timing import Timing, bound, interleaved, ratio
 from jaxpruner import oneshot, sparsity_distributions
-from jaxpruner.oneshot import sequential, sparsegpt
+from jaxpruner.oneshot import sparsegpt
+from jaxpruner.oneshot.calibrate import SequentialCalibration
 from jaxpruner.sparsity_types import NByM, Unstructured
 
 ROUNDS = 30
@@ -46,7 +47,7 @@ DEEP = {
 }
 MOST_MEMORY = 1.1
 PRUNED = 'blocks/*/kernel'
-COMPILED = [(sparsegpt, name) for name in ('decompose', 'prune_by_sparsegpt')]
+COMPILED = [(sparsegpt, 'prune_by_sparsegpt')]
 
 
 def run(size: str, rounds: int) -> list[Row]:
@@ -136,11 +137,11 @@ def _memory(model: Transformer) -> list[Row]:
         oneshot.calibrate(model.logits, params, [tokens], 'gram', only=PRUNED)
 
     def calibrate_in_turn(params: Any) -> None:
-        run = sequential.SequentialCalibration(model.logits, params, [tokens], 'gram', only=PRUNED)
+        run = SequentialCalibration(model.logits, params, [tokens], 'gram', only=PRUNED)
         for number in range(len(run.blocks)):
             run.take(number, params)
 
-    def prune(params: Any, donate: bool = False, in_turn: bool = False) -> None:
+    def prune(params: Any, in_turn: bool = False) -> None:
         pruner = oneshot.SparseGPT(
             sparsity_distribution_fn=functools.partial(
                 sparsity_distributions.uniform, sparsity=0.5
@@ -148,22 +149,17 @@ def _memory(model: Transformer) -> list[Row]:
             sparsity_type={PRUNED: 'unstructured', '*': None},
             sequential=in_turn,
         )
-        pruner.instant_sparsify(params, apply_fn=model.logits, batches=[tokens], donate=donate)
+        pruner.instant_sparsify(params, apply_fn=model.logits, batches=[tokens])
 
     calls: dict[str, tuple[Callable[[Any], None], int, float | None]] = {
         'calibrating': (calibrate, model.blocks, MOST_MEMORY),
         # There are new weights and masks, too.
         'calibrating and pruning': (prune, model.blocks, None),
-        'calibrating and pruning in place': (
-            functools.partial(prune, donate=True),
-            model.blocks,
-            MOST_MEMORY,
-        ),
         'calibrating one after another': (calibrate_in_turn, 1, MOST_MEMORY),
-        'calibrating and pruning one after another in place': (
-            functools.partial(prune, donate=True, in_turn=True),
+        'calibrating and pruning one after another': (
+            functools.partial(prune, in_turn=True),
             1,
-            MOST_MEMORY,
+            None,
         ),
     }
     rows = []

@@ -92,6 +92,8 @@ class BaseUpdater:
     needs_gradients: ClassVar[bool] = False
     # What one ranking holds: a 'leaf' (or a layer), the 'model', or 'other' sets, whose counts a plan cannot tell.
     ranked_together: ClassVar[str] = 'leaf'
+    # Groups of N:M lie along the inputs, whatever axis is named, so that a shape without a model says nothing.
+    finds_input_axes: ClassVar[bool] = False
 
     scheduler: sparsity_schedules.BaseSchedule = sparsity_schedules.NoUpdateSchedule()
     skip_gradients: bool = False

@@ -411,7 +411,7 @@ def check_pruned(pruner: Any, pruned: Sequence[Any]) -> None:
                 f"leave it dense: sparsity_type={{'{leaf.name}': None, '*': …}}"
             )
         pruner.check_type(leaf.sparsity_type, f'{leaf.name}: ')
-    if mask_calculator.own_topk_fn(pruner.topk_fn) is None:
+    if mask_calculator.own_topk_fn(pruner.topk_fn) is None and not pruner.finds_input_axes:
         shape_checks = {leaf.path: leaf.check_shape for leaf in pruned}
         check_groups(shape_checks, normalize_setting(pruner.sparsity_type))
 

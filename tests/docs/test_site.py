@@ -73,7 +73,7 @@ def test_entries_lead_to_pages_that_use_them():
     assert expected in made_blocks.replace_blocks((DOCS / 'reference' / 'schedules.md').read_text())
     assert pages_that_use.sentence('jaxpruner.summarize_sparsity').count(':doc:') == 5
     assert ':doc:`/notebooks/' in ''.join(map(pages_that_use.sentence, coverage.documented_names()))
-    assert pages_that_use.sentence('jaxpruner.oneshot.outlier_shares') == ''
+    assert pages_that_use.sentence('jaxpruner.oneshot.ria_scores') == ''
     assert pages_that_use.sentence('jaxpruner.nothing') == ''
     most = pages_that_use.sentence('jaxpruner.prune')
     assert most.startswith('Used in :doc:`/how_to/prune_a_trained_model`, ')

@@ -73,10 +73,9 @@ def sparsegpt(
     per='layer',
     block=128,
     damping=0.01,
-    given=None,
     keep_zeros=False,
 ):
-    """One input after another, each error told to all later inputs at once; `given` is a mask that is known."""
+    """One input after another, each error told to all later inputs at once."""
     weights = weights.astype(np.float64).copy()
     alive = (weights != 0) | (not keep_zeros)
     hessian = inputs.astype(np.float64).T @ inputs
@@ -87,11 +86,11 @@ def sparsegpt(
     hessian += damping * mean * np.eye(size)
     upper = np.linalg.cholesky(np.linalg.inv(hessian)).T
     diagonal = np.where(dead, np.inf, np.diag(upper))[:, None]  # their weights cost nothing
-    mask = np.ones(weights.shape, bool) if given is None else np.array(given, bool)
+    mask = np.ones(weights.shape, bool)
     kept = 0
     for start in range(0, size, block):
         rows = slice(start, min(start + block, size))
-        if not n_by_m and given is None:
+        if not n_by_m:
             unit = weights.shape[1] if per == 'layer' else 1
             count = number_kept(rows.stop * unit, sparsity) - kept
             kept += count
@@ -102,7 +101,7 @@ def sparsegpt(
                 mask[rows] = np.stack([keep_best(column, count) for column in costs.T], 1)
             mask[rows] &= alive[rows]
         for i in range(rows.start, rows.stop):
-            if n_by_m and given is None and i % n_by_m[1] == 0:
+            if n_by_m and i % n_by_m[1] == 0:
                 group = slice(i, i + n_by_m[1])
                 costs = np.where(alive[group], weights[group] ** 2 / diagonal[group] ** 2, -1)
                 mask[group] = keep_n_of_m(costs, *n_by_m) & alive[group]

@@ -29,7 +29,7 @@ def test_statistics_are_those_of_the_samples_and_matrices_are_read_and_written_b
     for (name,), entries in grams.items():
         samples = expected[name]
         products = np.swapaxes(samples, -2, -1) @ samples
-        for (matrices, found), (_, other) in zip(entries, squares[name], strict=True):
+        for (matrices, found), (_, other) in zip(entries, squares[name,], strict=True):
             shape = matrices.shape
             assert found.gram.shape == (*shape[:-1], shape[-2])
             assert (np.asarray(found.count) == samples.shape[-2]).all()
@@ -41,17 +41,17 @@ def test_statistics_are_those_of_the_samples_and_matrices_are_read_and_written_b
         leaf = model.PARAMS[name]
         written = sum(part.write(part.read(leaf), leaf) for part, _ in entries)
         np.testing.assert_array_equal(written, leaf)
-    first, second = grams['fused']
+    first, second = grams['fused',]
     assert first.statistics.gram is second.statistics.gram
     # Channels of a convolution are the fastest of its inputs.
-    kernel = grams['conv'][0].matrices.read(model.PARAMS['conv'])
+    kernel = grams['conv',][0].matrices.read(model.PARAMS['conv'])
     np.testing.assert_array_equal(kernel[1, 4:8, 0], model.PARAMS['conv'][0, 1, :, 4])
 
 
 def test_a_layer_that_is_called_twice_sees_both_inputs():
     params, x = {'w': jnp.eye(2) * 2, 'b': jnp.ones(2)}, jnp.array([[1.0, 3.0]])
     found = calibrate(lambda p, x: (x @ p['w'] + p['b']) @ p['w'], params, [x], kind='gram')
-    (entry,) = found['w']
+    (entry,) = found['w',]
     assert entry.statistics.count == 2
     expected = np.outer([1, 3], [1, 3]) + np.outer([3, 7], [3, 7])
     np.testing.assert_allclose(entry.statistics.gram, expected)
@@ -73,13 +73,11 @@ def linear(params, x):
     return x @ params['w']
 
 
-EMPTY = [jnp.ones((2, 3)), jnp.ones((0, 3))]
 BAD = [
     (apply_tied, {}, r'w: a weight of this leaf stands in more than one place .*test_calibrate'),
     (apply_beside, {'only': 'w'}, r'w: other parameters are put beside this leaf before .* so'),
     (apply_opaque, {'only': ['w']}, 'w: no rule'),
     (apply_tied, {'kind': 'hessian'}, "kind is 'second_moment' or 'gram', got 'hessian'"),
-    (linear, {'only': 'w', 'batches': EMPTY}, r'batches\[1\] holds no samples: .* \(0, 3\); leave'),
     (lambda params, x: x, {}, 'calibrate: what apply_fn returns does not depend on'),
 ]
 
@@ -102,8 +100,6 @@ def test_shapes_with_which_other_leaves_share_their_inputs_are_refused(lengths):
     words = r'other leaves meet the same value, .* give batches of one shape'
     with pytest.raises(ValueError, match=words):
         calibrate(last_four, params, batches)
-    with pytest.raises(ValueError, match=words):
-        jaxpruner.prune(params, 0.5, 'ria', apply_fn=last_four, batches=batches, sequential=True)
 
 
 # Samples that count differently, and padding that counts nothing.
@@ -142,7 +138,7 @@ def test_statistics_are_those_of_the_real_tokens_alone(apply):
     for kind in ('second_moment', 'gram'):
         found = calibrate(apply, PARAMS, batches, kind, only, weights=mask_of)
         for name in only:
-            (entry,) = found[name]
+            (entry,) = found[name,]
             assert float(entry.statistics.count) == 2 * len(x)
             gram = 2 * inputs[name].T @ inputs[name]
             np.testing.assert_allclose(entry.statistics.second_moment, np.diag(gram), rtol=1e-5)
@@ -199,7 +195,6 @@ REFUSED = [
     (pooled, HEAD, mask_of, r'head: inputs \(3, 4\) at .*\{\'head\': None'),
     (images, {'conv': normal(3, 8, 4)}, mask_of, r'conv: inputs \(3, 5, 8\)'),
     (by_position, {}, lambda batch: batch['mask'] - 1, 'finite and not negative'),
-    (by_position, {}, MASK, r'weights=lambda batch: .* got ndarray'),
 ]
 
 
@@ -214,7 +209,7 @@ def test_weights_that_do_not_tell_their_samples_are_refused(apply, more, weights
 
 def test_weights_are_refused_where_nothing_can_be_weighed():
     given = {'apply_fn': by_position, 'batches': [batch_of(0)], 'weights': mask_of}
-    with pytest.raises(ValueError, match=r"'magnitude' takes no statistics"):
+    with pytest.raises(TypeError, match='does not take weights'):
         jaxpruner.prune(PARAMS, 0.5, **given)
     with pytest.raises(ValueError, match='weighed already'):
         Wanda().instant_sparsify(PARAMS, calibration={}, weights=mask_of)

@@ -11,7 +11,7 @@ import pytest
 
 import jaxpruner
 from jaxpruner import NByM, tree
-from jaxpruner.oneshot import RIA, SparseGPT, Wanda, calibrate
+from jaxpruner.oneshot import SparseGPT, Wanda, calibrate
 from jaxpruner.sparsity_types import Block
 from oneshot import references
 from oneshot.model import normal
@@ -54,7 +54,7 @@ def test_leaves_that_have_no_part_or_are_computed_with_stay_dense_with_one_warni
     algorithm, settings
 ):
     params = PARAMS | {'old': normal(4, 4)}
-    with pytest.warns(UserWarning, match=r"have no part .*: old\. .*\{'old': None") as seen:
+    with pytest.warns(UserWarning, match=r"old: it has no part .*\{'old': None") as seen:
         _, masks = jaxpruner.prune(params, 0.5, algorithm, **MODEL, **settings)
     assert [warning.filename for warning in seen] == [__file__]
     assert (masks['old'], masks['up'].sum()) == (None, 64)
@@ -131,7 +131,7 @@ def test_matrices_whose_inputs_never_occur_are_pruned_as_if_inputs_were_alike(
     assert (masks['experts'][0] != first).any()
 
 
-def test_few_samples_more_damping_and_nan_are_warned_of_once():
+def test_few_samples_and_more_damping_are_warned_of_once():
     params = {name: PARAMS[name] for name in ('up', 'down')}
     given = {'apply_fn': lambda params, x: jnp.tanh(x @ params['up']) @ params['down']}
     for settings in ({}, {'sequential': True}):
@@ -142,13 +142,6 @@ def test_few_samples_more_damping_and_nan_are_warned_of_once():
     with pytest.warns(UserWarning, match=r'decomposed with damping 0.0: up;') as seen:
         jaxpruner.prune(params, {'down': None, '*': 0.5}, 'sparsegpt', **settings, **given)
     assert len(seen) == 1
-    calibration = calibrate(given['apply_fn'], params, [X])
-    params['up'] = params['up'].at[0, 0].set(jnp.nan)
-    for pruner in (Wanda(sparsity=0.5), RIA(sparsity=0.5)):
-        with pytest.warns(UserWarning, match='these leaves hold NaN.*: up;') as seen:
-            _, masks = pruner.instant_sparsify(params, calibration=calibration)
-        assert len(seen) == 1
-        assert masks['up'][0, 0] == 0
 
 
 def with_zeros(share):
@@ -163,25 +156,18 @@ def with_zeros(share):
 @pytest.mark.parametrize(
     ('pattern', 'settings'), [('unstructured', {'sequential': True}), ('2:4', {})]
 )
-def test_sparsegpt_revives_no_weight_of_a_model_with_more_zeros_than_asked_for(pattern, settings):
+def test_sparsegpt_revives_no_weight_if_zeros_are_kept(pattern, settings):
     given = {'algorithm': 'sparsegpt', 'sparsity_type': pattern} | MODEL | settings
 
-    def revived(params, **keep_zeros):
-        pruned, _ = jaxpruner.prune(params, 0.5, **given, **keep_zeros)
+    def revived(keep_zeros):
+        params = with_zeros(0.6)
+        pruned, _ = jaxpruner.prune(params, 0.5, **given, keep_zeros=keep_zeros)
         of_leaves = [(pruned[name] != 0) & (params[name] == 0) for name in ('up', 'down')]
         return sum(int(each.sum()) for each in of_leaves)
 
-    sparse = with_zeros(0.6)
-    words = r'0\.59\d+ of the weights .* zero already, more than the 0\.5 .*keep_zeros=True.*=False'
-    with pytest.warns(UserWarning, match=words) as seen:
-        assert revived(sparse) == 0
-    assert len(seen) == 1
-    assert revived(sparse, keep_zeros=True) == 0
+    assert revived(keep_zeros=True) == 0
     if pattern == '2:4':  # of one block the zeros are removed first
-        assert revived(sparse, keep_zeros=False) > 0
-    pruned, _ = jaxpruner.prune(with_zeros(0.4), 0.5, **given)
-    again, _ = jaxpruner.prune(with_zeros(0.4), 0.5, **given, keep_zeros=False)
-    jax.tree.map(np.testing.assert_array_equal, pruned, again)
+        assert revived(keep_zeros=False) > 0
 
 
 # Groups of N:M.
@@ -196,15 +182,6 @@ def test_groups_lie_along_the_inputs_of_a_model_that_is_given(algorithm):
         _, masks = jaxpruner.prune(params, algorithm=algorithm, **settings)
         assert groups_along(masks['up'], 0)
         assert groups_along(masks['down'], 1)
-
-
-@pytest.mark.parametrize('setting', ['1:2', 'nm_1,2', {'w': '1:2', '*': None}])
-def test_groups_without_an_axis_and_without_a_model_are_warned_of_once(setting):
-    words = r"'(1:2|nm_1,2)' names no axis, .* apply_fn=… .* NByM\(1, 2, axis=…\); 'nm_1,2,-1'"
-    with pytest.warns(UserWarning, match=words) as seen:
-        _, masks = jaxpruner.prune({'w': normal(8, 8)}, sparsity_type=setting)
-    assert [warning.filename for warning in seen] == [__file__]
-    assert groups_along(masks['w'], 1, 1, 2)
 
 
 def heads(params, x):
@@ -364,33 +341,24 @@ needs_train = lambda params, x, *, train: mlp(params, x)  # noqa: E731
 first = {'apply_fn': lambda params, x: x @ params['up'], 'batches': [X]}
 odd = {'apply_fn': lambda params, x: x @ params['w'], 'batches': [normal(9, 6)]}
 BAD = [
-    (lambda: jaxpruner.prune(PARAMS), 'prune needs a sparsity'),
-    (lambda: jaxpruner.prune(PARAMS, 'wanda'), r"got 'wanda': prune\(params, 0.5, 'wanda'\)"),
+    (lambda: jaxpruner.prune(PARAMS, 'wanda'), "sparsity must .*got 'wanda'"),
     (lambda: jaxpruner.prune(PARAMS, 0.5, 'wandas'), "unknown; did you mean 'wanda'"),
     (lambda: jaxpruner.prune(PARAMS, {'upp': 0.5}), "sparsity: 'upp' matches no parameter"),
     (lambda: jaxpruner.prune(PARAMS, {'up': 1.5}), r"sparsity\['up'\] must lie in \[0, 1\]"),
-    (lambda: jaxpruner.prune(PARAMS, 0.5, 'wanda'), "'wanda' looks .* apply_fn=… and batches=…"),
-    (lambda: jaxpruner.plan(PARAMS, 0.5, apply_fn=mlp), "'magnitude' .* batches=…: .* or neither"),
+    (lambda: jaxpruner.prune(PARAMS, 0.5, 'wanda'), 'Wanda: .* both apply_fn=… and batches=…'),
+    (lambda: jaxpruner.plan(PARAMS, 0.5, apply_fn=mlp), 'MagnitudePruning: .* batches=…'),
     (lambda: jaxpruner.prune(PARAMS, 0.5, apply_fn=mlp, batches=3), 'iterable of batches.* got 3'),
-    (lambda: jaxpruner.prune(PARAMS, 0.5, donate=True), "'magnitude' makes a copy: leave donate"),
     (lambda: wanda(ODD, **odd, sparsity_type='2:4'), 'w: its 6 inputs do not divide into groups'),
     (lambda: wanda(batches=[]), 'batches are empty'),
-    (lambda: wanda(apply_fn=two_inputs), r'an array of shape \(32, 8\): missing .* plain tuple'),
+    (lambda: wanda(apply_fn=two_inputs), r'of shapes \(32, 8\): missing .* plain tuple'),
     (
         lambda: jaxpruner.prune(PARAMS, 0.5, 'snip', loss_fn=loss, batches=[Transition(X, X)]),
-        r"loss_fn does not take .* a Transition of 2: missing .* params, batch: .*batch\['x'\]\)",
+        r"loss_fn does not take .* Transition.*: missing .* params, batch: .*batch\['x'\]\)",
     ),
     (
         lambda: SparseGPT().instant_sparsify(PARAMS, calibration=calibrate(mlp, PARAMS, [X])),
         "hold no Gram matrix; calibrate with kind='gram'",
     ),
-    (
-        lambda: Wanda().instant_sparsify(
-            PARAMS | {'up': normal(6, 16)}, calibration=calibrate(mlp, PARAMS, [X])
-        ),
-        r'up: the calibration is of parameters of shape \(8, 16\), got \(6, 16\)',
-    ),
-    (lambda: wanda(batches=[X[:0]]), r'batches\[0\] holds no samples: .* \(0, 8\); leave it out'),
     (lambda: wanda(batches=INF), 'up: its inputs are not finite; look for NaN or inf'),
     (
         lambda: wanda(apply_fn=needs_train),
@@ -403,7 +371,7 @@ BAD = [
     (lambda: SparseGPT().wrap_optax(None), r'SparseGPT prunes once .* FixedMask\(masks\)'),
     (lambda: sequential(blocks=['a', ['c']]), "blocks: 'c' matches no parameter"),
     (lambda: sequential(calibration={}), 'sequential=True takes statistics as it goes'),
-    (lambda: sequential(batches=[X, X[:20]]), 'batches of different shapes .* different orders'),
+    (lambda: sequential(batches=[X, X[:20]]), 'sequential=True takes batches of one shape'),
 ]
 
 
@@ -439,12 +407,9 @@ WHY_DENSE = {
 }
 AXES = {'heads/query': -3, 'heads/out': (-3, -2), 'mlp/kernel': -2}
 PLANNED_MODEL = {'apply_fn': apply, 'batches': [jnp.arange(40) % 5]}
-ignores_dense = pytest.mark.filterwarnings(
-    'ignore:these leaves have no part', 'ignore:these leaves stay dense'
-)
 
 
-@ignores_dense
+@pytest.mark.filterwarnings('ignore:these leaves stay dense')
 @pytest.mark.parametrize('algorithm', ['magnitude', 'sparsegpt'])
 def test_a_plan_with_a_model_tells_which_leaves_prune_leaves_dense_and_why(algorithm):
     dense = {} if algorithm != 'magnitude' else {'mlp/normed': None}  # it needs no input of each

@@ -7,7 +7,7 @@ A trained model goes through these files, in this order:
    ones settings name), takes statistics, and prunes leaf by leaf.
 3. `calibrate`: statistics of the inputs of all matrices at once, or, by `sequential`, of one block after another.
    `owl`: sparsities by outliers. `matrices`: how weight matrices are read from a leaf, their scores and masks.
-4. `wanda`, `ria`, `sparsegpt`: what is done with a matrix.
+4. `wanda` (and RIA), `sparsegpt`: what is done with a matrix.
 
 An untrained model needs no statistics: `prune`, then `at_initialization`. All look at `batches` first.
 
@@ -27,12 +27,11 @@ from jaxpruner.oneshot.calibrate import calibrate as calibrate
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning as CalibratedPruning
 from jaxpruner.oneshot.matrices import MatrixLayout as MatrixLayout
 from jaxpruner.oneshot.matrices import wanda_scores as wanda_scores
-from jaxpruner.oneshot.owl import outlier_shares as outlier_shares
 from jaxpruner.oneshot.owl import owl_sparsities as owl_sparsities
 from jaxpruner.oneshot.prune import plan as plan
 from jaxpruner.oneshot.prune import prune as prune
-from jaxpruner.oneshot.ria import RIA as RIA
-from jaxpruner.oneshot.ria import ria_scores as ria_scores
 from jaxpruner.oneshot.sparsegpt import SparseGPT as SparseGPT
 from jaxpruner.oneshot.sparsegpt import prune_by_sparsegpt as prune_by_sparsegpt
+from jaxpruner.oneshot.wanda import RIA as RIA
 from jaxpruner.oneshot.wanda import Wanda as Wanda
+from jaxpruner.oneshot.wanda import ria_scores as ria_scores

@@ -4,7 +4,7 @@ In each round derivatives are summed over the batches, weights are scored by the
 """
 
 import dataclasses
-import logging
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NoReturn
 
@@ -15,18 +15,8 @@ import optax
 from jaxpruner import base_updater, caller_warnings, checks
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import global_pruners, pruners
-from jaxpruner.oneshot.batches import (
-    READ_AGAIN,
-    as_batches,
-    as_inputs,
-    check_inputs,
-    check_samples,
-    first_batch,
-)
+from jaxpruner.oneshot.batches import as_batches, as_inputs, check_inputs, first_batch
 from jaxpruner.progress import progress_bar
-from jaxpruner.trace.compiled_once import CompiledOnce
-
-logger = logging.getLogger(__name__)
 
 LossFn = Callable[..., jax.Array]
 
@@ -36,36 +26,21 @@ def gradients(loss: LossFn, weights: tree_lib.PyTree) -> tree_lib.PyTree:
     return jax.grad(loss)(weights)
 
 
-def hessian_product(
-    loss: LossFn, weights: tree_lib.PyTree, direction: tree_lib.PyTree
-) -> tree_lib.PyTree:
+def hessian_product(loss: LossFn, weights: Any, direction: Any) -> Any:
     """Multiplies the Hessian of a loss by a vector, which is a tree like the weights, as the result is.
 
     >>> float(hessian_product(lambda weight: weight**3, jnp.float32(2), jnp.float32(10)))  # the second derivative is 12
     120.0
     """
-
-    def cast(vector: jax.Array, weight: jax.Array) -> jax.Array:
-        # JAX's gradient of a complex weight is the conjugate of the direction of steepest ascent.
-        return jnp.conj(vector).astype(weight.dtype)
-
+    # JAX's gradient of a complex weight is the conjugate of the direction of steepest ascent.
+    cast = lambda vector, weight: jnp.conj(vector).astype(weight.dtype)  # noqa: E731
     tangents = jax.tree.map(cast, direction, weights)
     return jax.jvp(jax.grad(loss), (weights,), (tangents,))[1]
 
 
-def sparsities_of_rounds(sparsity: float, rounds: int) -> list[float]:
-    """Computes the sparsity after each round: what is kept shrinks by the same factor in each.
-
-    >>> [round(sparsity, 3) for sparsity in sparsities_of_rounds(0.99, 2)]
-    [0.9, 0.99]
-    """
-    after_rounds = [1 - (1 - sparsity) ** (number / rounds) for number in range(1, rounds)]
-    return [*(min(each, sparsity) for each in after_rounds), sparsity]
-
-
 @dataclasses.dataclass
 class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.BaseUpdater):
-    """Base of the pruners that score weights by derivatives before training; one defines `calculate_scores`.
+    """Base of the pruners that score weights by derivatives before training, as `calculate_scores` says.
 
     All weights of the leaves that the distribution selects are ranked together, in rounds: each prunes some more, and
     takes derivatives anew of the model that the one before has left. What is pruned stays so. Masks are made once: to
@@ -91,6 +66,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
     passes: ClassVar[tuple[Callable[..., tree_lib.PyTree], ...]] = (gradients,)
 
     ranks_named_leaves_alone: ClassVar[bool] = False
+    needs_gradients: ClassVar[bool] = True
 
     rounds: int = 1
     use_normalization: bool = False
@@ -99,14 +75,16 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         super().__post_init__()
         if self.custom_sparsity_map:
             raise ValueError(
-                f'{type(self).__name__} ranks all leaves together, those of custom_sparsity_map, too; pass '
-                'sparsity_distribution_fn=functools.partial(uniform, sparsity=…, custom_sparsity_map=…), whose targets '
-                'count in the total'
+                f'{type(self).__name__} ranks all leaves together: give custom_sparsity_map to uniform, as '
+                'sparsity_distribution_fn=functools.partial(uniform, …), whose targets count in the total'
             )
 
-    def as_loss(
-        self, function: Callable[..., Any], batches: Iterable[Any]
-    ) -> tuple[LossFn, Iterable[Any]]:
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        """Scores weights by the magnitudes of weight times derivative."""
+        del sparse_state
+        return pruners.saliencies(params, grads)
+
+    def as_loss(self, function: Callable[..., Any], batches: Iterable[Any]) -> tuple[Any, Any]:
         """Returns the loss whose derivatives are taken, and the batches over which they are summed.
 
         `function` is the loss or the model that was given.
@@ -138,56 +116,44 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
           The pruned parameters, and the (unpacked) masks. Leaves of which nothing is left are warned of.
 
         Raises:
-          ValueError: sparsities do not fit, an argument is missing or one too many, there are no batches or one without
-            samples, the loss is no scalar, or scores are not finite.
+          ValueError: sparsities do not fit, an argument is missing or one too many, there are no batches, or scores are
+            not finite.
         """
         del grads
         name = type(self).__name__
         given = {'loss_fn': loss_fn, 'apply_fn': apply_fn, 'batches': batches}
         given = {key: value for key, value in given.items() if value is not None}
         if given.keys() != {self.function, 'batches'}:
-            other = 'apply_fn' if self.function == 'loss_fn' else 'loss_fn'
             raise ValueError(
-                f'{name} takes {self.function}=… and batches=…, and no {other}; got '
+                f'{name} takes {self.function}=… and batches=… alone; got '
                 f'{" and ".join(given) or "none of them"}'
             )
         targets = self.get_target_sparsities(params)
         loss, batches = self.as_loss(given[self.function], as_batches(batches))
         first, batches = first_batch(batches, self.rounds * len(self.passes))
         check_inputs(given[self.function], first, self.function)
-        result = jax.eval_shape(loss, params, *as_inputs(first))
-        is_scalar = getattr(result, 'shape', None) == ()
-        if not is_scalar or not jnp.issubdtype(result.dtype, jnp.floating):
-            raise ValueError(
-                f'{name} takes derivatives of one number, and {self.function} leads to {result}; return a float scalar '
-                'alone, such as the mean over the batch'
-            )
         masks = self.get_initial_masks(params, targets)
-        if not jax.tree.leaves(masks):
-            checks.check_masks(self, params, masks)
-            return params, masks
-        sizes = [mask.size for mask in jax.tree.leaves(masks)]
-        total = float(global_pruners.total_sparsity(jax.tree.leaves(targets), sizes))
-        # Compiled once for all rounds, and for all calls with a model of the same program.
-        adders = [CompiledOnce(_adder(loss, derive), donate_argnums=(0,)) for derive in self.passes]
-        score = CompiledOnce(
-            lambda sums, params, masks: self.calculate_scores(_selected(params, masks), grads=sums)
-        )
-        paths, _, _ = tree_lib.flatten_with_paths(masks)
-        with progress_bar(self.rounds, progress) as show:
-            for number, sparsity in enumerate(sparsities_of_rounds(total, self.rounds), 1):
+        paths, leaves, _ = tree_lib.flatten_with_paths(masks)
+        total, rounds = 0.0, 0
+        if leaves:
+            sizes, rounds = [mask.size for mask in leaves], self.rounds
+            total = float(global_pruners.total_sparsity(jax.tree.leaves(targets), sizes))
+        passes = [_sum_over_batches(loss, derive) for derive in self.passes]
+        score = jax.jit(lambda weights, sums: self.calculate_scores(weights, grads=sums))
+        with progress_bar(rounds, progress) as show:
+            for number in range(1, rounds + 1):
                 sums: list[tree_lib.PyTree] = []
-                for add in adders:
-                    sums.append(_sum_over(batches, add, params, masks, sums))
-                scores = score(sums.pop(), params, masks)
+                for sum_over in passes:
+                    sums.append(sum_over(batches, params, masks, sums))
+                scores = score(_selected(params, masks), sums[-1])
                 self._check_scores(scores, number)
-                scores = jax.tree.map(
-                    lambda leaf, mask: jnp.where(mask != 0, leaf, -jnp.inf), scores, masks
-                )
-                masks = self.create_masks(scores, jax.tree.map(lambda _, now=sparsity: now, scores))
-                logger.info(
-                    '%s: sparsity %.4f after round %d of %d', name, sparsity, number, self.rounds
-                )
+                lowest = lambda leaf, mask: jnp.where(mask != 0, leaf, -jnp.inf)  # noqa: E731
+                scores = jax.tree.map(lowest, scores, masks)
+                # What is kept shrinks by the same factor in each round.
+                now = total
+                if number < rounds:
+                    now = min(1 - (1 - total) ** (number / rounds), total)
+                masks = self.create_masks(scores, jax.tree.map(lambda _, now=now: now, scores))
                 show(name, number, masks)
         leaves = jax.tree.leaves(masks)
         empty = [
@@ -219,15 +185,6 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
                 'leaves that are to be pruned, or its derivatives are too small for their dtype'
             )
 
-    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
-        """Returns targets as the base does; leaves that hold no floats have no derivatives, and stay dense."""
-
-        def of_floats(leaf: Any, target: Any) -> Any:
-            return target if tree_lib.holds_weights(leaf) else None
-
-        targets = super().get_target_sparsities(params)
-        return tree_lib.map_with_missing(of_floats, params, targets)
-
     def wrap_optax(self, inner: optax.GradientTransformation) -> NoReturn:
         """Refuses: masks are made once, before training."""
         raise TypeError(
@@ -236,32 +193,13 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         )
 
 
-def _sum_over(
-    batches: Any, add: Callable[..., Any], params: Any, masks: Any, sums: Any
-) -> tree_lib.PyTree:
-    """Passes over the batches once; sums are float32 or wider, and lie on the devices of the parameters."""
-
-    def wide_zeros(leaf: Any) -> jax.Array:
-        leaf = jnp.asarray(leaf)  # NumPy's float64 is only that where 64 bits are enabled
-        return jnp.zeros_like(leaf, dtype=tree_lib.at_least_float32(leaf.dtype))
-
-    total = None
-    for number, batch in enumerate(batches):
-        check_samples(batch, number)
-        if total is None:
-            total = jax.tree.map(wide_zeros, _selected(params, masks))
-        total = add(total, sums, params, masks, *as_inputs(batch))
-    if total is None:
-        raise ValueError(f'batches were empty when they were read again; {READ_AGAIN}')
-    return total
-
-
-def _adder(loss_fn: LossFn, derive: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes the function that adds what a pass derives from a batch, for the model without its pruned weights."""
+def _sum_over_batches(loss_fn: LossFn, derive: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the function that sums what a pass derives from each batch, for the model without its pruned weights."""
 
     def put_back(leaf: Any, weight: jax.Array | None, mask: Any) -> Any:
         return leaf if weight is None else jnp.where(mask != 0, weight, 0)
 
+    @functools.partial(jax.jit, donate_argnums=0)
     def add(total: Any, sums: Any, params: Any, masks: Any, *inputs: Any) -> Any:
         def loss(weights: tree_lib.PyTree) -> jax.Array:
             return loss_fn(tree_lib.map_with_missing(put_back, params, weights, masks), *inputs)
@@ -269,7 +207,21 @@ def _adder(loss_fn: LossFn, derive: Callable[..., Any]) -> Callable[..., Any]:
         terms = derive(loss, _selected(params, masks), *sums)
         return jax.tree.map(lambda total, term: total + term.astype(total.dtype), total, terms)
 
-    return add
+    def wide_zeros(leaf: Any) -> jax.Array:
+        leaf = jnp.asarray(leaf)  # NumPy's float64 is only that where 64 bits are enabled
+        return jnp.zeros_like(leaf, dtype=tree_lib.at_least_float32(leaf.dtype))
+
+    def sum_over(batches: Any, params: Any, masks: Any, sums: Any) -> tree_lib.PyTree:
+        total = None
+        for batch in batches:
+            if total is None:
+                total = jax.tree.map(wide_zeros, _selected(params, masks))
+            total = add(total, sums, params, masks, *as_inputs(batch))
+        if total is None:
+            raise ValueError('batches were empty when they were read again; give a list')
+        return total
+
+    return sum_over
 
 
 def _selected(params: tree_lib.PyTree, masks: tree_lib.PyTree) -> tree_lib.PyTree:
@@ -293,11 +245,6 @@ class SNIP(PruningAtInitialization):
     >>> pruner.instant_sparsify(params, loss_fn=loss_fn, batches=[jnp.array([1.0, 9.0])])[1]['w'].tolist()
     [[0, 1]]
     """
-
-    def calculate_scores(self, params, sparse_state=None, grads=None):
-        """Scores weights by the magnitudes of weight times gradient."""
-        del sparse_state
-        return pruners.saliencies(params, grads)
 
 
 @dataclasses.dataclass
@@ -351,41 +298,27 @@ class SynFlow(PruningAtInitialization):
 
     rounds: int = 100
 
-    def as_loss(
-        self, function: Callable[..., Any], batches: Iterable[Any]
-    ) -> tuple[LossFn, Iterable[Any]]:
+    def as_loss(self, function: Callable[..., Any], batches: Iterable[Any]) -> tuple[Any, Any]:
         """Returns the flow, and one batch of ones."""
 
         def flow(params: Any, *inputs: Any) -> Any:
-            magnitudes = jax.tree.map(
-                lambda leaf: jnp.abs(leaf) if _is_float(leaf) else leaf, params
-            )
-            results = jax.tree.leaves(function(magnitudes, *inputs))
-            total = 0
+            size = lambda leaf: jnp.abs(leaf) if _is_float(leaf) else leaf  # noqa: E731
+            results = jax.tree.leaves(function(jax.tree.map(size, params), *inputs))
+            total: Any = 0
             for result in filter(_is_float, results):
-                dtype = tree_lib.at_least_float32(result.dtype)
-                total += jnp.sum(result, dtype=dtype)
+                total += jnp.sum(result, dtype=tree_lib.at_least_float32(result.dtype))
             return total
 
-        first, _ = first_batch(batches)
-        inputs = as_inputs(first)
-        for leaf in jax.tree.leaves(inputs):
-            if not hasattr(leaf, 'shape') or not hasattr(leaf, 'dtype'):
+        def ones_like(leaf: Any) -> jax.Array:
+            if not hasattr(leaf, 'shape'):
                 raise ValueError(
                     'batches tell SynFlow the shapes of the inputs, by arrays or jax.ShapeDtypeStruct(shape, dtype); '
                     f'got {leaf!r}'
                 )
+            return jnp.ones(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
-        def ones_like(leaf: Any) -> jax.Array:
-            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-            return jnp.ones(leaf.shape, dtype)
-
-        return flow, [jax.tree.map(ones_like, inputs)]
-
-    def calculate_scores(self, params, sparse_state=None, grads=None):
-        """Multiplies weights by derivatives of the flow."""
-        del sparse_state
-        return pruners.saliencies(params, grads)
+        first, _ = first_batch(batches)
+        return flow, [jax.tree.map(ones_like, as_inputs(first))]
 
 
 def _is_float(leaf: Any) -> bool:

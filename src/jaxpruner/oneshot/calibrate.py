@@ -4,7 +4,6 @@ The model is traced once. Where it multiplies data by a leaf, the interpreter ca
 inputs: their number, their squares, and for SparseGPT their products. Leaves that meet one value share its statistics.
 """
 
-import logging
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence, Sized
 from typing import Any, NamedTuple
@@ -17,18 +16,17 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.explicit_meshes import on_explicit_mesh, without_explicit_axes
 from jaxpruner.oneshot import batches as batches_lib
 from jaxpruner.oneshot import leaves as leaves_lib
-from jaxpruner.oneshot.matrices import MatrixLayout, WeightMatrices, contracted_axes
+from jaxpruner.oneshot.leaves import Names, block_of
+from jaxpruner.oneshot.matrices import WeightMatrices, contracted_axes
 from jaxpruner.progress import progress_bar
 from jaxpruner.trace import Use, contractions
 from jaxpruner.trace.compiled_once import CompiledOnce
+from jaxpruner.trace.program import ProgramPath
+from jaxpruner.trace.segments import Segments, element_of
 from jaxpruner.trace.taps import Taps
-
-logger = logging.getLogger(__name__)
 
 # A batch -> how much each of its samples counts.
 SampleWeights = Callable[[Any], Any]
-# Windows of a convolution that are held at once, in bytes.
-_WINDOWS = 2**26
 
 
 class InputStatistics(NamedTuple):
@@ -69,23 +67,12 @@ class Calibration(dict[tree_lib.Path, tuple[CalibratedMatrices, ...]]):
     """Statistics by leaf path; a leaf has one entry for each way in which it is read, mostly one.
 
     >>> calibration = calibrate(lambda params, x: x @ params['w'], {'w': jnp.ones((2, 3))}, [jnp.eye(2)])
-    >>> [entry.statistics.second_moment.tolist() for entry in calibration['w']]
+    >>> [entry.statistics.second_moment.tolist() for entry in calibration['w',]]
     [[1.0, 1.0]]
     """
 
     # Of all leaves that were asked for: it says why some have no statistics.
     followed: leaves_lib.FollowedLeaves
-    shapes: dict[tree_lib.Path, tuple[int, ...]]  # of all leaves of the parameters
-
-    def __contains__(self, name: object) -> bool:
-        return any(name in (path, tree_lib.path_string(path)) for path in self)
-
-    def __missing__(self, name: Any) -> tuple[CalibratedMatrices, ...]:
-        by_name = {tree_lib.path_string(path): entries for path, entries in self.items()}
-        name = name if isinstance(name, str) else tree_lib.path_string(name)
-        if name in by_name:
-            return by_name[name]
-        raise KeyError(f'no statistics of {name!r}; {tree_lib.nearest(name, by_name)}')
 
 
 def calibrate(
@@ -100,7 +87,7 @@ def calibrate(
     """Takes statistics of the inputs of each leaf that is contracted with data, whatever the model's framework.
 
     Sums are float32, at highest precision. Leaves that meet the same value share their statistics. Layers that a scan
-    goes through have statistics stacked in front. How much memory the statistics take is logged before they are made.
+    goes through have statistics stacked in front.
 
     Args:
       apply_fn: `(params, *inputs) -> results`.
@@ -119,69 +106,170 @@ def calibrate(
 
     Raises:
       TypeError: a batch holds another number of inputs than the model takes.
-      ValueError: another kind, a name that matches no leaf, no batches or one without samples, a model that does not
+      ValueError: another kind, a name that matches no leaf, no batches, a model that does not
         use its parameters, a leaf that `only` names in full and that no matrix can be read from (of other such leaves
         a warning tells), or leaves of whose inputs it is not clear which sample has which of the `weights`.
       UnsupportedPrimitive: a leaf that `only` names in full goes through an operation that is not understood.
 
     >>> params = {'w': jnp.ones((2, 3)), 'b': jnp.ones(3)}
     >>> batches = [jnp.array([[1.0, 2.0]]), jnp.array([[3.0, 0.0]])]
-    >>> (entry,) = calibrate(lambda p, x: x @ p['w'] + p['b'], params, batches, kind='gram')['w']
+    >>> (entry,) = calibrate(lambda p, x: x @ p['w'] + p['b'], params, batches, kind='gram')['w',]
     >>> int(entry.statistics.count), entry.statistics.gram.tolist()
     (2, [[10.0, 2.0], [2.0, 4.0]])
     """
     if kind not in ('second_moment', 'gram'):
         raise ValueError(f"kind is 'second_moment' or 'gram', got {kind!r}")
-    program = shapes = totals = None
+    step = shapes = first = totals = None
     batches = batches_lib.as_batches(batches)
     with progress_bar(len(batches) if isinstance(batches, Sized) else None, progress) as show:
         for number, batch in enumerate(batches):
             show('calibrating', number, totals)
-            inputs = batches_lib.as_inputs(batch)
-            own_weights = weights_of(batch, weights)
-            if program is None or batches_lib.shapes_of((inputs, own_weights)) != shapes:
+            inputs, own_weights = batches_lib.as_inputs(batch), weights_of(batch, weights)
+            if step is None or batches_lib.shapes_of((inputs, own_weights)) != shapes:
                 shapes = batches_lib.shapes_of((inputs, own_weights))
-                graph = leaves_lib.trace_model(apply_fn, params, batch, number)
+                graph = leaves_lib.trace_model(apply_fn, params, batch)
                 followed = leaves_lib.follow_named_leaves(graph, only)
                 check_samples_are_told(followed.all_matrices, own_weights)
-                by_inputs = uses_by_inputs(followed.all_matrices)
-                taps = input_taps(by_inputs.values(), kind == 'gram')
-                if program is None:
-                    leaves_lib.check_used(followed, 'calibrate')
-                    leaves_lib.warn_of_unclear(followed.unclear, 'have no statistics')
-                    logger.info(
-                        'calibration: statistics of %d leaves take %.1f MiB; only=… makes them fewer',
-                        len(followed.matrices),
-                        sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(taps.zeros)))
-                        / 2**18,
+                taps = input_taps(followed.all_matrices, kind == 'gram')
+                if first is None:
+                    leaves_lib.warn_of_dense(followed, 'calibrate')
+                    totals, first = on_explicit_mesh(taps.zeros(), (params, inputs)), followed
+                elif _sharing(first.all_matrices) != _sharing(followed.all_matrices):
+                    raise ValueError(
+                        'with batches of different shapes the model uses its leaves in different ways, or other leaves '
+                        'meet the same value, so that their statistics cannot be added up; give batches of one shape'
                     )
-                    totals = on_explicit_mesh(taps.zeros(), (params, inputs))
-                else:
-                    check_alike(program[0].all_matrices, followed.all_matrices)
 
-                def step(totals, weights, params, *inputs, taps=taps, graph=graph):
+                def add(totals, weights, params, *inputs, taps=taps, graph=graph):
                     return taps.run(graph, totals, params, *inputs, given=(weights,))[1]
 
-                program = followed, by_inputs, CompiledOnce(step, donate_argnums=(0,))
-            totals = program[2](totals, own_weights, params, *inputs)
-    if program is None:
+                step = CompiledOnce(add, donate_argnums=(0,))
+            totals = step(totals, own_weights, params, *inputs)
+    if first is None:
         raise ValueError('batches are empty; calibration needs at least one')
-    followed, by_inputs, _ = program
-    statistics = dict(zip(by_inputs, totals or (), strict=True))
     calibration = Calibration()
-    calibration.followed = followed
-    paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    calibration.shapes = {path: leaf.shape for path, leaf in zip(paths, leaves, strict=True)}
-    for path, matrices in followed.matrices.items():
-        entries = []
-        for part in matrices:
-            own = statistics[inputs_key(part)]
-            if not part.fills_stacks:  # other trips of the loop read other leaves
-                trips = tuple(slice(*axis.range) for axis in part.stack if axis.loop)
-                own = jax.tree.map(lambda x, trips=trips: x[trips] if x.ndim else x, own)
-            entries.append(CalibratedMatrices(part, own))
-        calibration[path] = tuple(entries)
+    calibration.followed = first
+    for matrices, statistics in calibrated(first.all_matrices, totals):
+        if not matrices.fills_stacks:  # other trips of the loop read other leaves
+            trips = tuple(slice(*axis.range) for axis in matrices.stack if axis.loop)
+            own = [None if x is None else x[trips] if x.ndim else x for x in statistics]
+            statistics = InputStatistics(*own)
+        entry = CalibratedMatrices(matrices, statistics)
+        calibration[matrices.path] = (*calibration.get(matrices.path, ()), entry)
     return calibration
+
+
+# One block after another: each batch is run from block to block, and its values are kept in between. So each part of
+# the model is run twice on it: for its statistics, and once it is pruned.
+
+
+class Block(NamedTuple):
+    """Weight matrices that are pruned together.
+
+    Attributes:
+      matrices: whole stacks, or one layer of each.
+      start: the first step of the program that reads one of them.
+      stop: the step after the last one.
+      scan: path of the scan that takes the layers apart.
+    """
+
+    matrices: tuple[WeightMatrices, ...]
+    start: int
+    stop: int
+    scan: ProgramPath | None
+
+
+def find_blocks(matrices, segments: Segments, blocks: Sequence[Names] = ()) -> list[Block]:
+    """Finds the blocks of a model, in the order in which the program comes to them.
+
+    `blocks` holds globs or paths for each block; within a scan they divide each of its trips. Other leaves form a block
+    if they belong to the same trip of a scan, or, outside of scans, if they meet the same value.
+    """
+    together: dict[Any, list[WeightMatrices]] = {}
+    for part in matrices:
+        path, number = segments.scan_of(part.uses), block_of(part.path, blocks)
+        value = inputs_key(part) if path is None and number is None else None
+        together.setdefault((path, number, value), []).append(part)
+    found = []
+    for (path, *_), parts in together.items():
+        scan = segments.scans[path] if path is not None else None
+        for trip in [None] if scan is None else range(scan.length):
+            layer = None if scan is None or trip is None else element_of(scan, trip)
+            of_trip = tuple(part.at_layer(layer) for part in parts)
+            spans = [segments.span_of(use, trip) for part in parts for use in part.uses]
+            start, stop = min(first for first, _ in spans), max(last for _, last in spans) + 1
+            found.append(Block(of_trip, start, stop, path))
+    return sorted(found, key=lambda block: block.start)
+
+
+class SequentialCalibration:
+    """A model that is calibrated one block after another, with parameters that change in between.
+
+    Arguments are those of `calibrate` (all batches have one shape, and are held at once), and `blocks` as in
+    `CalibratedPruning`.
+
+    Attributes:
+      blocks: in the order in which they have to be pruned.
+
+    Raises:
+      ValueError, UnsupportedPrimitive: as in `calibrate`, or batches of several shapes.
+
+    >>> import jax.numpy as jnp
+    >>> params = {'a': jnp.eye(2), 'b': jnp.ones((2, 1))}
+    >>> calibration = SequentialCalibration(lambda p, x: x @ p['a'] @ p['b'], params, [jnp.ones((1, 2))])
+    >>> def squares(number):
+    ...     ((_, statistics),) = calibration.take(number, params)
+    ...     return statistics.second_moment.tolist()
+    >>> squares(0)
+    [1.0, 1.0]
+    >>> params['a'] = 3 * params['a']  # it has been pruned
+    >>> squares(1)
+    [9.0, 9.0]
+    """
+
+    def __init__(
+        self, apply_fn, params, batches, kind='second_moment', only=None, blocks=(), weights=None
+    ):
+        batches = list(batches)
+        given = [(batches_lib.as_inputs(batch), weights_of(batch, weights)) for batch in batches]
+        shapes = [batches_lib.shapes_of(each) for each in given]
+        if any(each != shapes[0] for each in shapes):
+            raise ValueError(
+                'sequential=True takes batches of one shape, and these have several; leave out the last one if it is '
+                'smaller'
+            )
+        graph = leaves_lib.trace_model(apply_fn, params, batches[0])
+        matrices = leaves_lib.follow_named_leaves(graph, only).all_matrices
+        check_samples_are_told(matrices, given[0][1])
+        for part in matrices:
+            if not part.fills_stacks:
+                raise ValueError(
+                    f'{part.where}: a loop goes through this leaf and others, which no block can hold; leave '
+                    'sequential out'
+                )
+        self._with_gram = kind == 'gram'
+        self._segments = Segments(graph, [use for part in matrices for use in part.uses])
+        self.blocks = find_blocks(matrices, self._segments, blocks)
+        # The values of each batch at a step, and its weights.
+        self._batches = [(self._segments.begin(*inputs), own) for inputs, own in given]
+        self._step = 0
+
+    def take(self, number: int, params: tree_lib.PyTree) -> list[CalibratedMatrices]:
+        """Takes the matrices of a block and their statistics; blocks have to be taken in their order.
+
+        In `params` the blocks before it are pruned.
+        """
+        block: Any = self.blocks[number]
+        taps = input_taps(block.matrices, self._with_gram)
+        advance = self._segments.advance(params, self._step, block.start)
+        observe = self._segments.observe(taps, params, block.start, block.stop)
+        self._step = block.start
+        totals = on_explicit_mesh(taps.zeros(block.scan), (params, self._batches))
+        for i, (values, weights) in enumerate(self._batches):
+            values = advance(values)
+            self._batches[i] = values, weights
+            totals = observe(totals, values, weights)
+        return calibrated(block.matrices, totals)
 
 
 # Which matrices meet the same value.
@@ -189,22 +277,20 @@ def calibrate(
 
 def inputs_key(matrices: WeightMatrices) -> Hashable:
     """Tells what the statistics of the inputs depend on; valid within one trace of the model."""
-    return tuple(map(_value_key, matrices.uses))
+    keys = []
+    for use in matrices.uses:
+        site, equation = use.site, use.site.equation
+        data = equation.invars[1 - site.operand]
+        how: Any = id(equation)
+        if use.op == 'dot':
+            _, _, *data_axes = contracted_axes(equation, site.operand)
+            how = tuple(map(id, equation.invars[2:])), tuple(data_axes)  # sizes of groups of rows
+        loops = tuple(axis.loop for axis in site.view.stack)
+        keys.append((site.path[:-1], id(data), how, loops))
+    return tuple(keys)
 
 
-def _value_key(use: Use) -> Hashable:
-    site, equation = use.site, use.site.equation
-    data = equation.invars[1 - site.operand]
-    loops = tuple(axis.loop for axis in site.view.stack)
-    if use.op == 'dot':
-        _, _, *data_axes = contracted_axes(equation, site.operand)
-        how = tuple(map(id, equation.invars[2:])), tuple(data_axes)  # sizes of groups of rows
-    else:
-        how = id(equation)
-    return site.path[:-1], id(data), how, loops
-
-
-def uses_by_inputs(matrices: Iterable[WeightMatrices]) -> dict[Hashable, tuple[Use, ...]]:
+def _uses_by_inputs(matrices: Iterable[WeightMatrices]) -> dict[Hashable, tuple[Use, ...]]:
     """Lists the uses that meet each value, in the order in which the values come first."""
     uses: dict[Hashable, tuple[Use, ...]] = {}
     for part in matrices:
@@ -212,33 +298,24 @@ def uses_by_inputs(matrices: Iterable[WeightMatrices]) -> dict[Hashable, tuple[U
     return uses
 
 
-def check_alike(first: Sequence[WeightMatrices], other: Sequence[WeightMatrices]) -> None:
-    """Refuses a model that uses its leaves in another way when its inputs have another shape.
-
-    Raises:
-      ValueError: leaves are read in other ways, or other leaves meet the same value.
-    """
-
-    def sharing(matrices: Sequence[WeightMatrices]) -> list[Any]:
-        numbers: dict[Hashable, int] = {}
-        values = [numbers.setdefault(inputs_key(part), len(numbers)) for part in matrices]
-        return [
-            (part.path, part.reading, value) for part, value in zip(matrices, values, strict=True)
-        ]
-
-    if sharing(first) != sharing(other):
-        raise ValueError(
-            'with batches of different shapes the model uses its leaves in different ways, or other leaves meet the '
-            'same value, so that their statistics cannot be added up; give batches of one shape'
-        )
+def calibrated(
+    matrices: Sequence[WeightMatrices], totals: Sequence[InputStatistics]
+) -> list[CalibratedMatrices]:
+    """Gives matrices their statistics: `totals` of the taps that `input_taps` made of them."""
+    by_inputs = dict(zip(_uses_by_inputs(matrices), totals, strict=True))
+    return [CalibratedMatrices(part, by_inputs[inputs_key(part)]) for part in matrices]
 
 
-def input_taps(values: Iterable[Sequence[Use]], with_gram: bool) -> Taps:
-    """Takes the statistics of each value from one of the uses that meet it; a run may say how much samples count."""
+def _sharing(matrices: Sequence[WeightMatrices]) -> list[Any]:
+    """Tells how leaves are read, and which of them meet the same value; to be compared between traces."""
+    numbers = {key: number for number, key in enumerate(_uses_by_inputs(matrices))}
+    return [(part.path, part.reading, numbers[inputs_key(part)]) for part in matrices]
 
-    def statistic(
-        use: Use, operands: list[jax.Array], weights: jax.Array | None = None
-    ) -> InputStatistics:
+
+def input_taps(matrices: Iterable[WeightMatrices], with_gram: bool) -> Taps:
+    """Takes the statistics of each value that meets matrices, once; a run may say how much samples count."""
+
+    def statistic(use: Use, operands: list[Any], weights: Any = None) -> InputStatistics:
         data = operands[1 - use.site.operand]
         data = data.astype(tree_lib.at_least_float32(data.dtype))
         sizes = operands[2] if len(operands) > 2 else None
@@ -248,131 +325,78 @@ def input_taps(values: Iterable[Sequence[Use]], with_gram: bool) -> Taps:
 
         return without_explicit_axes(take, data, False)(data, sizes, weights)
 
-    return Taps(list(values), statistic)
+    return Taps(list(_uses_by_inputs(matrices).values()), statistic)
 
 
 # What one product or convolution adds to the statistics of its inputs.
 
 
-def _statistics_of(
-    use: Use,
-    data: jax.Array,
-    sizes: jax.Array | None,
-    weights: jax.Array | None,
-    with_gram: bool,
-) -> InputStatistics:
+def _statistics_of(use: Use, data, sizes, weights, with_gram: bool) -> InputStatistics:
     """Sums over samples, of a convolution over its windows; `sizes` are those of groups with a matrix each."""
-    equation, operand = use.site.equation, use.site.operand
+    equation = use.site.equation
     if weights is not None:
         (axes,) = sample_axes(use, weights.shape)
         data = weigh(data, weights, axes)
-    gram = second_moment = None
     if use.op == 'conv':
-        result = equation.outvars[0].aval.shape
-        channels = result[equation.params['dimension_numbers'].out_spec[1]]
-        count = jnp.float32(math.prod(result) // channels)
-        if with_gram:
-            gram = _gram_of_windows(equation, data)
-        else:
-            second_moment = _second_moment_of_windows(equation, operand, data)
+        count, moments = _moments_of_windows(equation, data, with_gram)
     else:
-        _, _, contract, batch = contracted_axes(equation, operand)
+        _, _, contract, batch = contracted_axes(equation, use.site.operand)
         rows = [axis for axis in range(data.ndim) if axis not in {*contract, *batch}]
-        inputs = math.prod(data.shape[axis] for axis in contract)
-        lengths = [data.shape[axis] for axis in batch]
-        count = jnp.float32(math.prod(data.shape[axis] for axis in rows))
+        sides = [[data.shape[axis] for axis in axes] for axes in (batch, rows, contract)]
+        lengths, number_of_rows, inputs = sides[0], math.prod(sides[1]), math.prod(sides[2])
         samples = data.transpose(*batch, *rows, *contract)
-        samples = samples.reshape(*lengths, math.prod(data.shape[axis] for axis in rows), inputs)
-        if sizes is not None:  # rows behind the last group meet no weights
-            ends = jnp.cumsum(sizes)
-            numbers = jnp.arange(len(samples))[:, None]
-            is_member = (numbers >= ends - sizes) & (numbers < ends)
-            is_member = is_member.astype(samples.dtype).T
-            count = sizes.astype(jnp.float32)
-            if with_gram:
-                gram = lax.map(lambda own: _gram(samples * own[:, None]), is_member)
-            else:
-                second_moment = _product(is_member, jnp.square(samples))
-        elif with_gram:
-            gram = _gram(samples)
-        else:
-            second_moment = jnp.sum(jnp.square(samples), -2)
+        samples = samples.reshape(*lengths, number_of_rows, inputs)
+        if sizes is None:
+            count, moments = jnp.float32(number_of_rows), _moments(samples, with_gram)
+        else:  # rows behind the last group meet no weights
+            ends, numbers = jnp.cumsum(sizes), jnp.arange(number_of_rows)
+
+            def of_group(start_and_end: Any) -> Any:
+                start, end = start_and_end
+                is_member = (numbers >= start) & (numbers < end)
+                return _moments(jnp.where(is_member[:, None], samples, 0), with_gram)
+
+            count, moments = sizes.astype(jnp.float32), lax.map(of_group, (ends - sizes, ends))
     if weights is not None:
         count = count / weights.size * jnp.sum(weights)
-    if gram is not None:
-        second_moment = jnp.diagonal(gram, 0, -2, -1)
-    assert second_moment is not None
-    return InputStatistics(count, second_moment, gram)
+    return InputStatistics(count, *moments)
 
 
-def _product(left: jax.Array, right: jax.Array) -> jax.Array:
-    return jnp.matmul(left, right, precision=lax.Precision.HIGHEST)
+def _moments(samples: jax.Array, with_gram: bool) -> tuple[jax.Array, jax.Array | None]:
+    """Sums squares, and products if asked, over the samples of `[..., samples, inputs]`."""
+    if not with_gram:
+        return jnp.sum(jnp.square(samples), -2), None
+    gram = jnp.matmul(samples.swapaxes(-2, -1), samples, precision=lax.Precision.HIGHEST)
+    return jnp.diagonal(gram, 0, -2, -1), gram
 
 
-def _gram(samples: jax.Array) -> jax.Array:
-    return _product(samples.swapaxes(-2, -1), samples)
-
-
-def _second_moment_of_windows(equation: Any, operand: int, data: jax.Array) -> jax.Array:
-    """Computes `[groups…, inputs]`: the transpose of the operation with squares of the data.
-
-    So strides, groups and dilation need no code of their own. One output of each group is enough: all add the same.
-    """
-    shape = list(equation.invars[operand].aval.shape)
-    contract = contracted_axes(equation, operand).of_weights
-    (free,) = set(range(len(shape))).difference(contract)
-    shape[free] = groups = equation.params['feature_group_count']
-    highest = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
-    params = equation.params | {'precision': highest, 'preferred_element_type': data.dtype}
-    if 'out_sharding' in params:
-        params['out_sharding'] = None
-
-    def contracted(weights: jax.Array) -> jax.Array:
-        operands = [jnp.square(data)] * 2
-        operands[operand] = weights
-        return equation.primitive.bind(*operands, **params)
-
-    weights = jax.ShapeDtypeStruct(shape, data.dtype)
-    result = jax.eval_shape(contracted, weights)
-    (sums,) = jax.linear_transpose(contracted, weights)(jnp.ones(result.shape, result.dtype))
-    layout = MatrixLayout(tuple(shape), contract, free=(free,), groups=groups)
-    return layout.to_matrices(sums)[..., 0]
-
-
-def _gram_of_windows(equation: Any, data: jax.Array) -> jax.Array:
-    """Takes a few images at a time, whose windows fit into `_WINDOWS` bytes."""
+def _moments_of_windows(equation: Any, data: jax.Array, with_gram: bool) -> tuple[jax.Array, Any]:
+    """Counts the windows of a convolution and sums their moments, image by image: windows take much memory."""
     params = equation.params
     dimension_numbers = params['dimension_numbers']
     kernel = equation.invars[1].aval.shape
-    result = equation.outvars[0].aval.shape
     window = [kernel[axis] for axis in dimension_numbers.rhs_spec[2:]]
-    positions = math.prod(result[axis] for axis in dimension_numbers.out_spec[2:])
-    groups = params['feature_group_count']
+    names = 'window_strides', 'padding', 'lhs_dilation', 'rhs_dilation'
+    settings = [params[name] for name in names]
+    groups, pixels = params['feature_group_count'], math.prod(window)
     images = data.transpose(dimension_numbers.lhs_spec)
-    pixels, channels = math.prod(window), images.shape[1] // groups
-    bytes_of_image = positions * pixels * channels * groups * data.dtype.itemsize
-    size = max(min(_WINDOWS // max(bytes_of_image, 1), len(images)), 1)
-    while len(images) % size:
-        size -= 1
+    channels = images.shape[1] // groups
 
-    def add(total: jax.Array, images: jax.Array) -> tuple[jax.Array, None]:
+    def moments_of(image: jax.Array) -> Any:
         patches = lax.conv_general_dilated_patches(
-            images,
-            window,
-            params['window_strides'],
-            params['padding'],
-            params['lhs_dilation'],
-            params['rhs_dilation'],
-            precision=lax.Precision.HIGHEST,
+            image[None], window, *settings, precision=lax.Precision.HIGHEST
         )
         # Channels come first in the patches, and last in the order of inputs.
-        patches = patches.reshape(size, groups, channels, pixels, positions)
-        samples = patches.transpose(1, 0, 4, 3, 2)
-        return total + _gram(samples.reshape(groups, size * positions, pixels * channels)), None
+        patches = patches.reshape(groups, channels, pixels, -1).transpose(0, 3, 2, 1)
+        samples = patches.reshape(groups, -1, pixels * channels)
+        return _moments(samples if groups > 1 else samples[0], with_gram)
 
-    total = jnp.zeros((groups, pixels * channels, pixels * channels), data.dtype)
-    total, _ = lax.scan(add, total, images.reshape(-1, size, *images.shape[1:]))
-    return total if groups > 1 else total[0]
+    def add(total: Any, image: jax.Array) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, moments_of(image)), None
+
+    result = equation.outvars[0].aval.shape
+    count = jnp.float32(math.prod(result) // result[dimension_numbers.out_spec[1]])
+    return count, lax.scan(add, moments_of(images[0]), images[1:])[0]
 
 
 # How much each sample of a batch counts: padding, for one, counts nothing.
@@ -385,19 +409,9 @@ def _gram_of_windows(equation: Any, data: jax.Array) -> jax.Array:
 
 
 def weights_of(batch: Any, weights: SampleWeights | None) -> jax.Array | None:
-    """Calls the function that a user gave; returns float32.
-
-    Raises:
-      TypeError: it is no function.
-      ValueError: a weight is negative or not finite.
-    """
+    """Calls the function that a user gave; returns float32, and refuses what is negative or not finite."""
     if weights is None:
         return None
-    if not callable(weights):
-        raise TypeError(
-            "weights is a function of a batch, such as weights=lambda batch: batch['mask']; got "
-            f'{type(weights).__name__}'
-        )
     array = jnp.asarray(weights(batch), jnp.float32)
     if not bool(jnp.all(jnp.isfinite(array) & (array >= 0))):
         raise ValueError('weights must be finite and not negative; 0 leaves a sample out')
@@ -405,28 +419,18 @@ def weights_of(batch: Any, weights: SampleWeights | None) -> jax.Array | None:
 
 
 def check_samples_are_told(matrices: Iterable[WeightMatrices], weights: jax.Array | None) -> None:
-    """Refuses all leaves of whose inputs it is not clear which sample has which weight.
-
-    Raises:
-      ValueError: there is such a leaf.
-    """
-    if weights is None:
-        return
-    refused = {}
-    for part in matrices:
+    """Refuses leaves of whose inputs it is not clear which sample has which weight."""
+    for part in matrices if weights is not None else ():
         for use in part.uses:
             if len(sample_axes(use, weights.shape)) != 1:
                 shape = use.site.equation.invars[1 - use.site.operand].aval.shape
-                refused[tree_lib.path_string(part.path)] = f'inputs {shape} at {use.where}'
-    if refused:
-        dense = ', '.join(f'{name!r}: None' for name in refused)
-        reasons = '; '.join(f'{name}: {reason}' for name, reason in refused.items())
-        raise ValueError(
-            f'weights of shape {weights.shape} do not tell how much each sample of these leaves counts: {reasons}. '
-            'Inputs need these axes side by side, or flattened into one, and a convolution has one weight for each '
-            'image; rows that are sorted by experts have none. Where lengths coincide give batches of another size. Or '
-            f"leave the leaves dense: sparsity_type={{{dense}, '*': …}}"
-        )
+                raise ValueError(
+                    f'{part.where}: inputs {shape} at {use.where} do not tell which of them weights of shape '
+                    f'{weights.shape} count. Inputs need these axes side by side, or flattened into one, and a '
+                    'convolution has one weight for each image; rows that are sorted by experts have none. Where '
+                    'lengths coincide give batches of another size. Or leave the leaf dense: '
+                    f'{leaves_lib.dense_setting([part.path])}'
+                )
 
 
 def weigh(data: jax.Array, weights: jax.Array, axes: Sequence[int]) -> jax.Array:
@@ -437,9 +441,8 @@ def weigh(data: jax.Array, weights: jax.Array, axes: Sequence[int]) -> jax.Array
     >>> weigh(jnp.array([[1.0, 2.0], [jnp.nan, 4.0]]), jnp.array([4.0, 0.0]), [0]).tolist()
     [[2.0, 4.0], [0.0, 0.0]]
     """
-    weights = weights.reshape(
-        [data.shape[axis] if axis in axes else 1 for axis in range(data.ndim)]
-    )
+    shape = [data.shape[axis] if axis in axes else 1 for axis in range(data.ndim)]
+    weights = weights.reshape(shape)
     return jnp.where(weights == 0, 0, data * jnp.sqrt(weights).astype(data.dtype))
 
 

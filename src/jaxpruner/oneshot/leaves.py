@@ -5,26 +5,32 @@ import copy
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from jaxpruner import (
     caller_warnings,
-    checks,
     mask_calculator,
     sparsity_distributions,
     sparsity_types,
 )
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater
-from jaxpruner.oneshot.batches import as_inputs, check_inputs, check_samples, first_batch
+from jaxpruner.oneshot.batches import (
+    as_inputs,
+    check_inputs,
+    check_model_is_given,
+    first_batch,
+)
 from jaxpruner.oneshot.matrices import UnknownWeightsError, WeightMatrices, find_matrices
 from jaxpruner.plan import PruningPlan
 from jaxpruner.sparsity_types import INPUT_AXIS, NByM
 from jaxpruner.trace import UnsupportedPrimitive, UseGraph, param_uses, with_input_axes
 
+# A glob or a path, or several.
+Names = str | Sequence[str | tree_lib.Path]
 IsNamed = Callable[[tree_lib.Path], bool]
 
 _ALL = '*'  # names nothing in particular
@@ -32,6 +38,7 @@ _DEFAULT_AXIS = -1  # of `NByM`; whether a user has written it does not show
 _UNUSED = 'it has no part in what apply_fn returns'
 _NOT_CONTRACTED = 'no contraction reads it'
 _LOOKED_UP = 'data look up its rows (an embedding); a setting that names it prunes it'
+_NOT_CALIBRATED = 'the calibration has no statistics of it'
 
 
 class FollowedLeaves(NamedTuple):
@@ -49,11 +56,6 @@ class FollowedLeaves(NamedTuple):
     looked_up: frozenset[tree_lib.Path]
 
     @property
-    def unused(self) -> list[tree_lib.Path]:
-        """The leaves that have no part in the results."""
-        return [path for path, reason in self.reasons.items() if reason == _UNUSED]
-
-    @property
     def unclear(self) -> dict[tree_lib.Path, str]:
         """The leaves of which it is not clear which weight meets which input, and the reason."""
         clear = _UNUSED, _NOT_CONTRACTED
@@ -64,13 +66,14 @@ class FollowedLeaves(NamedTuple):
         """The weight matrices of all leaves."""
         return [part for matrices in self.matrices.values() for part in matrices]
 
-    def among(self, paths: Container[tree_lib.Path]) -> 'FollowedLeaves':
-        """Picks those of the leaves that are among some paths."""
-        matrices = {path: self.matrices[path] for path in self.matrices if path in paths}
-        reasons = {path: self.reasons[path] for path in self.reasons if path in paths}
+    def among(self, paths: Iterable[tree_lib.Path]) -> 'FollowedLeaves':
+        """Picks some of the leaves that were calibrated."""
+        matrices = {path: self.matrices[path] for path in paths if path in self.matrices}
+        others = [path for path in paths if path not in matrices]
+        reasons = {path: self.reasons.get(path, _NOT_CALIBRATED) for path in others}
         return FollowedLeaves(matrices, reasons, self.looked_up)
 
-    def why_dense(self, path: tree_lib.Path, is_named: IsNamed) -> str | None:
+    def why_dense(self, path: tree_lib.Path, is_named: IsNamed = lambda path: False) -> str | None:
         """Tells why a leaf stays dense; `None` if it is pruned. A setting that names it prunes what can be pruned."""
         reason = self.reasons.get(path)
         if reason not in (None, _NOT_CONTRACTED) or is_named(path):
@@ -86,9 +89,8 @@ def ignore_vectors() -> Iterator[None]:
         yield
 
 
-def trace_model(apply_fn: Any, params: tree_lib.PyTree, batch: Any, number: int = 0) -> UseGraph:
-    """Traces a model with batch `number`; refuses one without samples, or with another number of inputs."""
-    check_samples(batch, number)
+def trace_model(apply_fn: Any, params: tree_lib.PyTree, batch: Any) -> UseGraph:
+    """Traces a model with a batch; refuses one with another number of inputs."""
     check_inputs(apply_fn, batch)
     return param_uses(apply_fn, params, *as_inputs(batch))
 
@@ -101,24 +103,23 @@ def follow_leaves(graph: UseGraph, paths: Iterable[tree_lib.Path]) -> FollowedLe
     >>> params = {'w': jnp.ones((3, 2)), 'b': jnp.ones(2), 'old': jnp.ones(2)}
     >>> graph = param_uses(lambda params, x: x @ params['w'] + params['b'], params, jnp.ones((4, 3)))
     >>> followed = follow_leaves(graph, [('w',), ('b',), ('old',)])
-    >>> list(followed.matrices), followed.reasons[('b',)], followed.unused
-    ([('w',)], 'no contraction reads it', [('old',)])
+    >>> list(followed.matrices), followed.reasons[('b',)]
+    ([('w',)], 'no contraction reads it')
     """
     matrices, reasons = {}, {}
     for path in paths:
-        if path in graph.unused:
-            reasons[path] = _UNUSED
-        elif path in graph.opaque:
-            reasons[path] = graph.opaque[path]
+        if path in graph.unused or path in graph.opaque:
+            reasons[path] = graph.opaque.get(path, _UNUSED)
+            continue
+        try:
+            found = find_matrices(graph, path)
+        except UnknownWeightsError as error:
+            reasons[path] = error.reason
+            continue
+        if found:
+            matrices[path] = found
         else:
-            try:
-                matrices[path] = find_matrices(graph, path)
-            except UnknownWeightsError as error:
-                reasons[path] = error.reason
-            else:
-                if not matrices[path]:
-                    del matrices[path]
-                    reasons[path] = _NOT_CONTRACTED
+            reasons[path] = _NOT_CONTRACTED
     looked_up = [path for path, uses in graph.items() if any(use.op == 'gather' for use in uses)]
     return FollowedLeaves(matrices, reasons, frozenset(looked_up))
 
@@ -143,54 +144,21 @@ def follow_named_leaves(
     return followed
 
 
-def choose_leaves(
-    followed: FollowedLeaves, is_named: IsNamed, algorithm: str
-) -> list[tree_lib.Path]:
-    """Chooses the leaves to prune; warns of those that cannot be followed, or have no part in the results.
-
-    Raises:
-      ValueError: no leaf has a part in the results, or none is left to prune.
-    """
-    check_used(followed, algorithm)
-    warn_of_unclear(followed.unclear)
-    chosen = [path for path in followed.matrices if not followed.why_dense(path, is_named)]
-    if not chosen and (followed.matrices or followed.reasons):
-        raise ValueError(
-            f'{algorithm} has nothing to prune: of the leaves that are selected '
-            f'({_names([*followed.reasons, *followed.matrices])}) none is a weight matrix that a contraction reads. '
-            'Select others by filter_fn, or name embeddings in custom_sparsity_map'
-        )
-    return chosen
-
-
-def check_used(followed: FollowedLeaves, algorithm: str) -> None:
-    """Warns of leaves that the model does not use.
-
-    Raises:
-      ValueError: it uses none of the leaves.
-    """
-    unused = followed.unused
-    if unused and len(unused) == len(followed.reasons) and not followed.matrices:
+def warn_of_dense(followed: FollowedLeaves, algorithm: str, unclear: Any = None) -> None:
+    """Warns once of leaves that the model does not use or that cannot be followed; refuses a model that uses none."""
+    unused = {path: reason for path, reason in followed.reasons.items() if reason == _UNUSED}
+    if unused and unused == followed.reasons and not followed.matrices:
         raise ValueError(
             f'{algorithm}: what apply_fn returns does not depend on the leaves that are to be pruned '
             f'({_names(unused)}), so that it does not use its first argument. Apply the model to the params that it is '
             'given: lambda params, x: model.apply(params, x); with nnx merge them first: nnx.merge(graphdef, params)(x)'
         )
-    if unused:
+    dense = unused | dict(followed.unclear if unclear is None else unclear)
+    if dense:
+        reasons = [f'{tree_lib.path_string(path)}: {reason}' for path, reason in dense.items()]
         caller_warnings.warn(
-            f'these leaves have no part in what apply_fn returns, and stay dense: {_names(unused)}. A setting that '
-            f'leaves them out avoids this warning, such as {_dense_setting(unused)}'
-        )
-
-
-def warn_of_unclear(unclear: Mapping[tree_lib.Path, str], consequence: str = 'stay dense') -> None:
-    """Warns once of all leaves that cannot be followed; `unclear` maps their paths to reasons."""
-    if unclear:
-        reasons = [f'{tree_lib.path_string(path)}: {reason}' for path, reason in unclear.items()]
-        caller_warnings.warn(
-            f'these leaves {consequence}, since it is not clear which of their weights meets which input: '
-            f'{"; ".join(reasons)}. A setting that leaves them out avoids this warning, such as '
-            f'{_dense_setting(unclear)}'
+            f'these leaves stay dense: {"; ".join(reasons)}. A setting that leaves them out avoids this warning, such '
+            f'as {dense_setting(dense)}'
         )
 
 
@@ -198,7 +166,7 @@ def _names(paths: Iterable[tree_lib.Path]) -> str:
     return ', '.join(map(tree_lib.path_string, paths))
 
 
-def _dense_setting(paths: Iterable[tree_lib.Path]) -> str:
+def dense_setting(paths: Iterable[tree_lib.Path]) -> str:
     """Writes the setting under which some leaves stay dense."""
     keys = [f"'{tree_lib.path_string(path)}': None" for path in paths]
     return f"sparsity_type={{{', '.join(keys)}, '*': …}}"
@@ -261,15 +229,26 @@ def names_of(pruner: BaseUpdater) -> IsNamed:
     keywords = getattr(distribution, 'keywords', {})
     custom = sparsity_distributions.check_custom_map(keywords.get('custom_sparsity_map'))
     types = pruner.sparsity_type if isinstance(pruner.sparsity_type, Mapping) else {}
+    settings = custom, keywords.get('sparsities', {}), types
 
     def is_named(path: tree_lib.Path) -> bool:
-        for rules in (custom, keywords.get('sparsities', {}), types):
-            matching = [name for name in rules if tree_lib.matches(name, path)]
-            if matching and matching[0] != _ALL and rules[matching[0]] is not None:
+        for rules in settings:
+            name = next((name for name in rules if tree_lib.matches(name, path)), _ALL)
+            if name != _ALL and rules[name] is not None:
                 return True
         return False
 
     return is_named
+
+
+def block_of(path: tree_lib.Path, blocks: Sequence[Names]) -> int | None:
+    """Finds the number of the first block that names a leaf, `None` if none does.
+
+    >>> block_of(('layer_1', 'w'), ['layer_0/*', ('layer_1/*', 'head')])
+    1
+    """
+    matching = (n for n, names in enumerate(blocks) if tree_lib.matches_any(names, path))
+    return next(matching, None)
 
 
 def with_types(pruner: BaseUpdater, types: Mapping[tree_lib.Path, Any]) -> Any:
@@ -281,73 +260,97 @@ def with_types(pruner: BaseUpdater, types: Mapping[tree_lib.Path, Any]) -> Any:
 
 def selected_leaves(pruner: BaseUpdater, params: tree_lib.PyTree) -> list[tree_lib.Path]:
     """Lists the leaves that a pruner selects, whatever the axes of their types."""
-    params = tree_lib.as_arrays(params)
-    paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    types = [
-        None if leaf.sparsity_type is None else sparsity_types.Unstructured()
+    paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
+    types = {
+        leaf.path: sparsity_types.Unstructured()
         for leaf in pruner.describe_leaves(paths, leaves)
-    ]
-    described = sparsity_types.resolve_leaves(paths, leaves, types, pruner.stacked)
-    distribution = pruner.distribution()
+        if leaf.sparsity_type is not None
+    }
     with caller_warnings.silence(), ignore_vectors():
-        targets = checks.targets_of_leaves(distribution, params, described, pruner.stacked)
+        targets = with_types(pruner, types).get_target_sparsities(params)
+    targets = tree_lib.leaves_like(treedef, targets)
     return [path for path, target in zip(paths, targets, strict=True) if target is not None]
 
 
-def with_reasons(plan: PruningPlan, why_dense: Mapping[tree_lib.Path, str]) -> PruningPlan:
-    """Completes a plan with the reasons for which a model leaves leaves dense."""
+def plan_with_model(pruner, params, apply_fn, batches, needs_inputs=False) -> PruningPlan:
+    """Tells what a pruner will do with a model, and what N:M along its inputs keeps."""
+    pruner, why_dense = along_inputs(pruner, params, apply_fn, batches, needs_inputs)
+    with ignore_vectors():
+        plan = BaseUpdater.plan(pruner, params)
     leaves = []
     for leaf in plan:
+        kind = leaf.sparsity_type
         if leaf.path in why_dense:
             reason = why_dense[leaf.path]
             leaf = dataclasses.replace(leaf, target=None, kept=leaf.size, why_dense=reason)
+        elif leaf.kept is None and isinstance(kind, NByM) and kind.axis != INPUT_AXIS:
+            length = kind.line_length(leaf.shape)
+            kept = leaf.size // max(length, 1) * kind.kept_in_line(length)
+            leaf = dataclasses.replace(leaf, kept=kept)
         leaves.append(leaf)
-    return dataclasses.replace(plan, leaves=tuple(leaves))
+    counts = [leaf.kept for leaf in leaves]
+    kept = plan.kept if None in counts else sum(counts)
+    return dataclasses.replace(plan, leaves=tuple(leaves), kept=kept)
 
 
-def along_inputs(
-    pruner: BaseUpdater, apply_fn: Any, params: tree_lib.PyTree, batches: Any
-) -> tuple[BaseUpdater, dict[tree_lib.Path, str]]:
-    """Makes a pruner that looks at weights alone prune the weight matrices of a model; tells why other leaves stay.
+def along_inputs(pruner, params, apply_fn, batches, needs_inputs=False):
+    """Makes a pruner prune the weight matrices of a model; tells why other leaves stay dense.
 
     N:M groups lie along the axis that the model sums over. An axis that was named stays: `NByM(2, 4, axis=1)`. But
     `NByM(2, 4, axis=-1)` equals `NByM(2, 4)`, so that the last axis can only be named by its positive number. Of the
     leaves that the pruner selects, those that no contraction reads stay dense, and lookups (embeddings), tied ones,
-    too, unless a setting names them.
+    too, unless a setting names them. A pruner that `needs_inputs` takes them whatever axis is named, and prunes no leaf
+    of which it is not clear which weight meets which; without N:M that is no matter to others.
 
     Raises:
       ValueError: the model uses none of the leaves, or sparsities or shapes do not fit.
     """
-    first, _ = first_batch(batches)
-    graph = trace_model(apply_fn, params, first)
+    check_model_is_given(type(pruner).__name__, apply_fn, batches)
+    graph = trace_model(apply_fn, params, first_batch(batches)[0])
     paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    described = pruner.describe_leaves(paths, leaves)
     selected = selected_leaves(pruner, params)
     followed = follow_leaves(graph, selected)
-    check_used(followed, type(pruner).__name__)
     is_named = names_of(pruner)
-    why_dense, unclear, types = {}, {}, {}
-    for path, leaf in zip(paths, described, strict=True):
-        # Without N:M it is no matter which weight meets which input.
-        is_clear = path in selected and path not in followed.unclear
+    why_dense, unclear, types = {}, dict(followed.unclear) if needs_inputs else {}, {}
+    for leaf in pruner.describe_leaves(paths, leaves):
+        path = leaf.path
+        if needs_inputs:
+            leaf = dataclasses.replace(leaf, sparsity_type=along_any_inputs(leaf.sparsity_type))
+        types[path] = leaf.sparsity_type
+        if path not in selected:
+            continue
+        is_clear = needs_inputs or path not in followed.unclear
         if is_clear and (reason := followed.why_dense(path, is_named)):
             why_dense[path] = reason
             continue
-        types[path] = leaf.sparsity_type
-        if path in selected:
-            try:
-                types[path] = type_along_inputs(leaf, graph)
-            except (UnsupportedPrimitive, ValueError) as error:
-                unclear[path] = str(error).removeprefix(f'{tree_lib.path_string(path)}: ')
-                del types[path]
-    warn_of_unclear(unclear)
+        try:
+            types[path] = type_along_inputs(leaf, graph)
+        except (UnsupportedPrimitive, ValueError) as error:
+            if not needs_inputs:  # else parts of it are summed along several axes
+                unclear[path] = why_dense[path] = str(error).removeprefix(f'{leaf.name}: ')
+    warn_of_dense(followed, type(pruner).__name__, unclear)
+    types = {path: kind for path, kind in types.items() if path not in why_dense}
     if mask_calculator.own_topk_fn(pruner.topk_fn) is None:
         # Below the pruner has another setting than the one that its user wrote, which an error should name.
-        described = with_types(pruner, types).describe_leaves(paths, leaves)
-        shape_checks = {leaf.path: leaf.check_shape for leaf in described if leaf.path in selected}
+        shape_checks = {
+            leaf.path: leaf.check_shape
+            for leaf in with_types(pruner, types).describe_leaves(paths, leaves)
+            if leaf.path in selected and not _lies_along_any_inputs(leaf.sparsity_type)
+        }
         setting = sparsity_types.normalize_setting(pruner.sparsity_type)
         sparsity_types.check_groups(shape_checks, setting)
-    return with_types(pruner, types), why_dense | unclear
+    return with_types(pruner, types), why_dense
+
+
+def along_any_inputs(sparsity_type: Any) -> Any:
+    """Lets N:M lie along the inputs, whatever axis these are."""
+    if not isinstance(sparsity_type, NByM):
+        return sparsity_type
+    return dataclasses.replace(sparsity_type, axis=INPUT_AXIS)
+
+
+def _lies_along_any_inputs(sparsity_type: Any) -> bool:
+    return isinstance(sparsity_type, NByM) and sparsity_type.axis == INPUT_AXIS
 
 
 def type_along_inputs(leaf: sparsity_types.Leaf, graph: UseGraph) -> Any:

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxpruner import n_by_m, selection, sparsity_types
 from jaxpruner import tree as tree_lib
@@ -48,9 +47,6 @@ class MatrixLayout:
       leading: axes over which there are matrices of their own: layers of a scan, experts.
       groups: into how many matrices the outputs are divided, as those of a grouped convolution.
 
-    Raises:
-      ValueError: an axis stands in none of the three or in more than one, or the groups do not divide the outputs.
-
     >>> MatrixLayout((3, 3, 8, 16), contract=(0, 1, 2), free=(3,)).matrices_shape
     (72, 16)
     >>> MatrixLayout((3, 3, 1, 16), contract=(0, 1, 2), free=(3,), groups=16).matrices_shape
@@ -62,16 +58,6 @@ class MatrixLayout:
     free: tuple[int, ...]
     leading: tuple[int, ...] = ()
     groups: int = 1
-
-    def __post_init__(self):
-        if sorted(self._order) != list(range(len(self.shape))):
-            raise ValueError(
-                f'each axis of shape {self.shape} must be in one of contract={self.contract}, free={self.free} and '
-                f'leading={self.leading}'
-            )
-        outputs = math.prod(self.shape[axis] for axis in self.free)
-        if self.groups < 1 or outputs % self.groups:
-            raise ValueError(f'{self.groups} groups do not divide the {outputs} outputs')
 
     @property
     def _order(self) -> tuple[int, ...]:
@@ -245,15 +231,12 @@ class WeightMatrices:
     def replace(
         self, leaf: jax.Array, mask: jax.Array, new: jax.Array | None, kept: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Puts new weights (`None` if those that are kept do not change) and their mask into a leaf and its mask.
-
-        Of a stack from which a layer is replaced the memory is given away.
-        """
+        """Puts new weights (`None` if those that are kept do not change) and their mask into a leaf and its mask."""
         if self.layer is not None and self._slices_leaf:
             row = slice(self.layer, self.layer + 1)
             new = None if new is None else new[None]
             changed = self.at_layer(None).replace(leaf[row], mask[row], new, kept[None])
-            return _set_row(leaf, changed[0], self.layer), _set_row(mask, changed[1], self.layer)
+            return leaf.at[row].set(changed[0]), mask.at[row].set(changed[1])
         is_removed = self.write(1 - kept.astype(jnp.float32), leaf) > 0
         if new is not None:
             is_replaced = self.write(jnp.ones(kept.shape), leaf) > 0
@@ -273,11 +256,6 @@ class WeightMatrices:
         operand = dataclasses.replace(view, steps=steps).read(leaf)
         ranges = (*(axis.range for axis in view.stack), *view.region)
         return operand[tuple(slice(start, stop) for start, stop in ranges)]
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _set_row(stack: jax.Array, row: jax.Array, number: int) -> jax.Array:
-    return lax.dynamic_update_slice_in_dim(stack, row, number, 0)
 
 
 def step_name(step: Move) -> str:
@@ -314,21 +292,19 @@ def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices,
 
 def _layout_of(use: Use) -> MatrixLayout:
     """Finds the layout of a leaf's part in the operand of a contraction; axes that loops take apart stand in front."""
-    view = use.site.view
-    contracted = contracted_axes(use.site.equation, use.site.operand)
-    free = sorted(set(range(len(view.region))) - contracted.summed_or_shared)
+    view, equation, operand = use.site.view, use.site.equation, use.site.operand
+    roles, depth = contractions.roles(equation, operand), len(view.stack)
     ranges = (*(axis.range for axis in view.stack), *view.region)
-    depth = len(view.stack)
 
     def behind_stack(axes: Sequence[int]) -> tuple[int, ...]:
         return tuple(depth + axis for axis in axes)
 
     return MatrixLayout(
         shape=tuple(stop - start for start, stop in ranges),
-        contract=behind_stack(contracted.of_weights),
-        free=behind_stack(free),
-        leading=(*range(depth), *behind_stack(contracted.batch_of_weights)),
-        groups=use.site.equation.params.get('feature_group_count', 1),
+        contract=behind_stack(contractions.input_axes(equation, operand)),
+        free=behind_stack(roles.free),
+        leading=(*range(depth), *behind_stack(roles.batch)),
+        groups=equation.params.get('feature_group_count', 1),
     )
 
 
@@ -349,23 +325,22 @@ def _why_unknown(use: Use) -> str | None:
     equation, operand = use.site.equation, use.site.operand
     if not use.exact:
         return f'what is contracted at {use.where} is computed from this leaf, not read from it'
-    if jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.complexfloating):
-        return f'what it is multiplied with at {use.where} is complex, which has no rule'
-    region = use.site.view.region
+    params, region = equation.params, use.site.view.region
     shape = equation.invars[operand].aval.shape
     in_part = {axis for axis, length in enumerate(shape) if region[axis] != (0, length)}
-    if equation.params.get('feature_group_count', 1) == 1:
-        in_part &= contracted_axes(equation, operand).summed_or_shared
+    if params.get('feature_group_count', 1) == 1:
+        in_part -= {*contractions.roles(equation, operand).free}
     if in_part:
         return f'other parameters are put beside this leaf before {use.where}, so that it meets a part of the inputs'
-    if equation.primitive.name in contractions.RAGGED:
+    is_known = params.get('batch_group_count', 1) == 1
+    if (
+        equation.primitive.name in contractions.RAGGED
+    ):  # groups of rows of data that meet a matrix each
         axes = contractions.dot_axes(equation)
-        has_rows_alone = equation.invars[0].aval.ndim == 2 and not axes.batch[0]
-        if operand != 1 or len(axes.groups) != 1 or not has_rows_alone:
-            return f'groups of rows at {use.where} are not those of data that meet a matrix each'
-    if equation.params.get('batch_group_count', 1) != 1:
-        return f'the convolution at {use.where} has batch groups, which have no rule'
-    return None
+        is_matrix = equation.invars[0].aval.ndim == 2 and not axes.batch[0]
+        is_known = operand == 1 and len(axes.groups) == 1 and is_matrix
+    is_complex = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.complexfloating)
+    return None if is_known and not is_complex else f'the product at {use.where} has no rule'
 
 
 def _is_repeated(matrices: Sequence[WeightMatrices], leaf: Any) -> bool:
@@ -401,19 +376,10 @@ def wanda_scores(weights: jax.Array, second_moment: jax.Array) -> jax.Array:
     return jnp.abs(weights.astype(dtype)) * norms[..., None]
 
 
-def check_comparison(per: str) -> None:
-    """Refuses anything but `'output'` and `'layer'`."""
+def check_ranking(sparsity_type: Any, per: str, shape: Sequence[int], where: str) -> None:
+    """Refuses all but unstructured and N:M that divides the inputs of `[..., inputs, outputs]`, whatever its axis."""
     if per not in ('output', 'layer'):
         raise ValueError(f"weights are compared per 'output' or per 'layer', got per={per!r}")
-
-
-def check_matrix_type(
-    sparsity_type: sparsity_types.SparsityType, shape: Sequence[int], where: str
-) -> None:
-    """Refuses all but unstructured and N:M, and N:M that does not divide the inputs of `[..., inputs, outputs]`.
-
-    The axis of N:M is ignored: its groups lie along the inputs.
-    """
     if sparsity_types.is_unstructured(sparsity_type):
         return
     if not isinstance(sparsity_type, sparsity_types.NByM):
@@ -429,10 +395,7 @@ def check_matrix_type(
 
 @functools.partial(jax.jit, static_argnames=('sparsity_type', 'per'))
 def keep_in_matrices(
-    scores: jax.Array,
-    sparsity: Any,
-    sparsity_type: sparsity_types.SparsityType = sparsity_types.Unstructured(),
-    per: str = 'output',
+    scores: jax.Array, sparsity, sparsity_type=sparsity_types.Unstructured(), per='output'
 ) -> jax.Array:
     """Makes the uint8 mask of weight matrices by their float scores `[..., inputs, outputs]`.
 
@@ -446,19 +409,22 @@ def keep_in_matrices(
     >>> keep_in_matrices(jnp.array([[4.0, 1.0], [3.0, 2.0]]), 0.5, per='layer').tolist()
     [[1, 0], [1, 0]]
     """
-    check_comparison(per)
-    check_matrix_type(sparsity_type, scores.shape, 'scores')
     *leading, inputs, outputs = scores.shape
     each = jnp.broadcast_to(jnp.asarray(sparsity, jnp.float32), leading)
     if isinstance(sparsity_type, sparsity_types.NByM):
         mask = n_by_m.keep_n_of_m(scores, sparsity_type.n, sparsity_type.m, -2)
         return mask | (each == 0)[..., None, None].astype(jnp.uint8)
-    if per == 'output':
-        scores = jnp.swapaxes(scores, -2, -1)
-        counts = selection.number_to_keep(inputs, each)[..., None]
-        counts = jnp.broadcast_to(counts, (*leading, outputs))
+    ranked = inputs if per == 'output' else inputs * outputs
+    return keep_best(scores, selection.number_to_keep(ranked, each), per)
+
+
+def keep_best(scores: jax.Array, counts: jax.Array, per: str) -> jax.Array:
+    """Keeps so many scores of each output, or of each matrix, of `[..., inputs, outputs]`; counts are `[...]`."""
+    *_, inputs, outputs = scores.shape
+    if per == 'layer':
+        rows, counts = scores.reshape(counts.size, inputs * outputs), counts.ravel()
     else:
-        counts = selection.number_to_keep(inputs * outputs, each)
-    rows = scores.reshape(counts.size, inputs if per == 'output' else inputs * outputs)
-    mask = selection.keep_largest(rows, counts.ravel()).reshape(scores.shape)
-    return jnp.swapaxes(mask, -2, -1) if per == 'output' else mask
+        scores = scores.swapaxes(-2, -1)
+        rows, counts = scores.reshape(-1, inputs), jnp.repeat(counts.ravel(), outputs)
+    mask = selection.keep_largest(rows, counts).reshape(scores.shape)
+    return mask if per == 'layer' else mask.swapaxes(-2, -1)
