@@ -10,20 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpruner import (
-    caller_warnings,
-    mask_calculator,
-    sparsity_distributions,
-    sparsity_types,
-)
+from jaxpruner import caller_warnings, mask_calculator, sparsity_distributions, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater
-from jaxpruner.oneshot.batches import (
-    as_inputs,
-    check_inputs,
-    check_model_is_given,
-    first_batch,
-)
+from jaxpruner.oneshot.batches import as_inputs, check_inputs, check_model_is_given, first_batch
 from jaxpruner.oneshot.matrices import UnknownWeightsError, WeightMatrices, find_matrices
 from jaxpruner.plan import PruningPlan
 from jaxpruner.sparsity_types import INPUT_AXIS, NByM
@@ -335,7 +325,7 @@ def along_inputs(pruner, params, apply_fn, batches, needs_inputs=False):
         shape_checks = {
             leaf.path: leaf.check_shape
             for leaf in with_types(pruner, types).describe_leaves(paths, leaves)
-            if leaf.path in selected and not _lies_along_any_inputs(leaf.sparsity_type)
+            if leaf.path in selected and getattr(leaf.sparsity_type, 'axis', None) != INPUT_AXIS
         }
         setting = sparsity_types.normalize_setting(pruner.sparsity_type)
         sparsity_types.check_groups(shape_checks, setting)
@@ -347,10 +337,6 @@ def along_any_inputs(sparsity_type: Any) -> Any:
     if not isinstance(sparsity_type, NByM):
         return sparsity_type
     return dataclasses.replace(sparsity_type, axis=INPUT_AXIS)
-
-
-def _lies_along_any_inputs(sparsity_type: Any) -> bool:
-    return isinstance(sparsity_type, NByM) and sparsity_type.axis == INPUT_AXIS
 
 
 def type_along_inputs(leaf: sparsity_types.Leaf, graph: UseGraph) -> Any:

@@ -424,7 +424,7 @@ def keep_best(scores: jax.Array, counts: jax.Array, per: str) -> jax.Array:
     if per == 'layer':
         rows, counts = scores.reshape(counts.size, inputs * outputs), counts.ravel()
     else:
-        scores = scores.swapaxes(-2, -1)
-        rows, counts = scores.reshape(-1, inputs), jnp.repeat(counts.ravel(), outputs)
+        scores, counts = scores.swapaxes(-2, -1), jnp.repeat(counts.ravel(), outputs)
+        rows = scores.reshape(counts.size, inputs)
     mask = selection.keep_largest(rows, counts).reshape(scores.shape)
     return mask if per == 'layer' else mask.swapaxes(-2, -1)
