@@ -231,7 +231,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
         types = {}
         for leaf in self.describe_leaves(*tree_lib.flatten_with_paths(params)[:2]):
             types[leaf.path] = leaves_lib.along_any_inputs(leaf.sparsity_type)
-        plan = base_updater.BaseUpdater.plan(leaves_lib.with_types(self, types), params)
+        with leaves_lib.ignore_vectors():
+            plan = base_updater.BaseUpdater.plan(leaves_lib.with_types(self, types), params)
         return dataclasses.replace(plan, note=_NOTE if plan.pruned else '')
 
     def wrap_optax(self, inner: optax.GradientTransformation) -> NoReturn:
