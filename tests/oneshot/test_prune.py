@@ -196,7 +196,9 @@ HEADS = {'query': normal(8, 4, 6), 'bias': normal(4, 6), 'out': normal(4, 6, 8)}
 @pytest.mark.parametrize('algorithm', ['magnitude', 'wanda'])
 def test_a_sparsity_that_contradicts_n_by_m_is_warned_of_once(algorithm):
     given = {'apply_fn': heads, 'batches': [X], 'sparsity_type': '2:4'}
-    with pytest.warns(UserWarning, match=r'of out \(0.6, where 2:4 .*, query .*contradicts') as seen:
+    with pytest.warns(
+        UserWarning, match=r'of out \(0.6, where 2:4 .*, query .*contradicts'
+    ) as seen:
         _, masks = jaxpruner.prune(HEADS, 0.6, algorithm, **given)
     assert (len(seen), masks['bias']) == (1, None)
     jaxpruner.prune(HEADS, {'bias': 0.6, '*': 0.5}, algorithm, **given)  # warnings are errors
