@@ -150,13 +150,9 @@ def check_scores(scores: Any, where: str) -> None:
     >>> check_scores(jnp.ones(2), 'kernel')
     """
     if scores is None:
-        raise ValueError(
-            f'{where}: it is to be pruned, and its scores are None; score it, or leave it dense'
-        )
+        raise ValueError(f'{where}: to be pruned, its scores are None; score it, or leave it dense')
     if jnp.issubdtype(scores.dtype, jnp.complexfloating):
-        raise TypeError(
-            f'{where}: its scores are {scores.dtype}, which have no order; take jnp.abs(…)'
-        )
+        raise TypeError(f'{where}: its scores are {scores.dtype}, without an order; take jnp.abs')
 
 
 @jax.tree_util.register_dataclass
@@ -200,12 +196,11 @@ def tied_leaves(
     """Lists the types that tie leaves together, each with the indices of those of its leaves that are included."""
     by_type: dict[Any, dict[tree_lib.Path, int]] = {}
     for index, leaf in enumerate(leaves):
-        if is_included[index] and sparsity_types.is_joint(leaf.sparsity_type):
+        kind = leaf.sparsity_type
+        if is_included[index] and sparsity_types.is_joint(kind):
             if leaf.is_stacked:
-                raise ValueError(
-                    f'{leaf.name}: {leaf.sparsity_type!r} knows stacked layers; leave the leaf out of `stacked`'
-                )
-            by_type.setdefault(leaf.sparsity_type, {})[leaf.path] = index
+                raise ValueError(f'{leaf.name}: {kind!r}: leave the leaf out of `stacked`')
+            by_type.setdefault(kind, {})[leaf.path] = index
     return list(by_type.items())
 
 
@@ -264,20 +259,18 @@ def _make_own_masks(topk_fn, leaves):
     return masks
 
 
-def _pool(sparsity_type, scores):
+def _pool(kind, scores):
     """Scores groups by the scores of their weights; no weights make no groups, whatever the type can pool."""
-    if sparsity_types.is_unstructured(sparsity_type) or not scores.size:
+    if sparsity_types.is_unstructured(kind) or not scores.size:
         return scores
-    return sparsity_type.group_scores(selection.read(scores))
+    return kind.group_scores(selection.read(scores))
 
 
-def _spread(sparsity_type, verdicts, shape):
+def _spread(kind, verdicts, shape):
     """Gives each weight of a leaf of this shape the verdict of its group."""
-    mask = sparsity_type.spread_groups(verdicts, shape) if verdicts.size else verdicts
+    mask = kind.spread_groups(verdicts, shape) if verdicts.size else verdicts
     if mask.shape != shape:  # it would be read as packed bits
-        raise ValueError(
-            f'{sparsity_type!r}.spread_groups must return shape {shape}, got {mask.shape}'
-        )
+        raise ValueError(f'{kind!r}.spread_groups must return shape {shape}, got {mask.shape}')
     return mask
 
 

@@ -115,14 +115,11 @@ def counter_for(size: int) -> jnp.dtype:
     >>> counter_for(2**31)
     dtype('uint32')
     """
-    if size < 2**32:
-        return jnp.dtype('uint32')
-    if not jax.config.jax_enable_x64:
+    if size >= 2**32 and not jax.config.jax_enable_x64:
         raise ValueError(
-            f'{size} scores cannot be ranked together in 32 bits; split the leaf, rank per layer, or call '
-            "jax.config.update('jax_enable_x64', True) first"
+            f'{size} scores cannot be ranked together in 32 bits; split the leaf, or set jax_enable_x64'
         )
-    return jnp.dtype('uint64')
+    return jnp.dtype('uint32' if size < 2**32 else 'uint64')
 
 
 def number_to_keep(size: int, sparsity: jax.Array | float) -> jax.Array:
@@ -426,7 +423,15 @@ def _settle(count, target, bracket):
 
     def narrow(table):  # one table takes fewer programs than a tuple
         low, high, count_low, count_high = table
-        probes = _likely(target, *table)
+        # The middle, and both sides of where an even fall passes the target.
+        width = high - low
+        inside = (count_low - count_high).astype(jnp.float32)
+        share = ((count_low - target).astype(jnp.float32) + 0.5) / (inside + 1)
+        scatter = share * (1 - share)
+        away = jnp.sqrt(scatter / (inside + 2)) + 0.05 * scatter
+        places = jnp.stack([share - away, jnp.full_like(share, 0.5), share + away])
+        steps = jnp.clip(places, 0, 1 - 2**-20) * width.astype(jnp.float32)
+        probes = low + jnp.clip(steps.astype(width.dtype), 1, jnp.maximum(width, 2) - 1)
         for probe, counted in zip(probes, count(probes), strict=True):
             is_enough = counted >= target
             low = jnp.where(is_enough, jnp.maximum(low, probe), low)
@@ -439,18 +444,6 @@ def _settle(count, target, bracket):
         return (table[2] != target) & (table[1] - table[0] > 1)
 
     return lax.while_loop(is_open, narrow, jnp.stack(bracket))
-
-
-def _likely(target, low, high, count_low, count_high):
-    """Chooses three numbers: the middle, and both sides of where an even fall passes the target."""
-    width = high - low
-    inside = (count_low - count_high).astype(jnp.float32)
-    share = ((count_low - target).astype(jnp.float32) + 0.5) / (inside + 1)
-    scatter = share * (1 - share)
-    away = jnp.sqrt(scatter / (inside + 2)) + 0.05 * scatter
-    places = jnp.stack([share - away, jnp.full_like(share, 0.5), share + away])
-    steps = jnp.clip(places, 0, 1 - 2**-20) * width.astype(jnp.float32)
-    return low + jnp.clip(steps.astype(width.dtype), 1, jnp.maximum(width, 2) - 1)
 
 
 def _value_of(number, dtype):

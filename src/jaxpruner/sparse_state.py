@@ -123,9 +123,7 @@ def replace_state(opt_state: Any, state: SparseState) -> Any:
         return treedef.unflatten([b.replace(x) if hasattr(b, 'value') else x for b, x in pairs])
 
     if not any(map(is_state, jax.tree.leaves(opt_state, is_leaf=is_state))):
-        raise ValueError(
-            'flax.nnx.split took the SparseState apart; merge the optimizer first, and give its `opt_state`'
-        )
+        raise ValueError('flax.nnx.split took the SparseState apart; merge the optimizer first')
     return jax.tree.map(replaced, opt_state, is_leaf=is_state)
 
 

@@ -440,10 +440,10 @@ def parse_sparsity_type(text: str) -> SparsityType:
     names = [name for name in _OWN_TYPES if f'{text}_'.startswith(f'{name}_')]
     if names:
         return _OWN_TYPES[max(names, key=len)](text)
-    known = ', '.join(
-        map(repr, ('unstructured', '2:4', 'nm_2,4', 'block_4,4', 'channel_-1', *_OWN_TYPES))
+    raise ValueError(
+        f"unknown sparsity type {text!r}; write 'unstructured', '2:4', 'nm_2,4', 'block_4,4', 'channel_-1', or what is "
+        f'registered: {list(_OWN_TYPES)}'
     )
-    raise ValueError(f'unknown sparsity type {text!r}; write {known}')
 
 
 def register_sparsity_type(name: str, parse: Callable[[str], SparsityType]) -> None:

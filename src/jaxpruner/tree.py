@@ -298,9 +298,7 @@ def rule_name(name: Any, where: str = '') -> str | Path:
         return tuple(name)
     if isinstance(name, str):
         return name
-    raise TypeError(
-        f"{where}leaves are named by 'a/kernel', ('a', 'kernel') or a glob such as 'a/*', got {name!r}"
-    )
+    raise TypeError(f"{where}name leaves by 'a/kernel', a path or a glob, got {name!r}")
 
 
 def read_rules(rules: Any, setting: str) -> dict[str | Path, Any]:

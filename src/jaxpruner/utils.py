@@ -25,14 +25,13 @@ def summarize_sparsity(
     Args:
       param_tree: any pytree of arrays; `None`, random keys and numbers of Python are skipped.
       only_total_sparsity: leave the single leaves out.
-      flops: leaf name or glob -> floating point operations (`UseGraph.leaf_flops`): adds those and the memory.
+      flops: leaf name or glob -> floating point operations (`UseGraph.leaf_flops`): adds those.
 
     Returns:
       `{'a/b/kernel': sparsity}` for each leaf, `'_total_sparsity'`, `'_nparams'` (number of parameters) and
       `'_nparams_nnz'` (those that are not zero). Counts are exact Python integers and shares Python floats; inside
-      `jit` counts of non-zeros and shares are scalars. With `flops` also `'_flops'`, `'_flops_nnz'` (those with weights
-      that are not zero), `'_nbytes'` and `'_nbytes_nnz'` (the weights that are not zero, and one bit for each weight
-      that says which, where that is less).
+      `jit` counts of non-zeros and shares are scalars. With `flops` also `'_flops'` and `'_flops_nnz'` (those with
+      weights that are not zero).
 
     Raises:
       ValueError: a name in `flops` matches no leaf.
@@ -53,14 +52,12 @@ def summarize_sparsity(
     summary['_nparams_nnz'] = sum(nonzeros)
     if flops is None:
         return summary
-    summary |= dict.fromkeys(('_flops', '_flops_nnz', '_nbytes', '_nbytes_nnz'), 0)
+    summary['_flops'] = summary['_flops_nnz'] = 0
     rules, values = tree_lib.first_matches(flops, paths, 'flops'), list(flops.values())
-    for leaf, size, nonzero, rule in zip(leaves, sizes, nonzeros, rules, strict=True):
+    for size, nonzero, rule in zip(sizes, nonzeros, rules, strict=True):
         operations = 0 if rule is None else values[rule]
         summary['_flops'] += operations
         summary['_flops_nnz'] += operations * _ratio(nonzero, size)
-        summary['_nbytes'] += size * leaf.dtype.itemsize
-        summary['_nbytes_nnz'] += packed_bytes(size, nonzero, leaf.dtype.itemsize)
     return summary
 
 
