@@ -34,7 +34,6 @@ def test_a_graph_prints_a_table():
     assert 'up[1]         8          48  yes    bias, down, up' in text
     assert '2 axes stay' in text
     assert 'unread has no part in the results' in text
-    assert repr(graph) == 'ChannelGraph(1 groups, 1 of them exact, 2 pinned axes, 1 unused leaves)'
 
 
 def test_a_graph_without_groups_says_so():

@@ -231,7 +231,7 @@ REFUSED = {
         lambda: jaxpruner.MagnitudePruning(
             sparsity=0.5, sparsity_type=GroupedChannels(SCANNED_GRAPH)
         ).plan(NORMED['batch_stats']),
-        'none of the leaves norm/mean, norm/var is a parameter of the graph',
+        'the leaves norm/mean, norm/var are not those of one subtree of the graph',
     ),
     'stacked': (
         ValueError,
@@ -270,5 +270,5 @@ def test_inexact_groups_are_left_alone_and_refused_by_name():
 def test_two_subtrees_that_fit_are_refused():
     params = {'a': arrays(w=(6, 8)), 'b': arrays(w=(8, 3))}
     graph = channel_groups(lambda p, x: x @ p['a']['w'] @ p['b']['w'], params, X)
-    with pytest.raises(ValueError, match='the leaves w may be those of a or b'):
+    with pytest.raises(ValueError, match=r'the leaves w are not .* a, b'):
         graph.nonzero_channels(params['a'])

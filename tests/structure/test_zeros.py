@@ -44,10 +44,10 @@ def quantize_weights(p):
 DIVISIONS = {
     'learned step sizes': (
         lambda p, x: jax.nn.relu(x @ quantize_weights(p)),
-        r'^div: 0 / 0 .*jnp\.maximum.*test_zeros\.py',
+        r'^div: nan at zeroed .*jnp\.maximum.*test_zeros\.py',
     ),
-    'a divided parameter': (lambda p, x: x @ (p['up'] / p['step']), r'^div: 0 / 0 '),
-    'one over a parameter': (lambda p, x: (x @ p['up']) * (1 / p['step']), r'^div: 1 / 0 '),
+    'a divided parameter': (lambda p, x: x @ (p['up'] / p['step']), r'^div: nan at zeroed '),
+    'one over a parameter': (lambda p, x: (x @ p['up']) * (1 / p['step']), r'^div: inf at zeroed '),
     'a logarithm': (lambda p, x: (x @ p['up']) + jnp.log(p['step']), r'^log: -inf at zeroed '),
     'not infinite at last': (
         lambda p, x: (x @ p['up']) * p['step'] * (jnp.exp(jnp.log(p['step'])) + 1).sum(),

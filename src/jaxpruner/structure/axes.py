@@ -108,9 +108,11 @@ class Axis:
 
     def become(self, other: 'Axis') -> None:
         """Makes this axis the same as another."""
-        self._parent = other
-        if self._pin is not None:
-            set_pin(self._pin, other)
+        first, second = self.resolved(), other.resolved()
+        if first is not second:
+            first._parent = second
+            if first._pin is not None:
+                set_pin(first._pin, second)
 
     def __repr__(self) -> str:
         if self.form == 'atom':
@@ -216,11 +218,11 @@ class Ties:
                 self._distribute(second, first)
             case 'product', 'product':
                 self.align_factors(first.parts, second.parts)
-                _make_one(first, second)
+                first.become(second)
             case 'sum', 'sum':
                 rest = self._align_from_front('sum', first.parts, second.parts)
                 self.pin('segments that do not fit meet', *rest[0], *rest[1])
-                _make_one(first, second)
+                first.become(second)
 
     def unify_each(self, first: Iterable[Axis], second: Iterable[Axis]) -> None:
         """States that two values have the same axes, one by one."""
@@ -273,28 +275,19 @@ class Ties:
         segments = segments_axis.parts
         common = math.gcd(*sizes_of(segments))
         outer, inner = list(factors_axis.parts), []
-        while (
-            common % outer[-1].size == 0
-        ):  # the innermost factors whose product divides each segment
+        # The innermost factors whose product divides each segment.
+        while common % outer[-1].size == 0:
             common //= outer[-1].size
             inner.insert(0, outer.pop())
         if not inner:
             reason = 'a reshape cuts across the parts of a concatenation'
-            self.pin(reason, factors_axis, segments_axis)
-            return
+            return self.pin(reason, factors_axis, segments_axis)
         inner_size = math.prod(sizes_of(inner))
         terms = [Axis(segment.size // inner_size) for segment in segments]
         for segment, term in zip(segments, terms, strict=True):
             self.unify(segment, product([term, *inner]))
         self.unify(product(outer), total(terms))
-        factors_axis.resolved().become(segments_axis.resolved())
-
-
-def _make_one(first: Axis, second: Axis) -> None:
-    """Makes an axis the same as another, unless it is so already."""
-    first, second = first.resolved(), second.resolved()
-    if first is not second:
-        first.become(second)
+        factors_axis.become(segments_axis)
 
 
 def size_with(axis: Axis, counts: dict[Axis, int]) -> int:
@@ -312,55 +305,28 @@ def size_with(axis: Axis, counts: dict[Axis, int]) -> int:
     return counts[axis]
 
 
-class Occurrence(NamedTuple):
-    """Where an atom lies in an axis.
+def occurrences(axis: Axis) -> list[tuple[Axis, np.ndarray]]:
+    """The atoms of an expression, each with the positions of its indices: `(atom.size, positions of one index)`.
 
-    Index i of the atom is at `offset + i * stride + j` for all j below the stride. It is there again at the distances
-    that `repeats` lists, as in `Member`.
-    """
-
-    atom: Axis
-    offset: int
-    stride: int
-    repeats: tuple[tuple[int, int], ...]
-
-    def positions(self) -> np.ndarray:
-        """The positions of each index along the axis, of shape `(atom.size, positions of one index)`."""
-        shifts = np.zeros(1, int)
-        for count, distance in (*self.repeats, (self.stride, 1)):
-            shifts = (shifts[:, None] + distance * np.arange(count)).ravel()
-        return self.offset + self.stride * np.arange(self.atom.size)[:, None] + shifts
-
-
-def occurrences(axis: Axis) -> list[Occurrence]:
-    """Where the atoms of an expression lie.
-
-    >>> for _, offset, stride, repeats in occurrences(product([Axis(2), Axis(3)])):
-    ...     print(offset, stride, repeats)
-    0 3 ()
-    0 1 ((2, 3),)
+    >>> for atom, positions in occurrences(product([Axis(2), Axis(3)])):
+    ...     print(atom, positions.tolist())
+    2 [[0, 1, 2], [3, 4, 5]]
+    3 [[0, 3], [1, 4], [2, 5]]
     """
     if axis.form == 'atom':
-        return [Occurrence(axis.resolved(), 0, 1, ())]
+        return [(axis.resolved(), np.arange(axis.size)[:, None])]
     found = []
-    before, outer, inner = (
-        0,
-        1,
-        axis.size,
-    )  # elements before a segment; products of factors before and after
+    before, outer, inner = 0, 1, axis.size  # sizes of segments before, of factors around and inside
     for part in axis.parts:
         if axis.form == 'sum':
-            for inside in occurrences(part):
-                found.append(inside._replace(offset=before + inside.offset))
+            found += [(atom, before + positions) for atom, positions in occurrences(part)]
             before += part.size
             continue
         inner //= part.size
-        outer_repeats = ((outer, part.size * inner),) if outer > 1 else ()
-        for atom, offset, stride, repeats in occurrences(part):
-            scaled = [(count, distance * inner) for count, distance in repeats]
-            found.append(
-                Occurrence(atom, offset * inner, stride * inner, (*outer_repeats, *scaled))
-            )
+        starts = part.size * np.arange(outer)[:, None, None]
+        for atom, positions in occurrences(part):
+            spread = (starts + positions[:, None, :, None]) * inner + np.arange(inner)
+            found.append((atom, spread.reshape(atom.size, -1)))
         outer *= part.size
     return found
 
@@ -377,10 +343,9 @@ def indices_of(atom: Axis, axis: Axis) -> list[np.ndarray]:
     [-1, -1, -1, 0, 1, 0, 1]
     """
     arrays: list[np.ndarray] = []
-    for occurrence in occurrences(axis):
-        if occurrence.atom is not atom:
+    for other, positions in occurrences(axis):
+        if other is not atom:
             continue
-        positions = occurrence.positions()
         free = [indices for indices in arrays if (indices[positions] < 0).all()]
         if not free:
             arrays.append(np.full(axis.size, -1))

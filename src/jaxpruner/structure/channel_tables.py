@@ -166,20 +166,15 @@ def leaf_numbers(trace: Trace, paths: Collection[Path]) -> dict[Path, int]:
         counts: Counter[Path] = Counter()
         for path in paths:
             for own in trace.paths:
-                depth = len(own) - len(path)
-                counts[own[:depth]] += own[depth:] == path
-        most = max(counts.values(), default=0)
-        best = [each for each, count in counts.items() if count == most > 0]
-        names = ', '.join(sorted(map(tree_lib.path_string, paths)))
-        if not best:
+                if own[-len(path) :] == path:
+                    counts[own[: -len(path)]] += 1
+        best = [each for each, count in counts.items() if count == max(counts.values())]
+        if len(best) != 1:
+            names = ', '.join(sorted(map(tree_lib.path_string, paths)))
+            own_names = ', '.join(map(tree_lib.path_string, best or trace.paths))
             raise ValueError(
-                f'none of the leaves {names} is a parameter of the graph, which has '
-                f'{", ".join(map(tree_lib.path_string, trace.paths))}'
-            )
-        if len(best) > 1:
-            raise ValueError(
-                f'the leaves {names} may be those of {" or ".join(map(tree_lib.path_string, best))}; make the graph '
-                'of parameters with other names, or give the whole tree to the pruner'
+                f'the leaves {names} are not those of one subtree of the graph, which has {own_names}; give the whole '
+                'tree, or make the graph of this model'
             )
         (prefix,) = best
     in_model = {path: number_of.get((*prefix, *path)) for path in paths}

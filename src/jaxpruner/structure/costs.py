@@ -8,26 +8,15 @@ products of counts, which is read off the trace once:
 """
 
 import math
-import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure.axes import Axis, atoms, new_axes, size_with
-from jaxpruner.structure.traces import Trace
+from jaxpruner.structure.axes import Axis, size_with
+from jaxpruner.structure.traces import Trace, is_contraction
 from jaxpruner.trace import contractions
-from jaxpruner.trace.program import (
-    Call,
-    Cond,
-    Program,
-    ProgramPath,
-    Scan,
-    ShardMap,
-    While,
-    inside,
-    shape_of,
-)
+from jaxpruner.trace.program import ProgramPath
 
 
 class Cost(NamedTuple):
@@ -51,10 +40,6 @@ class Cost(NamedTuple):
     bytes: int
 
 
-# Axes whose sizes are multiplied, in a fixed order -> how often this product counts.
-_Products = Counter[tuple[Axis, ...]]
-
-
 def cost_function(graph: Any) -> Callable[[Mapping[str, int]], Cost]:
     """Makes a function for the costs of a model's smaller versions.
 
@@ -76,21 +61,41 @@ def cost_function(graph: Any) -> Callable[[Mapping[str, int]], Cost]:
     Cost(parameters=20, flops=200, bytes=80)
     """
     trace: Trace = graph.trace
-    work = _Work(trace, {group.atom.resolved() for group in graph.groups.values()})
-    parameters, bytes_ = _Products(), _Products()
-    for axes, variable in zip(trace.leaves, trace.program.jaxpr.invars, strict=False):
-        factors, constant = work.product(axes)
-        parameters[factors] += constant
-        bytes_[factors] += constant * variable.aval.dtype.itemsize
-    work.add(Program.of(trace.program))
+    variables = trace.program.jaxpr.invars
+    leaves = [
+        (axes, v.aval.dtype.itemsize) for axes, v in zip(trace.leaves, variables, strict=False)
+    ]
+    conds = [at for at, axes in trace.equations.items() if axes.equation.primitive.name == 'cond']
+
+    def branch_around(path: ProgramPath) -> ProgramPath:
+        """The innermost branch of a `cond` that a path lies in; `()` for the program itself."""
+        ends = [end for end in range(2, len(path), 2) if path[: end - 1] in conds]
+        return path[: max(ends, default=0)]
+
+    # For each contraction its branch, and the axes whose indices number the products that it sums.
+    contracted = []
+    for path, axes in trace.equations.items():
+        if is_contraction(axes.equation):
+            values = [*axes.operands[:2], axes.results[0]]
+            factors = [values[i][axis] for i, axis in contractions.factors(axes.equation)]
+            contracted.append((branch_around(path), factors + trace.trips_around(path)))
 
     def cost(counts: Mapping[str, int]) -> Cost:
         check_counts(graph.groups, counts)
-        sizes = {
-            graph.groups[name].atom.resolved(): operator.index(count)
-            for name, count in counts.items()
-        }
-        return Cost(_sum(parameters, sizes), work.count(sizes), _sum(bytes_, sizes))
+        sizes = {graph.groups[name].atom.resolved(): int(count) for name, count in counts.items()}
+
+        def count_elements(axes: Iterable[Axis]) -> int:
+            return math.prod([size_with(axis, sizes) for axis in axes])
+
+        elements = [count_elements(axes) for axes, _ in leaves]
+        bytes_ = [count * size for count, (_, size) in zip(elements, leaves, strict=True)]
+        flops: Counter[ProgramPath] = Counter()
+        for branch, factors in contracted:
+            flops[branch] += 2 * count_elements(factors)
+        for cond in conds:  # those inside others come first
+            of_branches = [count for branch, count in flops.items() if branch[:-1] == cond]
+            flops[branch_around(cond)] += max(of_branches, default=0)
+        return Cost(sum(elements), flops[()], sum(bytes_))
 
     return cost
 
@@ -102,99 +107,6 @@ def check_counts(groups: Mapping[str, Any], counts: Mapping[str, int]) -> None:
             nearest = tree_lib.nearest(str(name), groups)
             raise KeyError(f'there is no group {name!r}; {nearest}')
         if isinstance(count, bool) or not hasattr(count, '__index__'):
-            raise TypeError(
-                f'counts[{name!r}] is {count!r}; give how many channels stay, a whole number'
-            )
+            raise TypeError(f'counts[{name!r}] is {count!r}; give a whole number')
         if not 1 <= count <= groups[name].size:
             raise ValueError(f'counts[{name!r}] is {count}; it can be 1 to {groups[name].size}')
-
-
-class _Work:
-    """What a program multiplies: products that are summed.
-
-    Attributes:
-      products: of all equations, but those in branches.
-      choices: for each `cond` its branches, of which the most expensive one counts.
-    """
-
-    def __init__(self, trace: Trace, atoms_of_groups: set[Axis]):
-        self._trace = trace
-        self._atoms_of_groups = atoms_of_groups
-        self.products = _Products()
-        self.choices: list[list[_Work]] = []
-
-    def add(
-        self,
-        program: Program,
-        path: ProgramPath = (),
-        times: Sequence[Axis] = (),
-        has_axes: bool = True,
-    ) -> None:
-        """Adds what a program multiplies.
-
-        Args:
-          program: the program.
-          path: of it.
-          times: axes whose indices each run it once, such as the trips of the scans around it.
-          has_axes: whether the axes of its values are known. Inside a `shard_map` they are not, and nothing is cut.
-        """
-        for number, equation in enumerate(program.jaxpr.eqns):
-            at = (*path, number)
-            # The results do not depend on equations without axes.
-            if has_axes and at not in self._trace.equations:
-                continue
-            match inside(equation):
-                case ShardMap() as shard_map:
-                    self.add(shard_map.program, (*at, 0), (*times, Axis(shard_map.devices)), False)
-                case Call() as call:
-                    self.add(call.program, (*at, 0), times, has_axes)
-                case Scan() as scan:
-                    trips = self._trace.trips.get(at) or Axis(scan.length)
-                    self.add(scan.body, (*at, 0), (*times, trips), has_axes)
-                case While() as loop:
-                    self.add(loop.condition, (*at, 0), times, has_axes)
-                    self.add(loop.body, (*at, 1), times, has_axes)
-                case Cond() as cond:
-                    works = []
-                    for i, branch in enumerate(cond.branches):
-                        works.append(_Work(self._trace, self._atoms_of_groups))
-                        works[-1].add(branch, (*at, i), times, has_axes)
-                    self.choices.append(works)
-                case _ if equation.primitive.name in contractions.OPERATIONS:
-                    variables = [*equation.invars[:2], equation.outvars[0]]
-                    values = [new_axes(shape_of(variable)) for variable in variables]
-                    if has_axes:
-                        axes = self._trace.equations[at]
-                        values = [*axes.operands[:2], axes.results[0]]
-                    # Each combination of the indices of these axes is one product.
-                    multiplied = [values[i][axis] for i, axis in contractions.factors(equation)]
-                    factors, constant = self.product([*times, *multiplied])
-                    self.products[factors] += 2 * constant
-
-    def product(self, axes: Sequence[Axis]) -> tuple[tuple[Axis, ...], int]:
-        """Splits a product of sizes into the axes that may get shorter, and the product of the other sizes."""
-        factors: list[Axis] = []
-        constant = 1
-        pending = list(axes)
-        while pending:
-            axis = pending.pop().resolved()
-            if axis.form == 'product':
-                pending += axis.parts
-            elif self._atoms_of_groups.isdisjoint(atoms(axis)):
-                constant *= axis.size
-            else:
-                factors.append(axis)
-        # Sorted, so that equal products are counted together.
-        return tuple(sorted(factors, key=id)), constant
-
-    def count(self, sizes: dict[Axis, int]) -> int:
-        """How much there is if axes have these sizes."""
-        chosen = [max([work.count(sizes) for work in works]) for works in self.choices]
-        return _sum(self.products, sizes) + sum(chosen)
-
-
-def _sum(products: _Products, sizes: dict[Axis, int]) -> int:
-    return sum(
-        count * math.prod([size_with(axis, sizes) for axis in factors])
-        for factors, count in products.items()
-    )

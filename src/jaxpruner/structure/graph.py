@@ -8,6 +8,7 @@ inputs and results are pinned.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
@@ -18,7 +19,6 @@ from jaxpruner import text_tables
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure import blocks as blocks_lib
 from jaxpruner.structure import choosing, costs, modules, small_model, trees, zero_channels
-from jaxpruner.structure.axes import atoms, sizes_of
 from jaxpruner.structure.blocks import Block, ShallowApply
 from jaxpruner.structure.cut import KeepByGroup, check_keep
 from jaxpruner.structure.groups import Group, PinnedAxis, find_groups
@@ -99,13 +99,11 @@ class ChannelGraph:
         >>> graph = channel_groups(apply, params, jnp.ones((5, 2)))
         >>> print(graph.also(features, jnp.ones((5, 2))).explain('up', 1))
         up[1], 4 channels, stays: axis 1 of result 0 of features
-          tied to down[0]
         """
-        model = self.model
         added = ModelProgram.of(apply_fn, state, inputs)
-        if apply_fn in [program.apply_fn for program in model.programs]:
+        if apply_fn in [program.apply_fn for program in self.model.programs]:
             raise ValueError(f'the graph has the program {added.name} already')
-        return _analyse(model.params, [*model.programs, added])
+        return _analyse(self.model.params, [*self.model.programs, added])
 
     def with_program(self, number: int, params: PyTree, program: ModelProgram) -> 'ChannelGraph':
         """The graph of the model with other parameters, and with one program replaced."""
@@ -114,7 +112,7 @@ class ChannelGraph:
         return _analyse(params, programs)
 
     def explain(self, leaf: Path | str, axis: int) -> str:
-        """Describes an axis of a leaf: its groups, or why it stays and which axes it is tied to.
+        """Describes an axis of a leaf: its groups, or why it stays.
 
         Args:
           leaf: its path, as a tuple or as text.
@@ -145,39 +143,20 @@ class ChannelGraph:
             del names[own_name]
             tied = f', with {", ".join(names)}' if names else ''
             exact = 'exact' if group.exact else f'not exact: {group.reason}'
-            if group.lists:
-                sizes = ' x '.join(map(str, sizes_of(group.lists)))
-                exact += f'; {sizes} lists of channels may differ'
-            lines.append(
-                f'{own_name} can be cut in group {group.name}, {group.size} channels{tied}; {exact}'
-            )
-        size = axes[axis].size
+            cut = f'{own_name} can be cut in group {group.name}, {group.size} channels'
+            lines.append(f'{cut}{tied}; {exact}')
         for pinned in self.pinned:
-            if (pinned.path, pinned.axis) != (path, axis):
-                continue
-            part = '' if pinned.size == size else f' from {pinned.offset} on'
-            lines.append(f'{own_name}{part}, {pinned.size} channels, stays: {pinned.pin}')
-            own_atoms = {a for a in atoms(axes[axis]) if a.pin is pinned.pin and a.size > 1}
-            tied = [
-                f'{tree_lib.path_string(other)}[{i}]'
-                for other, other_axes in self.trace.named_leaves
-                for i, each in enumerate(other_axes)
-                if (other, i) != (path, axis) and not own_atoms.isdisjoint(atoms(each))
-            ]
-            lines += [f'  tied to {", ".join(tied)}'] if tied else []
-        return '\n'.join(lines) or f'{own_name} has {size} element'
+            if (pinned.path, pinned.axis) == (path, axis):
+                part = '' if pinned.size == axes[axis].size else f' from {pinned.offset} on'
+                lines.append(f'{own_name}{part}, {pinned.size} channels, stays: {pinned.pin}')
+        return '\n'.join(lines) or f'{own_name} has {axes[axis].size} element'
 
     def __repr__(self) -> str:
-        exact_count = sum(group.exact for group in self.groups.values())
-        groups = f'{len(self.groups)} groups, {exact_count} of them exact'
-        others = f'{len(self.pinned)} pinned axes, {len(self.unused)} unused leaves'
-        return f'ChannelGraph({groups}, {others})'
-
-    def __str__(self) -> str:
         rows = []
         for group in self.groups.values():
             paths = list(dict.fromkeys([member.path for member in group.members]))
-            shared = shared_depth(paths)
+            levels = zip(*[path[:-1] for path in paths], strict=False)
+            shared = len(list(itertools.takewhile(lambda level: len(set(level)) == 1, levels)))
             names = [tree_lib.path_string(path[shared:]) for path in paths]
             if len(names) > _MOST_MEMBERS:
                 names[_MOST_MEMBERS:] = [f'and {len(names) - _MOST_MEMBERS} more']
@@ -191,13 +170,11 @@ class ChannelGraph:
             text_tables.Column('members', overflow='wrap'),
         )
         lines = [text_tables.to_text(columns, rows) if rows else 'no channels can be removed']
-        for group in self.groups.values():
-            lines += [] if group.exact else [f'{group.name} is not exact: {group.reason}']
-        lines.append(
-            f'{len(self.pinned)} axes stay as they are; graph.explain(leaf, axis) says why'
-        )
-        for path in self.unused:
-            lines.append(f'{tree_lib.path_string(path)} has no part in the results')
+        inexact = [group for group in self.groups.values() if not group.exact]
+        lines += [f'{group.name} is not exact: {group.reason}' for group in inexact]
+        lines += [f'{len(self.pinned)} axes stay as they are; graph.explain(leaf, axis) says why']
+        unused = map(tree_lib.path_string, self.unused)
+        lines += [f'{name} has no part in the results' for name in unused]
         return '\n'.join(lines)
 
     choose = choosing.choose  # a method: its first argument is the graph
@@ -572,13 +549,3 @@ def _analyse(params: PyTree, programs: Sequence[ModelProgram]) -> 'ChannelGraph'
     model, traces = trace_programs(params, programs)
     groups, pinned, unused = find_groups(traces)
     return ChannelGraph(groups, pinned, unused, traces[0], model, traces[1:])
-
-
-def shared_depth(paths: Sequence[Path]) -> int:
-    """How many first parts all paths share; the last part of a path is never shared."""
-    depth = 0
-    for parts in zip(*[path[:-1] for path in paths], strict=False):
-        if len(set(parts)) > 1:
-            break
-        depth += 1
-    return depth

@@ -16,14 +16,14 @@ import dataclasses
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure.axes import Axes, Axis, Pin, atoms, drop, occurrences, sizes_of
-from jaxpruner.structure.traces import Trace
+from jaxpruner.structure.traces import EquationAxes, Trace, indices_of_contraction, is_contraction
 from jaxpruner.structure.zeros import inexact_atoms
 from jaxpruner.tree import Path
 
@@ -36,20 +36,20 @@ class Member:
       path: of the leaf.
       axis: of the leaf.
       offset: where the first channel begins.
-      stride: how many neighbouring positions make one channel.
-      repeats: pairs of a count and a distance, outermost first. For each pair, the channels occur `count` times, each
-        time `distance` positions further on.
+      stride: how far the next channel begins after it.
 
-    >>> Member(('mlp', 'kernel'), axis=1, offset=0, stride=1, repeats=()).name
-    'mlp/kernel'
+    >>> import jax.numpy as jnp
+    >>> from jaxpruner.structure import channel_groups
+    >>> graph = channel_groups(lambda p: jnp.tanh(p.reshape(2, 3)).sum(0).sum(), jnp.ones(6))
+    >>> [(group.members[0].positions().tolist()) for group in graph.groups.values()]
+    [[[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]]]
     """
 
     path: Path
     axis: int
     offset: int
     stride: int
-    repeats: tuple[tuple[int, int], ...]
-    _occurrence: Any = dataclasses.field(default=None, repr=False, compare=False)
+    _positions: np.ndarray = dataclasses.field(repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ class Member:
 
     def positions(self) -> np.ndarray:
         """Where each channel lies: whole numbers of shape (channels, positions of one channel)."""
-        return self._occurrence.positions()
+        return self._positions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,13 +121,16 @@ class PinnedAxis:
     pin: Pin | None
 
 
-def _members(leaves: Iterable[tuple[Path, Axes]]) -> Iterator[tuple[Axis, Member]]:
-    """Where each atom lies along an axis of a leaf of the parameters or of the states."""
+def _members_of(leaves: Iterable[tuple[Path, Axes]]) -> dict[Axis, list[Member]]:
+    """Where each atom of more than one index lies along axes of leaves of the parameters, or of the states."""
+    members: dict[Axis, list[Member]] = defaultdict(list)
     for path, axes in leaves:
         for i, axis in enumerate(axes):
-            for occurrence in occurrences(axis):
-                atom, offset, stride, repeats = occurrence
-                yield atom, Member(path, i, offset, stride, repeats, occurrence)
+            for atom, positions in occurrences(axis):
+                if atom.size > 1:
+                    offset, second = positions[:2, 0].tolist()
+                    members[atom].append(Member(path, i, offset, second - offset, positions))
+    return members
 
 
 def find_groups(
@@ -138,28 +141,23 @@ def find_groups(
     The groups are in the order in which the model uses their first leaves.
     """
     trace = traces[0]
-    leaves = dict(trace.named_leaves)
     numbers = {path: number for number, path in enumerate(trace.paths)}
-    used = {path: any(each.used[number] for each in traces) for path, number in numbers.items()}
-    pinned: list[PinnedAxis] = []
-    members_of: dict[Axis, list[Member]] = defaultdict(list)
+    unused = [path for path, n in numbers.items() if not any(each.used[n] for each in traces)]
+    leaves = {path: axes for path, axes in trace.named_leaves if path not in unused}
+    states: dict[Path, Axes] = {}  # a leaf of several programs counts once
+    for each in traces:
+        states = dict(each.named_states) | states
+    members_in_states = _members_of(states.items())
+    members_of, pinned = {}, []
     for path, axes in leaves.items():
-        if used[path] and max(sizes_of(axes), default=1) <= 1:
+        if max(sizes_of(axes), default=1) <= 1:
             pinned.append(PinnedAxis(path, None, 0, 1, None))
-    for atom, member in _members(leaves.items()):
-        if not used[member.path] or atom.size <= 1:
-            continue
+    for atom, members in _members_of(leaves.items()).items():
         if atom.pin is None:
-            members_of[atom].append(member)
-        else:
+            members_of[atom] = members
+        for member in members if atom.pin else ():
             place = member.path, member.axis, member.offset
             pinned.append(PinnedAxis(*place, atom.size, atom.pin))
-    axes_of_states: dict[Path, Axes] = {}
-    for each in traces:  # a leaf of several programs counts once
-        axes_of_states = dict(each.named_states) | axes_of_states
-    in_states: dict[Axis, list[Member]] = defaultdict(list)
-    for atom, member in _members(axes_of_states.items()):
-        in_states[atom].append(member)
 
     def order(member: Member) -> tuple[int, ...]:
         """Sorts leaves by first use, axes of a leaf from last to first, and outer parts before inner ones."""
@@ -176,9 +174,8 @@ def find_groups(
         first, members = first_members[atom], members_of[atom]
         name = f'{first.name}[{first.axis}]'
         if atom.size != leaves[first.path][first.axis].size:
-            start, stride = first.offset, first.stride
-            step = f':{stride}' if stride > 1 else ''
-            name += f'[{start}:{start + atom.size * stride}{step}]'
+            step = f':{first.stride}' if first.stride > 1 else ''
+            name += f'[{first.offset}:{first.offset + atom.size * first.stride}{step}]'
         groups[name] = Group(
             name=name,
             size=atom.size,
@@ -189,9 +186,8 @@ def find_groups(
             atom=atom,
             lists=owners.get(atom, ()),
             is_depth=atom in trips,
-            in_state=tuple(in_states.get(atom, ())),
+            in_state=tuple(members_in_states.get(atom, ())),
         )
-    unused = [path for path, is_used in used.items() if not is_used]
     return groups, tuple(pinned), tuple(unused)
 
 
@@ -212,51 +208,42 @@ def _count_parameters(leaves: Mapping[Path, Axes], members: Iterable[Member]) ->
 
 # The atoms of one part of an axis, without sums: `(a + b) * c` has the terms (a, c) and (b, c).
 _Term = tuple[Axis, ...]
+_chained = itertools.chain.from_iterable
 
 
 def _terms_of(axis: Axis) -> list[_Term]:
     """The terms of an expression, in order."""
     if axis.form == 'atom':
         return [(axis.resolved(),)]
-    of_parts = map(_terms_of, axis.parts)
+    of_parts = list(map(_terms_of, axis.parts))
     if axis.form == 'sum':
-        return list(itertools.chain.from_iterable(of_parts))
-    # One of each factor.
-    return [tuple(itertools.chain.from_iterable(each)) for each in itertools.product(*of_parts)]
+        return list(_chained(of_parts))
+    return [tuple(_chained(one_of_each)) for one_of_each in itertools.product(*of_parts)]
 
 
-class _Value(NamedTuple):
-    """A value that has a group's channels.
+def _has_one_owner(
+    terms_of_axes: Sequence[Sequence[_Term]], trips: Sequence[Axis], atom: Axis, owner: Axis
+) -> bool:
+    """Whether each channel of a value has exactly one index of an owner beside it.
 
-    Attributes:
-      terms: of each axis.
-      trips: atoms of the scans around it.
+    A channel lies in a term of one axis. Beside it are the trips of scans around the value, the rest of that term, and
+    one term of each other axis. Together they must have the owner once:
+
+        trips.count(owner) + term.count(owner) + sum over the other axes of term.count(owner) = 1
+
+    With heads h and features c, axes (h, c) and (h * c,) have one owner. Axes (h, h * c) have two. Axes (h + g, c) have
+    one beside the first elements of axis 0 and none beside the others, which counts as none.
     """
-
-    terms: Sequence[Sequence[_Term]]
-    trips: Sequence[Axis]
-
-    def has_one_owner(self, atom: Axis, owner: Axis) -> bool:
-        """Whether each channel has exactly one index of an owner beside it.
-
-        A channel lies in a term of one axis. Beside it are the scans around the value, the rest of that term, and one
-        term of each other axis. Together they must have the owner once:
-
-            trips.count(owner) + term.count(owner) + sum over the other axes of term.count(owner) = 1
-
-        With heads h and features c, axes (h, c) and (h * c,) have one owner. Axes (h, h * c) have two. Axes (h + g, c)
-        have one beside the first elements of axis 0 and none beside the others, which counts as none.
-        """
-        counts = [{term.count(owner) for term in terms} for terms in self.terms]
-        # Infinity if the terms of an axis differ, so that no sum with it is 1.
-        times_in = [own.pop() if len(own) == 1 else math.inf for own in counts]
-        for i, terms in enumerate(self.terms):
-            beside = self.trips.count(owner) + sum(drop(times_in, [i]))
-            for term in terms:
-                # Two channels in one axis would need two owners.
-                if atom in term and (term.count(atom) > 1 or term.count(owner) + beside != 1):
-                    return False
-        return True
+    counts = [{term.count(owner) for term in terms} for terms in terms_of_axes]
+    # Infinity if the terms of an axis differ, so that no sum with it is 1.
+    times_in = [own.pop() if len(own) == 1 else math.inf for own in counts]
+    for i, terms in enumerate(terms_of_axes):
+        beside = trips.count(owner) + sum(drop(times_in, [i]))
+        for term in terms:
+            # Two channels in one axis would need two owners.
+            if atom in term and (term.count(atom) > 1 or term.count(owner) + beside != 1):
+                return False
+    return True
 
 
 def _owners_of_lists(
@@ -264,58 +251,48 @@ def _owners_of_lists(
 ) -> dict[Axis, tuple[Axis, ...]]:
     """For each atom of a group the atoms that own its lists: each of their indices may keep channels of its own."""
     candidates = set(removable)
-    mixed: set[tuple[Axis, Axis]] = (
-        set()
-    )  # a channel's atom, and one whose indices are mixed for it
+    mixed: set[tuple[Axis, Axis]] = set()  # a channel's atom, and one whose indices meet for it
+    values: dict[Any, tuple[Axes, list[Axis]]] = {}  # axes of values, and the trips around them
     for trace in traces:
         candidates.difference_update(atoms(*trace.trips.values()))  # the order of layers matters
-        for contraction in trace.contractions:
-            shared, summed, free = set[Axis](), set[Axis](), set[Axis]()
-            for index in contraction.indices:
-                places = zip(contraction.operands, index[:2], strict=False)
-                own = [axes[i] for axes, i in places if i is not None]
-                kind = free if len(own) == 1 else shared
-                kind.update(atoms(*own))
-                if index.result is None:
-                    summed.update(atoms(*own))
-            mixed.update(itertools.product((shared - summed) | free, summed))
-            mixed.update(itertools.product(shared, free))
-    values: dict[Axis, list[_Value]] = defaultdict(list)
-    for trace in traces:
-        for axes, trips in _distinct_values(trace):
-            atoms_along = candidates.intersection(atoms(*axes))
-            if atoms_along:
-                value = _Value(list(map(_terms_of, axes)), trips)
-                for atom in atoms_along:
-                    values[atom].append(value)
+        places = [((), (*trace.leaves, *trace.states))]
+        for path, equation in trace.equations.items():
+            places.append((path, equation.values))
+            if is_contraction(equation.equation):
+                mixed |= _mixed_in(equation)
+        for path, values_here in places:
+            trips = atoms(*trace.trips_around(path))
+            for axes in values_here:
+                resolved = tuple([axis.resolved() for axis in axes])
+                values.setdefault((resolved, tuple(trips)), (axes, trips))
+    terms_and_trips = defaultdict(list)
+    for axes, trips in values.values():
+        along = candidates.intersection(atoms(*axes))
+        terms = list(map(_terms_of, axes)) if along else []
+        for atom in along:
+            terms_and_trips[atom].append((terms, trips))
     owners_of: dict[Axis, tuple[Axis, ...]] = {}
-    for atom, of_atom in values.items():
-        terms_beside = itertools.chain.from_iterable(of_atom[0].terms)
-        beside = [*of_atom[0].trips, *itertools.chain.from_iterable(terms_beside)]
-        owners_of[atom] = tuple(
-            [
-                owner
-                for owner in dict.fromkeys(beside)
-                if owner is not atom
-                and owner.size > 1
-                and (atom, owner) not in mixed
-                and not (owner.pin is not None and owner.pin.mixes)
-                and all(value.has_one_owner(atom, owner) for value in of_atom)
-            ]
-        )
+    for atom, of_atom in terms_and_trips.items():
+        terms, trips = of_atom[0]
+        beside = [*trips, *_chained(_chained(terms))]
+        owners = []
+        for owner in dict.fromkeys(beside):
+            mixes = (atom, owner) in mixed or (owner.pin is not None and owner.pin.mixes)
+            if owner is atom or owner.size <= 1 or mixes:
+                continue
+            if all(_has_one_owner(*each, atom, owner) for each in of_atom):
+                owners.append(owner)
+        owners_of[atom] = tuple(owners)
     return owners_of
 
 
-def _distinct_values(trace: Trace) -> Iterable[tuple[Axes, Sequence[Axis]]]:
-    """The axes of values, and the atoms of the scans around them, without duplicates."""
-    values: dict[Any, tuple[Axes, Sequence[Axis]]] = {}
-    places = [((), (*trace.leaves, *trace.states))]
-    places += [(path, equation.values) for path, equation in trace.equations.items()]
-    for path, values_here in places:
-        scans = [path[:length] for length in range(1, len(path) - 1)]
-        trips = tuple(atoms(*[trace.trips[scan] for scan in scans if scan in trace.trips]))
-        for axes in values_here:
-            identities = [id(axis.resolved()) for axis in axes]
-            key = len(axes), *identities, *map(id, trips)
-            values.setdefault(key, (axes, trips))
-    return values.values()
+def _mixed_in(equation: EquationAxes) -> set[tuple[Axis, Axis]]:
+    """The pairs of a channel's atom and an atom whose indices a contraction lets meet for it."""
+    shared, summed, free = set[Axis](), set[Axis](), set[Axis]()
+    for index in indices_of_contraction(equation.equation):
+        own = index.of(equation.operands)
+        (free if len(own) == 1 else shared).update(atoms(*own))
+        if index.result is None:
+            summed.update(atoms(*own))
+    mixed = set(itertools.product((shared - summed) | free, summed))
+    return mixed.union(itertools.product(shared, free))

@@ -8,15 +8,12 @@ candidate costs a compilation, so a search has to make do with a handful.
 import operator
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxpruner.progress import progress_bar
-from jaxpruner.structure.costs import check_counts
-from jaxpruner.structure.cut import check_keep
 from jaxpruner.structure.programs import is_array
 from jaxpruner.tree import PyTree
 
@@ -28,7 +25,6 @@ _MOST_SECONDS = 5.0  # after which no round begins but the fewest
 _ROUNDS = 30
 _MOST_CANDIDATES = 8  # that a search times, beside its two ends
 _TOLERANCE = 0.04  # how far below the allowed time a search may end
-_SHORTEST_STEP = 0.1  # of the way between the ends of a search
 
 
 def in_turns(calls: Sequence[Call], repeats: Sequence[int], rounds: int) -> list[list[float]]:
@@ -66,7 +62,7 @@ def _seconds(call: Call, repeats: int) -> float:
 
 
 def latency_function(
-    graph: Any, params: PyTree, inputs: Sequence[Any] | None = None, *, rounds: int = _ROUNDS
+    graph: Any, params: PyTree, inputs: Sequence[Any] | None
 ) -> Callable[[Mapping[str, int]], float]:
     """How long smaller versions of a model take on the device at hand.
 
@@ -77,83 +73,55 @@ def latency_function(
       graph: a `ChannelGraph`.
       params: of the whole model, arrays.
       inputs: arrays that the model is called with after the parameters: a state if it has one, then a batch of the
-        size that is to be fast. By default those of the graph.
-      rounds: how often the model and a candidate are timed in turns; fewer for models that take seconds.
+        size that is to be fast.
 
     Returns:
-      `{name of a group: how many of its channels stay} -> seconds`. Groups that are not named stay whole. It raises
-      the errors of `costs.check_counts`.
+      `{name of a group: how many of its channels stay} -> seconds`. Groups that are not named stay whole.
 
     Raises:
-      TypeError: parameters or inputs have no values.
-      ValueError: `rounds` is less than 1.
+      TypeError: inputs have no values.
 
     >>> import jax.numpy as jnp
     >>> from jaxpruner.structure import channel_groups
-    >>> params = {'up': jnp.ones((512, 4096)), 'down': jnp.ones((4096, 512))}
-    >>> graph = channel_groups(lambda p, x: (x @ p['up']) @ p['down'], params, jnp.ones((256, 512)))
-    >>> latency = latency_function(graph, params, rounds=3)
+    >>> params, x = {'up': jnp.ones((512, 4096)), 'down': jnp.ones((4096, 512))}, jnp.ones((256, 512))
+    >>> graph = channel_groups(lambda p, x: (x @ p['up']) @ p['down'], params, x)
+    >>> latency = latency_function(graph, params, [x])
     >>> 0 < latency({'up[1]': 128}) < latency({})
     True
     """
-    if rounds < 1:
-        raise ValueError(f'rounds is {rounds}; time each candidate once at least')
-    arrays = graph.model.examples if inputs is None else inputs
-    if arrays is None:
+    if inputs is None or not all(map(is_array, jax.tree.leaves(inputs))):
         raise TypeError(
-            'the graph was made with shapes for inputs, which cannot be timed; give arrays as inputs'
+            'the graph was made with shapes for inputs, which cannot be timed; give batches=… of arrays'
         )
-    for name, tree in (('params', params), ('inputs', arrays)):
-        if not all(map(is_array, jax.tree.leaves(tree))):
-            raise TypeError(f'{name} are shapes, or traced, and cannot be timed; give arrays')
     program = jax.jit(graph.model.apply_fn)
 
     def whole() -> Any:
-        return program(params, *arrays)
+        return program(params, *inputs)
 
     repeats_of_whole = repeats_of(whole)
-    (times,) = in_turns([whole], [repeats_of_whole], rounds)
+    (times,) = in_turns([whole], [repeats_of_whole], _ROUNDS)
     seconds_of_whole = statistics.median(times)
     ratios = {frozenset[tuple[str, int]](): 1.0}  # the whole model, in which no group is smaller
 
     def seconds(counts: Mapping[str, int]) -> float:
-        check_counts(graph.groups, counts)
-        smaller = {
-            name: int(count) for name, count in counts.items() if count != graph.groups[name].size
-        }
-        key = frozenset(smaller.items())
+        key = frozenset(counts.items())
         if key not in ratios:
-            keep = {name: np.arange(count) for name, count in smaller.items()}
-            cut = check_keep(graph.groups, keep, allow_inexact=True)
-            small_params = _first_channels(params, map(cut.shape, graph.trace.leaves))
-            arguments = tuple(arrays)
-            if graph.model.programs[0].has_state:
-                state = _first_channels(arguments[0], map(cut.shape, graph.trace.states))
-                arguments = (state, *arguments[1:])
+            keep = {name: range(count) for name, count in counts.items()}
+            cut = jax.jit(lambda tree: graph.shrink(tree, keep, allow_inexact=True, verify=False))
+            arguments = [params, *inputs]
+            has_state = graph.model.programs[0].has_state
+            arguments[: 1 + has_state] = map(cut, arguments[: 1 + has_state])
             small_program = jax.jit(graph.small_apply(keep, allow_inexact=True))
 
             def small() -> Any:
-                return small_program(small_params, *arguments)
+                return small_program(*arguments)
 
             repeats = [repeats_of_whole, repeats_of(small)]
-            whole_times, small_times = in_turns([whole, small], repeats, rounds)
+            whole_times, small_times = in_turns([whole, small], repeats, _ROUNDS)
             ratios[key] = statistics.median(map(operator.truediv, small_times, whole_times))
         return seconds_of_whole * ratios[key]
 
     return seconds
-
-
-def _first_channels(tree: PyTree, shapes: Iterable[tuple[int, ...]]) -> Any:
-    """Cuts arrays to these shapes in one program; `shrink` would compile a gather for each shape."""
-    leaves, treedef = jax.tree.flatten(tree)
-    small_shapes = list(shapes)
-
-    @jax.jit
-    def first(leaves: list[Any]) -> list[Any]:
-        pairs = zip(leaves, small_shapes, strict=True)
-        return [jax.lax.slice(leaf, (0,) * len(shape), shape) for leaf, shape in pairs]
-
-    return jax.tree.unflatten(treedef, first(leaves))
 
 
 def least_removal(
@@ -182,8 +150,6 @@ def least_removal(
         show('timing the whole model', 0)
         whole = latency_at(0.0)
         target = share * whole
-        if whole <= target:
-            return 0.0
         show('timing the smallest', 1)
         slow, slow_seconds = 0.0, whole
         fast, fast_seconds = 1.0, latency_at(1.0)
@@ -199,8 +165,7 @@ def least_removal(
             # Interpolation alone creeps along a bent curve, so every second step halves the interval.
             aim = (1 - _TOLERANCE / 2) * target
             step = 0.5 if number % 2 else (slow_seconds - aim) / (slow_seconds - fast_seconds)
-            step = min(max(step, _SHORTEST_STEP), 1 - _SHORTEST_STEP)
-            removed = slow + step * (fast - slow)
+            removed = slow + min(max(step, 0.1), 0.9) * (fast - slow)
             show(f'{fast_seconds / whole:.2f} of the latency', 2 + number)
             seconds = latency_at(removed)
             if seconds <= target:

@@ -9,7 +9,7 @@ earlier tokens. It returns the state with other numbers. The state is found amon
 {0: 0, 1: 1}
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,34 +17,15 @@ import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure import rules
-from jaxpruner.structure.axes import (
-    Axes,
-    Axis,
-    Pin,
-    Ties,
-    atoms,
-    new_axes,
-    set_pin,
-    sizes_of,
-)
-from jaxpruner.structure.traces import (
-    Contraction,
-    EquationAxes,
-    EquationTies,
-    Trace,
-    indices_of_contraction,
-    live_in_whole,
-    new_results,
-)
-from jaxpruner.trace import contractions
+from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, atoms, new_axes, set_pin, sizes_of
+from jaxpruner.structure.traces import EquationAxes, EquationTies, Trace, live_in_whole, new_results
 from jaxpruner.trace.interpreter import Interpreter, Position
-from jaxpruner.trace.program import Cond, Program, ProgramPath, Scan, While, shape_of
+from jaxpruner.trace.program import Cond, Program, ProgramPath, Scan, ShardMap, While, shape_of
 from jaxpruner.trace.walk import leaf_shape
 from jaxpruner.tree import Path, PyTree
 
 # These may read only parts of their operands, so that their results count as read, see `trace_programs`.
 _TAKES_PARTS = frozenset('dynamic_slice gather slice split unstack'.split())
-_Shapes = Mapping[Path, tuple[int, ...]]
 
 
 class ModelProgram(NamedTuple):
@@ -164,47 +145,38 @@ def returned_leaves(state: PyTree, results: PyTree) -> dict[int, int]:
     Raises:
       ValueError: several parts of the results could be the state.
     """
-    state_shapes, result_shapes = _shapes_by_path(state), _shapes_by_path(results)
-    if not state_shapes:
+    of_state, of_results = _shapes_by_path(state), _shapes_by_path(results)
+    if not of_state:
         return {}
-    matches = _match(state_shapes, result_shapes, ())
-    if not matches:
-        for name in dict.fromkeys([path[:1] for path in state_shapes if path]):
-            if not name[0].isdigit():  # the position in a tuple is no name
-                matches |= _match(state_shapes, result_shapes, name)
-    leaves, numbers = list(state_shapes), enumerate(result_shapes)
+    prefixes_of = dict.fromkeys([path[:end] for path in of_results for end in range(len(path) + 1)])
+    matches: dict[Path, Path] = {}  # path of a result -> path in the state
+    named = [path[:1] for path in of_state if path and not path[0].isdigit()]
+    for name in [(), *dict.fromkeys(named)]:
+        entry = {path: shape for path, shape in of_state.items() if path[: len(name)] == name}
+        prefixes = []
+        for prefix in prefixes_of:
+            part, start = (*prefix, *name), len(prefix)
+            own = {p[start:]: shape for p, shape in of_results.items() if p[: len(part)] == part}
+            if own == entry:
+                prefixes.append(prefix)
+        if len(prefixes) > 1:
+            parts = ' and '.join([tree_lib.path_string(each) or 'the whole' for each in prefixes])
+            raise ValueError(
+                f'{parts} of the results could each be the state that comes back; give the state a name, '
+                'state={"cache": state}, and return it under this name'
+            )
+        matches |= {(*prefix, *path): path for prefix in prefixes for path in entry}
+        if matches and not name:  # the whole state
+            break
+    leaves, numbers = list(of_state), enumerate(of_results)
     return {number: leaves.index(matches[path]) for number, path in numbers if path in matches}
 
 
-def _shapes_by_path(tree: PyTree) -> _Shapes:
+def _shapes_by_path(tree: PyTree) -> dict[Path, tuple[int, ...]]:
     if jax.tree.structure(tree) == jax.tree.structure(0):  # a bare leaf
         return {(): jnp.shape(tree)}
     paths, leaves, _ = tree_lib.flatten_with_paths(tree)
     return dict(zip(paths, map(jnp.shape, leaves), strict=True))
-
-
-def _match(state: _Shapes, results: _Shapes, name: Path) -> dict[Path, Path]:
-    """Path of a result -> path in the state, for the part of the results that is the state, or its entry of a name."""
-    wanted = {path: shape for path, shape in state.items() if path[: len(name)] == name}
-    first = next(iter(wanted))
-    prefixes = []
-    for path in results:
-        prefix = path[: len(path) - len(first)]
-        part = (*prefix, *name)
-        own = {
-            other[len(prefix) :]: shape
-            for other, shape in results.items()
-            if other[: len(part)] == part
-        }
-        if (*prefix, *first) == path and own == wanted:
-            prefixes.append(prefix)
-    if len(prefixes) > 1:
-        parts = ' and '.join([tree_lib.path_string(prefix) or 'the whole' for prefix in prefixes])
-        raise ValueError(
-            f'{parts} of the results could each be the state that comes back; give the state a name, '
-            'state={"cache": state}, and return it under this name'
-        )
-    return {(*prefix, *path): path for prefix in prefixes for path in wanted}
 
 
 class Inference(Interpreter[Axes]):
@@ -217,7 +189,6 @@ class Inference(Interpreter[Axes]):
         self.equations: dict[ProgramPath, EquationAxes] = {}
         self.constants: dict[ProgramPath, tuple[Axes, ...]] = {}
         self.trips: dict[ProgramPath, Axis] = {}
-        self.contractions: list[Contraction] = []
         self.read: list[Axes] = []  # axes of values, or of their parts, that equations read
 
     def constant(self, value: Any, aval: Any) -> Axes:
@@ -235,9 +206,8 @@ class Inference(Interpreter[Axes]):
 
     def visit_equation(self, equation: Any, operands: list[Axes], position: Position) -> list[Axes]:
         results = super().visit_equation(equation, operands, position)
-        self.equations[position.path] = EquationAxes(
-            tuple(operands), tuple(results), rules.row_of(equation)
-        )
+        axes = EquationAxes(tuple(operands), tuple(results), rules.row_of(equation), equation)
+        self.equations[position.path] = axes
         return results
 
     def visit_plain(self, equation: Any, operands: list[Axes], position: Position) -> list[Axes]:
@@ -245,14 +215,20 @@ class Inference(Interpreter[Axes]):
             if id(axes) in self._leaves:
                 number, _ = self._leaves[id(axes)]
                 self.first_uses.setdefault(number, len(self.equations))
-        name = equation.primitive.name
         results = rules.row_of(equation).axes(EquationTies(equation, operands, position))
-        if name in contractions.OPERATIONS:
-            self.contractions.append(Contraction(operands, indices_of_contraction(equation)))
-        if name not in _TAKES_PARTS:
+        if equation.primitive.name not in _TAKES_PARTS:
             self.read += operands
         self.read += results
         return results
+
+    def visit_shard_map(
+        self, shard_map: ShardMap, operands: list[Axes], position: Position
+    ) -> list[Axes]:
+        """Pins everything outside. The program of each device is visited for its costs."""
+        self.trips[position.path] = Axis(shard_map.devices)
+        inputs = [new_axes(shape_of(variable)) for variable in shard_map.program.jaxpr.invars]
+        super().visit_call(shard_map, inputs, position)
+        return super().visit_shard_map(shard_map, operands, position)
 
     def visit_scan(self, scan: Scan, operands: list[Axes], position: Position) -> list[Axes]:
         """Carried values keep their axes. The sliced and stacked axes have an index for each trip."""
@@ -293,8 +269,7 @@ def trace_programs(
 ) -> tuple[Model, tuple[Trace, ...]]:
     """Traces the programs of a model, and finds the axes of all their values."""
     paths, arrays, _ = tree_lib.flatten_with_paths(params)
-    shapes = map(leaf_shape, arrays, paths)  # raises where a leaf is no array
-    leaves = list(map(new_axes, shapes))
+    leaves = list(map(new_axes, map(leaf_shape, arrays, paths)))  # raises where a leaf is no array
     states: dict[Path, Axes] = {}
     traces, traced, read = [], [], []
     for program in programs:
@@ -308,10 +283,9 @@ def trace_programs(
             arguments.append(new_axes(shape_of(variable)))
             _pin_each(arguments[-1], f'input {number} of {owner}')
         inference = Inference(leaves)
-        axes_of_results = inference.visit_program(
-            Program.of(closed_jaxpr), arguments, Position.of_whole(closed_jaxpr)
-        )
-        for number, axes in enumerate(axes_of_results):
+        position = Position.of_whole(closed_jaxpr)
+        of_results = inference.visit_program(Program.of(closed_jaxpr), arguments, position)
+        for number, axes in enumerate(of_results):
             where = f'result {number} of {owner}'
             if number in returned:
                 ties = Ties(lambda reason, where=where: Pin(f'{where}, a state: {reason}'))
@@ -320,29 +294,26 @@ def trace_programs(
                 _pin_each(axes, where)
         never = len(inference.equations)
         trace = Trace(
-            program=closed_jaxpr,
-            equations=inference.equations,
-            constants=inference.constants,
-            trips=inference.trips,
-            contractions=inference.contractions,
-            paths=paths,
-            leaves=leaves,
-            state_paths=state_paths,
-            states=state_axes,
-            returned=returned,
+            closed_jaxpr,
+            inference.equations,
+            inference.constants,
+            inference.trips,
+            paths,
+            leaves,
+            state_paths,
+            state_axes,
+            returned,
             used=live_in_whole(closed_jaxpr.jaxpr).inputs[: len(paths)],
             first_uses=[inference.first_uses.get(number, never) for number in range(len(paths))],
         )
         traces.append(trace)
         traced.append(program._replace(results=jax.tree.structure(results)))
-        read += [*inference.read, *axes_of_results]
+        read += [*inference.read, *of_results]
     # Parts of parameters that no program reads, such as positions beyond the length of the inputs.
     read_atoms = {atom for axes in read for atom in atoms(*axes)}
+    unread = [atom for axes in leaves for atom in atoms(*axes) if atom not in read_atoms]
     reason = 'the model does not read this part for inputs of these shapes'
-    for axes in leaves:
-        set_pin(
-            Pin(reason, mixes=False), *[atom for atom in atoms(*axes) if atom not in read_atoms]
-        )
+    set_pin(Pin(reason, mixes=False), *unread)
     return Model(jax.tree.map(shape_of_leaf, params), tuple(traced)), tuple(traces)
 
 
@@ -375,11 +346,9 @@ def _axes_of_state(
                 f'the leaf {name} of the state has shape {sizes_of(others)} in one program and {leaf.shape} in '
                 'another; give different states different names'
             )
-        shared = []
-        for i, (axis, other) in enumerate(zip(own, others, strict=True)):
-            if axis.size != other.size:  # such as the batch of a cache
-                reason = f'axis {i} of the state {name} has sizes {other.size} and {axis.size}'
-                set_pin(Pin(reason, mixes=False), axis, other)
-            shared.append(other if axis.size == other.size else axis)
-        axes_of_leaves.append(tuple(shared))
+        # Axes of different sizes, such as the batches of a cache, are pinned.
+        Ties(lambda reason, name=name: Pin(f'the state {name}: {reason}', mixes=False)).unify_each(
+            own, others
+        )
+        axes_of_leaves.append(own)
     return paths, axes_of_leaves

@@ -36,7 +36,7 @@ from jaxpruner.structure.axes import (
 )
 from jaxpruner.structure.cut import EquationCut, Values
 from jaxpruner.structure.traces import EquationTies, Row, indices_of_contraction, new_results
-from jaxpruner.structure.zeros import COLLECTIVES, Scalar, ZeroedEquation, moved
+from jaxpruner.structure.zeros import COLLECTIVES, Fill, ZeroedEquation, moved
 from jaxpruner.trace import contractions, reshaping, rules
 from jaxpruner.trace.rules import SCATTERS, GatherAxes
 
@@ -58,12 +58,7 @@ def elementwise_axes(ties: EquationTies) -> list[Axes]:
     return [tuple(result)]
 
 
-def _reordered(choose: Callable[[Mapping[str, Any], Any], Any]) -> Row:
-    """The row of a primitive that puts axes in another order, or drops some: `(params, axes) -> axes`."""
-    return Row(lambda ties: [choose(ties.params, ties.operands[0])], moved())
-
-
-def _along(reason: str, numbers_of: Callable[[Mapping[str, Any], Axes], Iterable[int]]) -> AxesRule:
+def _along(reason: str) -> AxesRule:
     """The rule of a primitive whose elements meet along some axes. These are pinned, and so are those of the result."""
 
     def rule(ties: EquationTies) -> list[Axes]:
@@ -71,7 +66,7 @@ def _along(reason: str, numbers_of: Callable[[Mapping[str, Any], Axes], Iterable
         for axes in others:
             ties.unify_each(first, axes)
         result = list(first)
-        for i in numbers_of(ties.params, first):
+        for i in _meeting_along(ties.params, len(first)):
             if ties.shape[i] != first[i].size:
                 result[i] = Axis(ties.shape[i])
             ties.pin(reason, first[i], result[i])
@@ -80,15 +75,20 @@ def _along(reason: str, numbers_of: Callable[[Mapping[str, Any], Axes], Iterable
     return rule
 
 
-def _moved_windows(params: Mapping[str, Any], axes: Axes) -> list[int]:
-    """The axes along which the windows of a pooling do not just have one element each, and so copy the axis."""
-    names = 'window_dimensions', 'window_strides', 'base_dilation'
-    given = [params[name] for name in names if params.get(name) is not None]
-    return [
-        i
-        for i in range(len(axes))
-        if {steps[i] for steps in given} != {1} or any(params['padding'][i])
-    ]
+def _meeting_along(params: Mapping[str, Any], rank: int) -> Iterable[int]:
+    """The axes along which elements meet."""
+    if 'fft_lengths' in params:
+        return range(rank)[-len(params['fft_lengths']) :]
+    if (
+        'window_dimensions' in params
+    ):  # not those whose windows have one element each, which copy the axis
+        names = 'window_dimensions', 'window_strides', 'base_dilation'
+        steps = [params[name] for name in names if params.get(name) is not None]
+        padding = params['padding']
+        return [i for i in range(rank) if {each[i] for each in steps} != {1} or any(padding[i])]
+    # Older JAX only takes the largest along the last axis.
+    numbers = params.get('dimensions', (params.get('dimension', params.get('axis', -1)),))
+    return [number % rank for number in numbers]
 
 
 def _reshaped(param: str) -> Callable[[EquationCut, Values], Values]:
@@ -288,19 +288,13 @@ def scatter_axes(ties: EquationTies) -> list[Axes]:
     return [base]
 
 
-def _padding(zeroed: ZeroedEquation, axis: int) -> list[Scalar]:
-    """Removed channels are padded like others, along all other axes."""
-    others = drop(zeroed.params['padding_config'], [axis])
-    return [zeroed.fills[1].everywhere] if any(max(each) > 0 for each in others) else []
-
-
-def _beyond_the_end(zeroed: ZeroedEquation, axis: int) -> list[Scalar]:
+def _beyond_the_end(zeroed: ZeroedEquation) -> list[Fill]:
     """For an index beyond the end a gather may fill a scalar in. NaN would spoil the whole model anyway."""
     value = zeroed.params.get('fill_value')
     is_inexact = jnp.issubdtype(zeroed.equation.outvars[0].aval.dtype, jnp.inexact)
     is_scalar = value is not None and zeros.is_finite(value)
     fills_in = 'FILL' in str(zeroed.params.get('mode')) and (is_scalar or not is_inexact)
-    return [value] if fills_in else []
+    return [zeros.of_constant(value, ())] if fills_in else []
 
 
 def product_axes(ties: EquationTies) -> list[Axes]:
@@ -314,8 +308,7 @@ def product_axes(ties: EquationTies) -> list[Axes]:
         ties.pin('data say how many rows a group has', left[0], right[0], *ties.operands[2])
     result = []
     for index in indices_of_contraction(ties.equation):
-        places = zip((left, right), index[:2], strict=True)
-        own = [axes[i] for axes, i in places if i is not None]
+        own = index.of(ties.operands)
         ties.unify(own[0], own[-1])
         if index.result is not None:
             result.append(own[0])
@@ -429,42 +422,30 @@ ROWS: dict[str, Row] = {
     ),
     'dynamic_update_slice': Row(dynamic_update_slice_axes, moved(0, 1)),
     'gather': Row(gather_axes, moved(0, also=_beyond_the_end), gather_resized),
-    'pad': Row(pad_axes, moved(0, 1, also=_padding)),
+    'pad': Row(pad_axes, moved(0, 1)),
     'reshape': Row(reshape_axes, moved(), _reshaped('new_sizes')),
     'slice': Row(slice_axes, moved(), slice_resized),
     'split': Row(split_axes, moved(), split_resized),
-    'squeeze': _reordered(lambda params, axes: drop(axes, params['dimensions'])),
+    'squeeze': Row(lambda ties: [drop(ties.operands[0], ties.params['dimensions'])], moved()),
     'stack': Row(stack_axes, moved()),
     'tile': Row(tile_axes, moved(), tile_resized),
-    'transpose': _reordered(lambda params, axes: pick(axes, params['permutation'])),
+    'transpose': Row(lambda ties: [pick(ties.operands[0], ties.params['permutation'])], moved()),
     'unstack': Row(unstack_axes, moved()),
     **dict.fromkeys(SCATTERS, Row(scatter_axes, moved(0, 2, sums=True))),
     **dict.fromkeys(('scatter', 'scatter-max', 'scatter-min'), Row(scatter_axes, moved(0, 2))),
     **dict.fromkeys(
         ('empty', 'iota', 'random_bits'), Row(made_axes, zeros.unknown_fills, made_resized)
     ),
-    'rev': Row(_along('it is reversed', lambda params, axes: params['dimensions']), moved()),
-    **dict.fromkeys(
-        ('cummax', 'cummin'), Row(_along(_MEET, lambda params, axes: [params['axis']]), moved())
-    ),
-    'cumsum': Row(_along(_MEET, lambda params, axes: [params['axis']]), moved(sums=True)),
-    'sort': Row(_along(_MEET, lambda params, axes: [params['dimension']]), moved(one_each=True)),
+    'rev': Row(_along('it is reversed'), moved()),
+    **dict.fromkeys(('cummax', 'cummin', 'sort'), Row(_along(_MEET), moved())),
+    'cumsum': Row(_along(_MEET), moved(sums=True)),
     'top_k': Row(
-        _along(
-            'the largest along it are taken',
-            lambda params, axes: [params.get('axis', -1) % len(axes)],
-        ),
+        _along('the largest along it are taken'),
         lambda zeroed: [moved()(zeroed)[0], zeros.unknown_fills(zeroed)[1]],
     ),
-    'fft': Row(
-        _along(
-            'a Fourier transform goes along it',
-            lambda params, axes: range(len(axes))[-len(params['fft_lengths']) :],
-        ),
-        moved(sums=True),
-    ),
-    'reduce_window_max': Row(_along(_WINDOW, _moved_windows), moved()),
-    'reduce_window_sum': Row(_along(_WINDOW, _moved_windows), moved(sums=True)),
+    'fft': Row(_along('a Fourier transform goes along it'), moved(sums=True)),
+    'reduce_window_max': Row(_along(_WINDOW), moved()),
+    'reduce_window_sum': Row(_along(_WINDOW), moved(sums=True)),
 }
 
 

@@ -17,11 +17,12 @@ def pin_at(position: Position, equation: Any, reason: str) -> Pin:
 
 
 class EquationAxes(NamedTuple):
-    """The axes of an equation's operands and of its results, and the row of its primitive."""
+    """The axes of an equation's operands and of its results, the row of its primitive, and the equation."""
 
     operands: tuple[Axes, ...]
     results: tuple[Axes, ...]
     row: 'Row'
+    equation: Any
 
     @property
     def values(self) -> tuple[Axes, ...]:
@@ -40,12 +41,15 @@ class Index(NamedTuple):
     right: int | None
     result: int | None
 
+    def of(self, operands: Sequence[Axes]) -> list[Axis]:
+        """The axes of the operands that have it."""
+        places = zip(operands, self[:2], strict=False)
+        return [axes[i] for axes, i in places if i is not None]
 
-class Contraction(NamedTuple):
-    """The axes of the operands of an operation that multiplies and sums, and its indices."""
 
-    operands: Sequence[Axes]
-    indices: Sequence[Index]
+def is_contraction(equation: Any) -> bool:
+    """Whether an equation multiplies and sums."""
+    return equation.primitive.name in contractions.OPERATIONS
 
 
 def indices_of_contraction(equation: Any) -> list[Index]:
@@ -80,8 +84,7 @@ class Trace(NamedTuple):
       equations: path of an equation -> the axes of its operands and results. An equation with a program inside has an
         entry, too. In the body of a scan, sliced operands and stacked results lack their first axis.
       constants: path of a program -> the axes of each of its constants. The path of the whole program is `()`.
-      trips: path of a scan -> the axis with an index for each of its trips.
-      contractions: the axes of each operation that multiplies and sums.
+      trips: path of a scan -> the axis with an index for each of its trips; of a `shard_map`, for each of its devices.
       paths: of the parameters' leaves.
       leaves: the axes of each leaf of the parameters.
       state_paths: of the leaves of the state.
@@ -95,7 +98,6 @@ class Trace(NamedTuple):
     equations: Mapping[ProgramPath, EquationAxes]
     constants: Mapping[ProgramPath, tuple[Axes, ...]]
     trips: Mapping[ProgramPath, Axis]
-    contractions: Sequence[Contraction] = ()
     paths: Sequence[Path] = ()
     leaves: Sequence[Axes] = ()
     state_paths: Sequence[Path] = ()
@@ -103,6 +105,11 @@ class Trace(NamedTuple):
     returned: Mapping[int, int] = {}
     used: Sequence[bool] = ()
     first_uses: Sequence[int] = ()
+
+    def trips_around(self, path: ProgramPath) -> list[Axis]:
+        """The axes of the trips of all scans around an equation, and of devices."""
+        outside = [path[:length] for length in range(1, len(path) - 1)]
+        return [self.trips[each] for each in outside if each in self.trips]
 
     @property
     def named_leaves(self) -> Iterator[tuple[Path, Axes]]:

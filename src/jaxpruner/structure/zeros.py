@@ -26,7 +26,7 @@ knows at most what the visit before knew. So an atom that one visit rejects is r
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -49,7 +49,9 @@ Fills = list['Fill']
 # The signs that elements may have, besides 0. Values that are not real numbers count as of any sign.
 Signs = frozenset[int]
 
-NAN = float('nan')  # one object for every NaN, so that it equals itself in keys of caches
+NAN = float(
+    'nan'
+)  # one object for all that may not be finite, so that it equals itself in keys of caches
 ANY: Signs = frozenset({-1, 1})
 
 
@@ -63,7 +65,7 @@ class Fill(NamedTuple):
     """
 
     everywhere: Scalar
-    channels: tuple[Mapping[Axis, Scalar], ...]
+    channels: tuple[dict[Axis, Scalar], ...]
     signs: Signs = ANY
 
     def at(self, axis: int | None, atom: Axis) -> Scalar:
@@ -80,6 +82,11 @@ def nothing_of(rank: int) -> Fill:
     return Fill(None, ({},) * rank)
 
 
+def unknown(variable: Any) -> Fill:
+    """The fill of a variable of which nothing is known."""
+    return nothing_of(len(variable.aval.shape))
+
+
 class ZeroedEquation:
     """An equation of a program in which channels are zeroed.
 
@@ -93,10 +100,9 @@ class ZeroedEquation:
 
     def __init__(self, walk: 'ZeroWalk', equation: Any, fills: Fills, position: Position):
         self._walk, self._position = walk, position
-        self.equation = equation
-        self.params: Mapping[str, Any] = equation.params
-        self.operands, self.results, self.row = walk.trace.equations[position.path]
-        self.fills = fills
+        self.equation, self.params, self.fills = equation, equation.params, fills
+        axes = walk.trace.equations[position.path]
+        self.operands, self.results = axes.operands, axes.results
         self.candidates = walk.candidates
 
     def result(
@@ -105,8 +111,7 @@ class ZeroedEquation:
         """The fill of a result, with the scalar that `find(axis, atom)` returns for each of its axes and atoms."""
         channels = []
         for i, axis in enumerate(self.results[number]):
-            scalars = {atom: find(i, atom) for atom in self.candidates(axis)}
-            channels.append({atom: value for atom, value in scalars.items() if value is not None})
+            channels.append({atom: find(i, atom) for atom in self.candidates(axis)})
         known = signs if everywhere is None else signs_of(np.asarray(everywhere))
         return Fill(everywhere, tuple(channels), known)
 
@@ -115,8 +120,12 @@ class ZeroedEquation:
         pin = pin_at(self._position, self.equation, reason)
         self._walk.reject(atom, pin if is_finite(scalar) else self._walk.causes.get(atom, pin))
 
-    def note_cause(self, atom: Axis, reason: str) -> None:
-        """Notes why zeroed channels of this atom are not finite from here on."""
+    def note_cause(self, atom: Axis, scalar: Scalar) -> None:
+        """Notes that zeroed channels of this atom are not finite from here on."""
+        reason = (
+            f'{scalar} at zeroed channels; keep what is divided by away from 0, as by '
+            'jnp.maximum(divisor, 1e-6)'
+        )
         self._walk.causes[atom] = pin_at(self._position, self.equation, reason)
 
 
@@ -135,30 +144,33 @@ def join(values: Iterable[Scalar]) -> Scalar:
 
 def join_fills(first: Fill, second: Fill) -> Fill:
     """The fill of a value that is one of two values with the same axes."""
-    everywhere = first.everywhere if first.everywhere == second.everywhere else None
     channels = []
-    for i, pair in enumerate(zip(first.channels, second.channels, strict=True)):
-        joined = {
-            atom: join((first.at(i, atom), second.at(i, atom))) for own in pair for atom in own
-        }
-        channels.append({atom: value for atom, value in joined.items() if value is not None})
+    for i, (own, others) in enumerate(zip(first.channels, second.channels, strict=True)):
+        channels.append(
+            {atom: join([first.at(i, atom), second.at(i, atom)]) for atom in own | others}
+        )
+    everywhere = first.everywhere if first.everywhere == second.everywhere else None
     return Fill(everywhere, tuple(channels), first.signs | second.signs)
 
 
-def multiply(first: Scalar, second: Scalar) -> Scalar:
-    """The product of two scalars; each may be unknown."""
-    if not is_finite(first) or not is_finite(second):
+def multiply(first: Scalar, second: Scalar = None) -> Scalar:
+    """What is known of a product of two scalars, and of sums of such products: whether it is zero."""
+    if not (is_finite(first) and is_finite(second)):
         return NAN
-    if first == 0 or second == 0:
-        return 0
-    return None if first is None or second is None else first * second
+    return 0 if first == 0 or second == 0 else None
 
 
-def zero_or_unknown(value: Scalar) -> Scalar:
-    """The scalar of a sum of products with this scalar."""
-    if not is_finite(value):
-        return NAN
-    return 0 if value == 0 else None
+class _Operand(NamedTuple):
+    """What is known of an operand: its scalar, its signs, its dtype, and the first operand that is the same variable.
+
+    A literal has its scalar from the model, not from the zeroing.
+    """
+
+    value: Scalar
+    signs: Signs
+    dtype: Any
+    same: int
+    is_literal: bool
 
 
 def computed(
@@ -171,124 +183,86 @@ def computed(
       values: the scalar of each operand.
       fills: of the operands. Those with a scalar everywhere are literals, not made by zeroing.
     """
-    if equation.primitive.name == 'select_n':
-        predicate, *cases = values
-        signs = frozenset[int]().union(*[fill.signs for fill in fills[1:]])
-        if predicate is not None:
-            return (cases[int(predicate)] if is_finite(predicate) else NAN), signs
-        if len(set(cases)) == 1:
-            return cases[0], signs
-        # A literal that is not finite is the model's own.
-        pairs = zip(cases, fills[1:], strict=True)
-        is_safe = all(is_finite(case) or fill.everywhere is not None for case, fill in pairs)
-        return (None if is_safe else NAN), signs
     variables = [*equation.invars, equation.outvars[0]]
     dtypes = [variable.aval.dtype for variable in variables]
     if any(jnp.issubdtype(dtype, jax.dtypes.extended) for dtype in dtypes):  # random keys
         return None, ANY
+    identities = list(map(id, equation.invars))
     operands = []
-    for variable, value, fill in zip(equation.invars, values, fills, strict=True):
-        same = next(i for i, other in enumerate(equation.invars) if other is variable)
-        is_literal = fill.everywhere is not None
-        operands.append(_Operand(value, fill.signs, is_literal, same))
-    params = tuple(sorted(equation.params.items()))
-    return _sampled(equation.primitive, params, tuple(dtypes[:-1]), tuple(operands))
-
-
-class _Operand(NamedTuple):
-    """What is known of an operand: its scalar, its signs, and the number of the first operand that it equals."""
-
-    value: Scalar
-    signs: Signs
-    is_literal: bool
-    same: int
+    for number, (value, fill) in enumerate(zip(values, fills, strict=True)):
+        same, is_literal = identities.index(identities[number]), fill.everywhere is not None
+        operands.append(_Operand(value, fill.signs, dtypes[number], same, is_literal))
+    return _sampled(equation.primitive, tuple(sorted(equation.params.items())), tuple(operands))
 
 
 _COUNT = 512  # of samples, so that all pairs of numbers are among them
-# Common operations, which JAX would compile.
-_OF_NUMPY: dict[str, Any] = {
-    'abs': np.abs,
-    'add': np.add,
-    'div': np.divide,
-    'eq': np.equal,
-    'exp': np.exp,
-    'ge': np.greater_equal,
-    'gt': np.greater,
-    'le': np.less_equal,
-    'log': np.log,
-    'lt': np.less,
-    'max': np.maximum,
-    'min': np.minimum,
-    'mul': np.multiply,
-    'neg': np.negative,
-    'sqrt': np.sqrt,
-    'square': np.square,
-    'sub': np.subtract,
-    'tanh': np.tanh,
-}
+# Common operations, which JAX would compile: the names of JAX and NumPy.
+_IN_NUMPY = dict(
+    pair.split('=')
+    for pair in """
+    abs=abs add=add div=divide eq=equal exp=exp ge=greater_equal gt=greater le=less_equal log=log lt=less max=maximum
+    min=minimum mul=multiply neg=negative sqrt=sqrt square=square sub=subtract tanh=tanh
+    """.split()
+)
 
 
 @functools.lru_cache(4096)
-def _sampled(
-    primitive: Any, params: Any, dtypes: Sequence[Any], operands: Sequence[_Operand]
-) -> tuple[Scalar, Signs]:
+def _sampled(primitive: Any, params: Any, operands: Sequence[_Operand]) -> tuple[Scalar, Signs]:
     """Runs an operation on samples of its operands."""
     known = [operand.value for operand in operands if operand.value is not None]
     is_zeroed = any(each.value is not None and not each.is_literal for each in operands)
     is_usual = np.ones(_COUNT, bool)  # neither 0 nor extreme
     arrays: list[Any] = []
-    for number, (operand, dtype) in enumerate(zip(operands, dtypes, strict=True)):
-        if operand.value is not None:
-            arrays.append(np.full(_COUNT, operand.value, dtype))
-        elif operand.same < number:
-            arrays.append(arrays[operand.same])
-        else:
-            samples, usual = _samples_of(dtype, operand.signs, known)
-            places = np.random.default_rng(number).integers(len(samples), size=_COUNT)
-            arrays.append(samples[places].astype(dtype))
-            is_usual &= usual[places]
     try:
-        if primitive.name in _OF_NUMPY and all(array.dtype.kind == 'f' for array in arrays):
-            with np.errstate(all='ignore'):
-                results = _OF_NUMPY[primitive.name](*arrays)
-        else:
-            with jax.ensure_compile_time_eval():
+        with np.errstate(all='ignore'), jax.ensure_compile_time_eval():
+            for number, operand in enumerate(operands):
+                if operand.same < number:
+                    arrays.append(arrays[operand.same])
+                    continue
+                samples, usual = _samples_of(operand, known)
+                places = np.random.default_rng(number).integers(len(samples), size=_COUNT)
+                arrays.append(samples[places])
+                is_usual &= places < usual
+            if primitive.name in _IN_NUMPY and all(array.dtype.kind == 'f' for array in arrays):
+                results = getattr(np, _IN_NUMPY[primitive.name])(*arrays)
+            else:
                 results = primitive.bind(*arrays, **dict(params))
     except (NotImplementedError, RuntimeError, TypeError, ValueError):
         return (NAN if is_zeroed else None), ANY  # nothing is assumed of what cannot be run
     array = _of_numpy(results[0] if primitive.multiple_results else results)
     finite = np.isfinite(array)
     signs = signs_of(array[finite])
-    if len(known) == len(operands):
-        value = _item(array)
-        # NaN is whatever may not be finite: `isfinite` of it is unknown.
-        is_unsure = any(each != each for each in known) and is_finite(value)
-        return (None if is_unsure else value), signs
-    if is_zeroed and not finite[is_usual].all():
-        return NAN, signs
-    array = array[finite]
-    is_one = array.size and (array == array[0]).all() and all(each == each for each in known)
-    return (_item(array) if is_one else None), signs
+    array = array[finite | is_usual]  # extreme activations do not count
+    if array.size and (array == array[0]).all():
+        return _item(array), signs
+    infinite = array[~np.isfinite(array)]
+    # An infinite literal is the model's own, such as that of a mask.
+    own = [each.value for each in operands if each.is_literal]
+    return (NAN if is_zeroed and not np.isin(infinite, own).all() else None), signs
 
 
-def _samples_of(dtype: Any, signs: Signs, known: Sequence[Scalar]) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of these signs that an unknown operand may be, 0 and some known ones among them; flags of usual ones."""
+def _samples_of(operand: _Operand, known: Sequence[Scalar]) -> tuple[np.ndarray, int]:
+    """Numbers that an operand may be: usual ones, how many these are, then 0, extreme ones, and some known ones."""
+    value, dtype = operand.value, operand.dtype
+    is_inexact = jnp.issubdtype(dtype, jnp.inexact)
+    if value is not None:
+        is_known = value == value
+        if not (is_known or is_inexact):
+            raise ValueError('a number that is not finite was cast')
+        numbers = [value] if is_known else [np.nan, np.inf, -np.inf, 0.0, 1.0, -1.0]
+        return np.array(numbers).astype(dtype), len(numbers)
     if dtype.kind == 'b':
-        return np.array([False, True]), np.ones(2, bool)
-    known = [each for each in known if not isinstance(each, complex) and is_finite(each)]
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        info = jnp.iinfo(dtype)
-        numbers = {0, *map(int, known)}
-        numbers.update([sign * number for sign in signs for number in (1, 2, 3, 50, info.max)])
-        clipped = {min(max(number, info.min), info.max) for number in numbers}
-        return np.array(sorted(clipped), dtype), np.ones(len(clipped), bool)
-    info = jnp.finfo(dtype)
-    usual = [sign * number for sign in signs for number in (0.25, 1.0, 2.75, 50.0)]
-    extreme = [sign * float(number) for sign in signs for number in (info.max, info.tiny)]
-    samples = np.array([*usual, *extreme, 0.0, *map(float, known)])
+        return np.array([False, True]), 2
+    info = (jnp.finfo if is_inexact else jnp.iinfo)(dtype)
+    sizes = [0.25, 1.0, 2.75, 50.0], [float(info.max) / 2, float(getattr(info, 'tiny', 1))]
+    usual, extreme = [[sign * size for sign in operand.signs for size in each] for each in sizes]
+    others = [each for each in known if not isinstance(each, complex) and is_finite(each)]
+    samples = np.array([*usual, 0.0, *extreme, *others])
     if jnp.issubdtype(dtype, jnp.complexfloating):
         samples = samples * (1 + 0.75j)
-    return samples, np.arange(len(samples)) < len(usual)
+    elif not is_inexact:
+        samples = np.clip(samples, float(info.min), float(info.max) / 2)
+    return samples.astype(dtype), len(usual)
 
 
 def _of_numpy(array: Any) -> np.ndarray:
@@ -311,20 +285,15 @@ def of_constant(value: Any, candidates: Sequence[Sequence[Axis]]) -> Fill:
       value: the constant.
       candidates: for each of its axes, the atoms that could be removed.
     """
-    nothing = nothing_of(len(candidates))
     is_key = jnp.issubdtype(jnp.result_type(value), jax.dtypes.extended)
-    if tree_lib.is_traced(value) or is_key:
-        return nothing
-    try:
-        array = _of_numpy(value)
-    except RuntimeError:  # an array on another host
-        return nothing
-    nothing = nothing._replace(signs=signs_of(array))
-    if array.size and (array == array.ravel()[0]).all():
-        return nothing._replace(everywhere=_item(array))
-    if np.isfinite(array).all():
-        return nothing
-    return nothing._replace(channels=tuple([dict.fromkeys(atoms, NAN) for atoms in candidates]))
+    is_elsewhere = not getattr(value, 'is_fully_addressable', True)  # on another host
+    if tree_lib.is_traced(value) or is_key or is_elsewhere:
+        return nothing_of(len(candidates))
+    array = _of_numpy(value)
+    is_one = array.size and (array == array.ravel()[0]).all()
+    scalar = None if np.isfinite(array).all() else NAN
+    channels = tuple([dict.fromkeys(own, scalar) for own in candidates])
+    return Fill(_item(array) if is_one else None, channels, signs_of(array))
 
 
 def signs_of(array: np.ndarray) -> Signs:
@@ -359,10 +328,16 @@ def unknown_fills(zeroed: ZeroedEquation) -> Fills:
     return [zeroed.result(find, number=number) for number in range(len(zeroed.results))]
 
 
-def elementwise_fills(zeroed: ZeroedEquation) -> list[Fill]:
+def elementwise_fills(zeroed: ZeroedEquation) -> Fills:
     """Computes the scalars of the result from those of the operands."""
-    everywhere = [fill.everywhere for fill in zeroed.fills]
-    known, signs = computed(zeroed.equation, everywhere, zeroed.fills)
+    equation, fills = zeroed.equation, zeroed.fills
+    if equation.primitive.name in ('add', 'add_any'):
+        for number, other in ((0, 1), (1, 0)):
+            is_same = has_type_of(equation.invars[number].aval, equation.outvars[0].aval)
+            if fills[other].everywhere == 0 and is_same:
+                return [fills[number]]  # itself, by which a scan knows what a trip does not change
+    everywhere = [fill.everywhere for fill in fills]
+    known, signs = computed(equation, everywhere, fills)
     is_literal = any(scalar is not None for scalar in everywhere)
     if is_literal and known is not None and (None not in everywhere or is_finite(known)):
         return [zeroed.result(lambda axis, atom: None, known)]
@@ -370,19 +345,12 @@ def elementwise_fills(zeroed: ZeroedEquation) -> list[Fill]:
     def find(i: int, atom: Axis) -> Scalar:
         size = zeroed.results[0][i].size
         scalars = []
-        for fill, axes in zip(zeroed.fills, zeroed.operands, strict=True):
+        for fill, axes in zip(fills, zeroed.operands, strict=True):
             is_repeated = not axes or axes[i].size != size
             scalars.append(fill.everywhere if is_repeated else fill.at(i, atom))
-        result, _ = computed(zeroed.equation, scalars, zeroed.fills)
+        result, _ = computed(equation, scalars, fills)
         if not is_finite(result) and all(map(is_finite, scalars)):
-            reason = f'{result} at zeroed channels'
-            if zeroed.equation.primitive.name == 'div' and scalars[1] == 0:
-                dividend = 'x' if scalars[0] is None else f'{scalars[0]:g}'
-                reason = (
-                    f'{dividend} / 0 at zeroed channels; divide by what is never 0, such as '
-                    'jnp.maximum(divisor, 1e-6)'
-                )
-            zeroed.note_cause(atom, reason)
+            zeroed.note_cause(atom, result)
         return result
 
     return [zeroed.result(find, signs=signs)]
@@ -391,44 +359,40 @@ def elementwise_fills(zeroed: ZeroedEquation) -> list[Fill]:
 def moved(
     *numbers: int,
     sums: bool = False,
-    one_each: bool = False,
-    also: Callable[[ZeroedEquation, int], list[Scalar]] = lambda zeroed, axis: [],
+    also: Callable[[ZeroedEquation], list[Fill]] = lambda zeroed: [],
 ) -> Callable[[ZeroedEquation], Fills]:
     """The rule of a primitive each of whose results' elements is one of the operands' elements.
 
     Args:
       *numbers: of the operands that hold elements, and no indices; all by default.
       sums: whether the elements are sums or products of the operands' elements.
-      one_each: whether each result has the elements of one operand.
-      also: `(zeroed, axis) -> other scalars` that elements along an axis may be.
+      also: other scalars that elements may be.
     """
 
     def result(zeroed: ZeroedEquation, number: int) -> Fill:
-        chosen = [number] if one_each else numbers or range(len(zeroed.operands))
+        chosen = numbers or range(len(zeroed.operands))
         sources = [(zeroed.fills[n], zeroed.operands[n]) for n in chosen]
+        sources += [(fill, ()) for fill in also(zeroed)]
 
         def find(k: int, atom: Axis) -> Scalar:
             scalars = []
-            own = zeroed.results[number][k]
             for fill, axes in sources:
                 with_atom = [i for i, axis in enumerate(axes) if atom in zeroed.candidates(axis)]
-                same = [i for i in with_atom if axes[i] is own]
+                same = [i for i in with_atom if axes[i] is zeroed.results[number][k]]
                 scalars += [fill.at(i, atom) for i in same or with_atom]
-            scalar = join([*scalars, *also(zeroed, k)]) if scalars else None
-            return zero_or_unknown(scalar) if sums else scalar
+            others = [fill.everywhere for fill, axes in sources if not axes]
+            scalar = join([*scalars, *others]) if scalars else None
+            return multiply(scalar) if sums else scalar
 
-        rank = len(zeroed.results[number])
-        others = [scalar for k in range(max(rank, 1)) for scalar in also(zeroed, k)]
-        everywhere = {*[fill.everywhere for fill, _ in sources], *others}
+        everywhere = {fill.everywhere for fill, _ in sources}
         known = everywhere.pop() if len(everywhere) == 1 and not sums else None
-        signs = [fill.signs for fill, _ in sources]
-        signs += [signs_of(np.asarray(scalar)) for scalar in others if scalar is not None]
-        return zeroed.result(find, known, ANY if sums else frozenset().union(*signs), number)
+        signs = frozenset().union(*[fill.signs for fill, _ in sources])
+        return zeroed.result(find, known, ANY if sums else signs, number)
 
     return lambda zeroed: [result(zeroed, number) for number in range(len(zeroed.results))]
 
 
-def product_fills(zeroed: ZeroedEquation) -> list[Fill]:
+def product_fills(zeroed: ZeroedEquation) -> Fills:
     """A contraction. Only zeros are known of a sum of products."""
     left, right = zeroed.fills[:2]
     left_axes, right_axes = zeroed.operands[:2]
@@ -453,53 +417,48 @@ def product_fills(zeroed: ZeroedEquation) -> list[Fill]:
         if i is None and channels is not None and atom not in summed:
             is_grouped = atom in zeroed.candidates(left_axes[channels])
             i = channels if is_grouped else None
-        return zero_or_unknown(multiply(left.at(i, atom), right.at(k, atom)))
+        return multiply(left.at(i, atom), right.at(k, atom))
 
     is_zero = left.everywhere == 0 or right.everywhere == 0
     signs = frozenset([one * other for one in left.signs for other in right.signs])
     return [zeroed.result(find, 0 if is_zero else None, signs)]
 
 
-def reduce_fills(zeroed: ZeroedEquation) -> list[Fill]:
+def reduce_fills(zeroed: ZeroedEquation) -> Fills:
     """A reduction of each operand, which has to be neutral at removed channels."""
     primitive: str = zeroed.equation.primitive.name
     name = COLLECTIVES.get(primitive, primitive)
-    results = []
-    for number, (fill, axes) in enumerate(zip(zeroed.fills, zeroed.operands, strict=True)):
+
+    def result(number: int, fill: Fill, axes: Axes) -> Fill:
         kept = all_but(zeroed.params['axes'], axes)
         reduced = all_but(kept, axes)
+        is_lesser = name in LESSER and LESSER[name] not in fill.signs
+        neutral = NEUTRAL.get(name, 0 if is_lesser else None)
         for i in reduced:
             for atom in zeroed.candidates(axes[i]):
                 value = fill.at(i, atom)
-                reason = f'meets {value} at zeroed channels'
-                if name in LESSER:
-                    is_neutral = value == 0 and LESSER[name] not in fill.signs
-                    reason = 'takes channels that are zero into account, where others may have another sign'
-                else:
-                    is_neutral = value == NEUTRAL[name]
-                    reason = 'sums channels that are not zero' if value is None else reason
-                if not is_neutral:
-                    zeroed.reject(atom, reason, value)
+                if value is None or value != neutral:
+                    scalar = 'unknown' if value is None else value
+                    where = ', which may be extreme' if name in LESSER else ''
+                    zeroed.reject(atom, f'meets {scalar} at zeroed channels{where}', value)
         count = math.prod(sizes_of(pick(axes, reduced)))
 
-        def find(
-            k: int, atom: Axis, fill: Fill = fill, kept: Any = kept, count: int = count
-        ) -> Scalar:
-            return _reduced(name, count, fill.at(kept[k], atom))
+        def reduce(value: Scalar) -> Scalar:
+            """The reduction of `count` elements that all equal one scalar."""
+            if not is_finite(value):
+                return NAN
+            if name == 'reduce_prod' and value not in (0, 1):
+                return None
+            return value * count if name == 'reduce_sum' and value is not None else value
 
-        everywhere = _reduced(name, count, fill.everywhere)
-        signs = ANY if name in ('reduce_and', 'reduce_or', 'reduce_prod') else fill.signs
-        results.append(zeroed.result(find, everywhere, signs, number))
-    return results
+        def find(k: int, atom: Axis) -> Scalar:
+            return reduce(fill.at(kept[k], atom))
 
+        signs = fill.signs if name in ('reduce_sum', *LESSER) else ANY
+        return zeroed.result(find, reduce(fill.everywhere), signs, number)
 
-def _reduced(name: str, count: int, value: Scalar) -> Scalar:
-    """The reduction of `count` elements that all equal one scalar."""
-    if value is None or not is_finite(value):
-        return value if value is None else NAN
-    if name == 'reduce_sum':
-        return value * count
-    return None if name == 'reduce_prod' and value not in (0, 1) else value
+    pairs = zip(zeroed.fills, zeroed.operands, strict=True)
+    return [result(number, fill, axes) for number, (fill, axes) in enumerate(pairs)]
 
 
 def inexact_atoms(traces: Sequence[Trace], leaves: Sequence[Fill] | None = None) -> dict[Axis, str]:
@@ -522,7 +481,7 @@ def inexact_atoms(traces: Sequence[Trace], leaves: Sequence[Fill] | None = None)
     while states != before:
         before = dict(states)
         for walk in walks:
-            results = walk.run(fills, states)
+            results = walk.run([*fills, *[states[path] for path in walk.trace.state_paths]])
             for number, leaf in walk.trace.returned.items():
                 path = walk.trace.state_paths[leaf]
                 states[path] = join_fills(states[path], results[number])
@@ -544,29 +503,21 @@ class ZeroWalk(Interpreter[Fill]):
         self.inexact: dict[Axis, str] = {}
         self.causes: dict[Axis, Pin] = {}  # what last made zeroed channels infinite or NaN
         self._in_leaves = {atom for axes in trace.leaves for atom in atoms(*axes)}
-        self._candidates: dict[int, tuple[Axis, ...]] = {}
+        self._candidates: dict[Axis, tuple[Axis, ...]] = {}
 
-    def run(self, leaves: Sequence[Fill], states: Mapping[Path, Fill]) -> Fills:
+    def run(self, fills: Sequence[Fill]) -> Fills:
         """Goes through the whole program with these parameters and states; returns the fills of its results."""
-        trace = self.trace
-        fills = [*leaves, *[states[path] for path in trace.state_paths]]
-        inputs = trace.program.jaxpr.invars[len(fills) :]
-        fills += map(unknown, inputs)
-        position = Position.of_whole(trace.program)
-        return self.visit_program(Program.of(trace.program), fills, position)
+        inputs = map(unknown, self.trace.program.jaxpr.invars[len(fills) :])
+        position = Position.of_whole(self.trace.program)
+        return self.visit_program(Program.of(self.trace.program), [*fills, *inputs], position)
 
     def candidates(self, axis: Axis) -> tuple[Axis, ...]:
         """The atoms of an axis that could be removed."""
         axis = axis.resolved()
-        if id(axis) not in self._candidates:
-            self._candidates[id(axis)] = tuple(
-                [
-                    atom
-                    for atom in dict.fromkeys(atoms(axis))
-                    if atom.pin is None and atom.size > 1 and atom in self._in_leaves
-                ]
-            )
-        return self._candidates[id(axis)]
+        if axis not in self._candidates:
+            own = [atom for atom in atoms(axis) if atom.pin is None and atom.size > 1]
+            self._candidates[axis] = tuple(dict.fromkeys(filter(self._in_leaves.__contains__, own)))
+        return self._candidates[axis]
 
     def zeroed(self, axes: Axes) -> Fill:
         """The fill of a leaf of the parameters or of the state that is zero along all of its groups."""
@@ -579,15 +530,13 @@ class ZeroWalk(Interpreter[Fill]):
         return list(map(unknown, equation.outvars))
 
     def visit_program(self, program: Program, inputs: Sequence[Fill], position: Position) -> Fills:
-        constants = []
-        axes_of_constants = self.trace.constants[position.path]
-        for value, axes in zip(program.constants, axes_of_constants, strict=True):
-            constants.append(of_constant(value, list(map(self.candidates, axes))))
-        return super().visit_program(Program(program.jaxpr, tuple(constants)), inputs, position)
+        pairs = zip(program.constants, self.trace.constants[position.path], strict=True)
+        fills = [of_constant(value, list(map(self.candidates, axes))) for value, axes in pairs]
+        return super().visit_program(Program(program.jaxpr, tuple(fills)), inputs, position)
 
     def visit_plain(self, equation: Any, operands: Fills, position: Position) -> Fills:
-        zeroed = ZeroedEquation(self, equation, operands, position)
-        return zeroed.row.fills(zeroed)
+        row = self.trace.equations[position.path].row
+        return row.fills(ZeroedEquation(self, equation, operands, position))
 
     def reject(self, atom: Axis, pin: Pin) -> None:
         """Notes why an atom is not exact. Its first reason stays."""
@@ -606,23 +555,13 @@ class ZeroWalk(Interpreter[Fill]):
             return carried
 
         before, after = _settle(run, carried)
-        results = after if scan.length else before
-        # The scalars that trips with zeroed parameters stack.
-        in_trips: list[dict[Axis, Scalar]] = [{} for _ in stacked]
         for atom in self.candidates(self.trace.trips[position.path]):
-            scalars = _run_zeroed_trip(
-                self.trace, scan, [fill.at(0, atom) for fill in sliced], position
-            )
-            if scalars is None:
+            scalars = [fill.at(0, atom) for fill in sliced]
+            if not _keeps_what_is_carried(self.trace, scan, scalars, position):
                 reason = 'a trip without its parameters changes what is carried'
                 self.reject(atom, pin_at(position, scan.equation, reason))
-                continue
-            for own, scalar in zip(in_trips, scalars, strict=True):
-                if scalar is not None:
-                    own[atom] = scalar
-        for fill, own in zip(stacked, in_trips, strict=True):
-            results.append(fill._replace(channels=(own, *fill.channels)))
-        return results
+        stacked = [fill._replace(channels=({}, *fill.channels)) for fill in stacked]
+        return (after if scan.length else before) + stacked
 
     def visit_while(self, loop: While, operands: Fills, position: Position) -> Fills:
         _, carried, _ = loop.split(operands)
@@ -652,40 +591,21 @@ def _settle(run: Callable[[Fills], Fills], carried: Fills) -> tuple[Fills, Fills
 
 
 class _TripProbe(ZeroWalk):
-    """Goes through the body of a scan with zeroed parameters.
-
-    Adding zeros returns the fill of the other operand itself. So a carried value that stays the same is known by the
-    identity of its fill.
-    """
+    """Goes through a program in which no channel is zeroed, but all of some values."""
 
     def candidates(self, axis: Axis) -> tuple[Axis, ...]:
         return ()
 
-    def visit_plain(self, equation: Any, operands: Fills, position: Position) -> Fills:
-        if equation.primitive.name in ('add', 'add_any'):
-            for number, other in ((0, 1), (1, 0)):
-                is_same = has_type_of(equation.invars[number].aval, equation.outvars[0].aval)
-                if operands[other].everywhere == 0 and is_same:
-                    return [operands[number]]
-        return super().visit_plain(equation, operands, position)
 
-
-def _run_zeroed_trip(
+def _keeps_what_is_carried(
     trace: Trace, scan: Scan, scalars: Sequence[Scalar], position: Position
-) -> list[Scalar] | None:
-    """The scalars that a trip with these slices stacks; `None` if the trip changes a carried value."""
+) -> bool:
+    """Whether a trip returns all carried values as they are if the elements of its slices are these scalars."""
     inside = position.in_body(scan)
     constants, carried, sliced = scan.split(list(map(unknown, scan.body.jaxpr.invars)))
-    for i, scalar in enumerate(scalars):
-        sliced[i] = sliced[i]._replace(everywhere=scalar)
-    results = _TripProbe(trace).visit_program(scan.body, [*constants, *carried, *sliced], inside)
-    carried_out, stacked = scan.split_results(results)
-    for before, after, is_needed in zip(carried, carried_out, inside.needed, strict=False):
-        if is_needed and after is not before:
-            return None
-    return [fill.everywhere for fill in stacked]
-
-
-def unknown(variable: Any) -> Fill:
-    """The fill of a variable of which nothing is known."""
-    return nothing_of(len(variable.aval.shape))
+    slices = [
+        fill._replace(everywhere=scalar) for fill, scalar in zip(sliced, scalars, strict=True)
+    ]
+    results = _TripProbe(trace).visit_program(scan.body, [*constants, *carried, *slices], inside)
+    returned = zip(carried, results, inside.needed, strict=False)
+    return all(after is before for before, after, is_needed in returned if is_needed)
