@@ -17,7 +17,6 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -155,9 +154,9 @@ def find_groups(
     for atom, members in _members_of(leaves.items()).items():
         if atom.pin is None:
             members_of[atom] = members
-        for member in members if atom.pin else ():
-            place = member.path, member.axis, member.offset
-            pinned.append(PinnedAxis(*place, atom.size, atom.pin))
+            continue
+        for each in members:
+            pinned.append(PinnedAxis(each.path, each.axis, each.offset, atom.size, atom.pin))
 
     def order(member: Member) -> tuple[int, ...]:
         """Sorts leaves by first use, axes of a leaf from last to first, and outer parts before inner ones."""
@@ -252,7 +251,7 @@ def _owners_of_lists(
     """For each atom of a group the atoms that own its lists: each of their indices may keep channels of its own."""
     candidates = set(removable)
     mixed: set[tuple[Axis, Axis]] = set()  # a channel's atom, and one whose indices meet for it
-    values: dict[Any, tuple[Axes, list[Axis]]] = {}  # axes of values, and the trips around them
+    values: dict[tuple[Axes, Axes], None] = {}  # axes of values, and of the trips around them
     for trace in traces:
         candidates.difference_update(atoms(*trace.trips.values()))  # the order of layers matters
         places = [((), (*trace.leaves, *trace.states))]
@@ -261,12 +260,11 @@ def _owners_of_lists(
             if is_contraction(equation.equation):
                 mixed |= _mixed_in(equation)
         for path, values_here in places:
-            trips = atoms(*trace.trips_around(path))
+            trips = tuple(atoms(*trace.trips_around(path)))
             for axes in values_here:
-                resolved = tuple([axis.resolved() for axis in axes])
-                values.setdefault((resolved, tuple(trips)), (axes, trips))
+                values[tuple([axis.resolved() for axis in axes]), trips] = None
     terms_and_trips = defaultdict(list)
-    for axes, trips in values.values():
+    for axes, trips in values:
         along = candidates.intersection(atoms(*axes))
         terms = list(map(_terms_of, axes)) if along else []
         for atom in along:
