@@ -87,6 +87,8 @@ class PruningEntry:
         else:
             names = [tree_lib.rule_name(name, f'{self.where}: ') for name, _ in rates]
             parsed = [self._parse_rate(repr(name), rate) for name, rate in rates]
+            if all(rate is None for rate in parsed):
+                raise ValueError(f'{self.where}: prune_rate_pattern gives no layer a rate')
             rates = tuple(zip(names, parsed, strict=True))
         object.__setattr__(self, 'rates', rates)
 

@@ -60,6 +60,7 @@ BAD = [
     ({1: entry('str_local', (5, 4))}, ValueError, WHERE + ': prune_rate_pattern: .*not exceed m'),
     ({1: entry('str_global', 0.5)}, TypeError, WHERE + r'.* pattern is written .*got 0.5'),
     ({1: entry(rate={'a-kernel': 0.5})}, ValueError, r"one density; .*use method='unstr_local'"),
+    ({1: entry('unstr_local', {'a': None, 'b': 'dense'})}, ValueError, 'gives no layer a rate'),
     ({1: entry(prune_axis=0)}, ValueError, r"prune_axis has no meaning for 'unstr_global'"),
     ({1: entry('str_local', NByM(2, 4, 1), prune_axis=0)}, ValueError, r'but axis 0 is asked for'),
     ('strategy.yaml', ValueError, r'must end in .toml or .json'),

@@ -37,10 +37,9 @@ class Transitions(NamedTuple):
 
 def exploration(recipe: Recipe, number: jax.Array | int) -> Any:
     """The probability of a random action at a step: from 1 linearly to `task.epsilon_end`."""
-    numbers: Any = recipe.task
-    steps = max(1, recipe.share(numbers['epsilon_until']))
+    steps = max(1, recipe.share(recipe.task['epsilon_until']))
     clip = np.clip if isinstance(number, int) else jnp.clip  # on the host without the device
-    return 1 + clip(number / steps, 0, 1) * (numbers['epsilon_end'] - 1)
+    return 1 + clip(number / steps, 0, 1) * (recipe.task['epsilon_end'] - 1)
 
 
 def check_game(name: str) -> str:
@@ -65,16 +64,15 @@ def make_games(recipe: Recipe, count: int, longest: int) -> Any:
     A game that ends begins anew in the same step; one of `longest` moves is cut off. Observations are
     uint8[count, 4, 84, 84], the oldest frame first, and zeros where the game is younger.
     """
-    numbers: Any = recipe.task
     ale = imported('ale_py', 'Atari games', extra='games')
     ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
     return imported('ale_py.vector_env', 'Atari games', extra='games').AtariVectorEnv(
         check_game(recipe.data),
         count,
-        max_num_frames_per_episode=longest * numbers['frame_skip'],
-        repeat_action_probability=numbers['sticky'],
-        frameskip=numbers['frame_skip'],
-        noop_max=numbers['no_ops'],
+        max_num_frames_per_episode=longest * recipe.task['frame_skip'],
+        repeat_action_probability=recipe.task['sticky'],
+        frameskip=recipe.task['frame_skip'],
+        noop_max=recipe.task['no_ops'],
         reward_clipping=False,
         use_fire_reset=False,
         autoreset_mode='SameStep',
@@ -112,9 +110,8 @@ def returns(recipe: Recipe, values: Values, seed: int, epsilon: float) -> np.nda
     >>> float(returns(short, lambda observations: None, 0, epsilon=1.0).sum())
     0.0
     """
-    numbers: Any = recipe.task
     rng = np.random.default_rng([seed, 1])
-    games = make_games(recipe, numbers['test_games'], numbers['test_longest'])
+    games = make_games(recipe, recipe.task['test_games'], recipe.task['test_longest'])
     observations, _ = games.reset(seed=int(rng.integers(2**31)))
     sums = np.zeros(len(observations))
     is_playing = np.ones(len(sums), bool)
@@ -208,7 +205,7 @@ class AtariFeed:
     def __init__(self, recipe: Recipe, seed: int):
         """Begins the games; the first batch is preceded by random play."""
         self._recipe = recipe
-        self._numbers = dict[str, Any](recipe.task)
+        self._numbers = recipe.task
         count = self._numbers['environments']
         self._rng = np.random.default_rng(seed)
         self._games = make_games(recipe, count, self._numbers['longest'])

@@ -146,8 +146,7 @@ def _is_atari(recipe: Recipe) -> bool:
 
 def _check_numbers(recipe: Recipe) -> None:
     """Refuses numbers that do not fit together; the error names the key and what it must be."""
-    numbers: Any = recipe.task
-    count = numbers['environments']
+    numbers, count = recipe.task, recipe.task['environments']
     for name in ('replay', 'replay_start', 'moves'):
         moves = numbers.get(name, count)
         if count < 1 or moves < 1 or moves % count:
@@ -161,10 +160,10 @@ def _check_numbers(recipe: Recipe) -> None:
 def _atari_task(recipe: Recipe) -> Task:
     """The training on an Atari game, which is played on the host."""
     learning = _DeepQLearning(recipe, atari.SHAPE, atari.count_actions(recipe))
-    epsilon: Any = recipe.task['test_epsilon']
 
     def evaluate_host(values, seed):
-        return {'return': float(atari.returns(recipe, values, seed, epsilon).mean())}
+        returns = atari.returns(recipe, values, seed, recipe.task['test_epsilon'])
+        return {'return': float(returns.mean())}
 
     return Task(
         metric=Metric('return', 'high'),
@@ -206,10 +205,9 @@ class _DeepQLearning:
     def loss(self, params: Any, state: Any, batch: Transitions, key: Any) -> tuple[jax.Array, Any]:
         """The mean Huber loss of the values of the actions that were taken; the state stays."""
         del key
-        numbers: Any = self.recipe.task
         best_values = self.values(state.target, batch.next_observation).max(axis=-1)
         future = jnp.where(batch.terminal, 0.0, best_values)
-        targets = batch.reward + numbers['discount'] * future
+        targets = batch.reward + self.recipe.task['discount'] * future
         values = self.values(params, batch.observation)
         taken = jnp.take_along_axis(values, batch.action[:, None], axis=-1)
         return optax.huber_loss(taken[:, 0], targets).mean(), state
@@ -218,12 +216,12 @@ class _DeepQLearning:
         self, updater: Any, tx: Any, carry: Carry, number: jax.Array, batch: Transitions
     ) -> Carry:
         """An update of the optimizer and, when it is due, of the target network."""
-        state, numbers = carry.state, dict[str, Any](self.recipe.task)
+        state = carry.state
         carry = gradient_step(
             updater, tx, carry, lambda params: self.loss(params, state, batch, None)
         )
         newest = updater.pre_forward_update(carry.params, carry.opt_state)
-        is_due = number % numbers['target_every'] == 0
+        is_due = number % self.recipe.task['target_every'] == 0
         target = jax.tree.map(lambda new, old: jnp.where(is_due, new, old), newest, state.target)
         return carry._replace(state=state._replace(target=target))
 
@@ -259,10 +257,6 @@ class _Playing:
     game: Any
     settings: Any  # of the game
 
-    @property
-    def numbers(self) -> Any:
-        return self.recipe.task
-
     @functools.cached_property
     def learning(self) -> _DeepQLearning:
         shape = self.game.observation_space(self.settings).shape
@@ -270,7 +264,7 @@ class _Playing:
 
     def init_state(self, params: Any, key: jax.Array) -> _Agent:
         """Fills the buffer by random play."""
-        count, capacity = self.numbers['environments'], self.numbers['replay']
+        count, capacity = self.recipe.task['environments'], self.recipe.task['replay']
         key_reset, key_play = jax.random.split(key)
         observations, games = self._reset(key_reset, count)
 
@@ -288,7 +282,7 @@ class _Playing:
             terminal=jnp.zeros(capacity, bool),
         )
         agent = _Agent(params, games, observations, replay)
-        return jax.lax.fori_loop(0, self.numbers['replay_start'] // count, move, agent)
+        return jax.lax.fori_loop(0, self.recipe.task['replay_start'] // count, move, agent)
 
     def step(self, updater: Any, tx: Any, carry: Carry, number: jax.Array) -> Carry:
         """A move in each environment, and an update."""
@@ -296,9 +290,9 @@ class _Playing:
         agent = carry.state
         forward = updater.pre_forward_update(carry.params, carry.opt_state)
         values = self.learning.values(forward, agent.observations)
-        inserted = self.numbers['replay_start'] + number * len(values)
+        inserted = self.recipe.task['replay_start'] + number * len(values)
         agent = self._move(keys, agent, values, exploration(self.recipe, number), inserted)
-        filled = jnp.minimum(inserted + len(values), self.numbers['replay'])
+        filled = jnp.minimum(inserted + len(values), self.recipe.task['replay'])
         drawn = jax.random.randint(key_sample, (self.recipe.batch_size,), 0, filled)
         batch = jax.tree.map(lambda kept: kept[drawn], agent.replay)
         return self.learning.update(updater, tx, carry._replace(state=agent), number, batch)
@@ -306,7 +300,7 @@ class _Playing:
     def evaluate(self, params: Any, state: Any) -> Metrics:
         """Plays whole games at the same time; the mean of the sums of their rewards."""
         del state
-        count = self.numbers['test_games']
+        count = self.recipe.task['test_games']
         key_reset, key_play = jax.random.split(jax.random.key(0))
         observations, games = self._reset(key_reset, count)
 
@@ -314,7 +308,7 @@ class _Playing:
             number, games, observations, sums, is_playing = now
             keys = jax.random.split(jax.random.fold_in(key_play, number))
             values = self.learning.values(params, observations)
-            actions = _explore(keys[0], values, self.numbers['test_epsilon'])
+            actions = _explore(keys[0], values, self.recipe.task['test_epsilon'])
             observations, games, new, ended = self._play(keys[1], games, observations, actions)
             sums += new.reward * is_playing
             return number + 1, games, observations, sums, is_playing & ~ended
@@ -328,7 +322,7 @@ class _Playing:
         actions = _explore(keys[0], values, epsilon)
         after, games, new, _ = self._play(keys[1], agent.games, agent.observations, actions)
         start = (
-            inserted % self.numbers['replay']
+            inserted % self.recipe.task['replay']
         )  # both are multiples of the number of environments
 
         def write(kept, values):

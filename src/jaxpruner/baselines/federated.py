@@ -96,15 +96,15 @@ class FederatedWorkload(Workload):
         if recipe.data == 'emnist':
             return _read_writers(require_folder(recipe, data_dir, 'EMNIST'))
         images = load_images(recipe, data_dir, 'emnist')
-        numbers: Any = recipe.task
-        members = split_by_label(images.y_train, numbers['clients'], numbers['shards'])
+        clients, shards = recipe.task['clients'], recipe.task['shards']
+        members = split_by_label(images.y_train, clients, shards)
         counts = np.full(len(members), members.shape[1])
         examples = images.x_train, images.y_train
         return Clients(*examples, members, counts, images.x_test, images.y_test)
 
     def task(self, recipe: Recipe, data: Clients) -> Task:
         """As `Workload.task`; `recipe.batch_size` is that of a client's step."""
-        sizes: Any = {**recipe.model, 'dtype': jnp.dtype(recipe.dtype)}
+        sizes = {**recipe.model, 'dtype': jnp.dtype(recipe.dtype)}
         side = data.images.shape[1]
         model = Functional(lambda rngs: ClientCNN(side, **sizes, rngs=rngs))
         rounds = _Rounds(recipe, data, model)
@@ -156,10 +156,6 @@ class _Rounds:
     data: Clients
     model: Functional
 
-    @property
-    def numbers(self) -> Any:
-        return self.recipe.task
-
     def loss(self, params: Any, state: Any, batch: Examples, key: Any) -> tuple[jax.Array, Any]:
         images, labels = batch
         logits = self.model.module(params)(images, key)
@@ -169,14 +165,14 @@ class _Rounds:
         """The parameters after a client's steps of SGD: through its examples in a random order, repeated."""
         members, count = jnp.asarray(self.data.members), jnp.asarray(self.data.counts)[client]
         images, labels = jnp.asarray(self.data.images), jnp.asarray(self.data.labels)
-        size, steps = self.recipe.batch_size, self.numbers['local_steps']
+        size, steps = self.recipe.batch_size, self.recipe.task['local_steps']
         key_order, key_loss = jax.random.split(key)
         order = jax.random.permutation(key_order, members.shape[1])
         order = order[
             jnp.argsort(order >= count)
         ]  # stable: those of the client, as they were drawn
         examples = members[client, order[jnp.arange(steps * size) % count]]
-        sgd = optax.sgd(self.numbers['client_learning_rate'])
+        sgd = optax.sgd(self.recipe.task['client_learning_rate'])
 
         def step(number, params):
             chosen = jax.lax.dynamic_slice_in_dim(examples, number * size, size)
@@ -193,7 +189,7 @@ class _Rounds:
     def step(self, updater: Any, tx: Any, carry: Carry, number: jax.Array) -> Carry:
         """A round: some clients train, and the mean of what they changed is the server's gradient."""
         key_choice, key_train = jax.random.split(task_lib.step_key(carry.key, number))
-        count = self.numbers['clients_per_round']
+        count = self.recipe.task['clients_per_round']
         clients = jax.random.choice(key_choice, len(self.data.members), (count,), replace=False)
         keys = jax.random.split(key_train, count)
         sent = updater.pre_forward_update(carry.params, carry.opt_state)

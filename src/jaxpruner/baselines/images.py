@@ -123,12 +123,11 @@ class ImageWorkload(Workload):
 
     def data(self, recipe: Recipe, data_dir: Path | None) -> data_lib.Images | ImageFiles:
         """As `Workload.data`; images of ImageNet stay on disk."""
-        numbers: Any = recipe.task
         if recipe.data != 'imagenet':
             images = data_lib.load_images(recipe, data_dir, 'imagenet')
-            return data_lib.hold_out(images, numbers['held_out'])
+            return data_lib.hold_out(images, recipe.task['held_out'])
         folder = data_lib.require_folder(recipe, data_dir, 'ImageNet')
-        files, classes = readers.read_imagenet(folder), numbers['classes']
+        files, classes = readers.read_imagenet(folder), recipe.task['classes']
         if files.classes != classes:
             raise ValueError(
                 f'{folder} has {files.classes} classes and task.classes is {classes}: make them equal'
@@ -137,11 +136,10 @@ class ImageWorkload(Workload):
 
     def model(self, recipe: Recipe) -> models.Functional:
         """The model as pure functions; nothing is computed, so that full sizes can be looked at."""
-        numbers: Any = recipe.task
-        shape, classes = {'digits': (8, 8, 1), 'mnist': (28, 28, 1)}.get(recipe.data), 10
-        if shape is None:
-            shape, classes = (numbers['image_size'], numbers['image_size'], 3), numbers['classes']
-        sizes: Any = {**recipe.model, 'classes': classes, 'dtype': recipe.dtype}
+        side, classes = recipe.task.get('image_size'), recipe.task.get('classes', 10)
+        shapes = {'digits': (8, 8, 1), 'mnist': (28, 28, 1), 'imagenet': (side, side, 3)}
+        shape = shapes[recipe.data]
+        sizes = {**recipe.model, 'classes': classes, 'dtype': recipe.dtype}
         return models.Functional(lambda rngs: self.make(shape, **sizes, rngs=rngs))
 
     def task(self, recipe: Recipe, data: data_lib.Images | ImageFiles) -> Task:
@@ -178,10 +176,6 @@ class _Classification:
     model: models.Functional
     data: Any  # Images, or ImageFiles
 
-    @property
-    def numbers(self) -> Any:
-        return self.recipe.task
-
     def batch(self, key: jax.Array, step: jax.Array) -> Examples:
         """Images and labels, drawn inside the program."""
         del step
@@ -194,7 +188,7 @@ class _Classification:
         images, labels = _images_and_labels(batch)
         logits, state = self.model.apply(params, state, images, train=True)
         one_hot = jax.nn.one_hot(labels, logits.shape[-1])
-        targets = optax.smooth_labels(one_hot, self.numbers['label_smoothing'])
+        targets = optax.smooth_labels(one_hot, self.recipe.task['label_smoothing'])
         return optax.softmax_cross_entropy(logits, targets).mean(), state
 
     def evaluate(self, params: Any, state: Any, *batch: Any) -> Metrics:
@@ -210,11 +204,11 @@ class _Classification:
         return task_lib.classification_metrics(model, self.data.x_test, self.data.y_test)
 
     def feed(self, seed: int) -> Feed:
-        part = functools.partial(readers.random_part, size=self.numbers['image_size'])
+        part = functools.partial(readers.random_part, size=self.recipe.task['image_size'])
         return readers.mixed(self.data.train, part, self.recipe.batch_size, seed)
 
     def tests(self) -> Iterator[Any]:
-        middle = functools.partial(readers.middle, size=self.numbers['image_size'])
+        middle = functools.partial(readers.middle, size=self.recipe.task['image_size'])
         return readers.in_order(self.data.test, middle, self.recipe.batch_size)
 
 

@@ -85,8 +85,8 @@ class Recipe:
     schedule: Schedule = Schedule()
     pruning: Pruning = Pruning()
     # Sizes, and other numbers: by the workload's own names.
-    model: Mapping[str, Plain] = dataclasses.field(default_factory=dict)
-    task: Mapping[str, Plain] = dataclasses.field(default_factory=dict)
+    model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    task: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         for field in ('steps', 'batch_size'):

@@ -313,7 +313,6 @@ class T5Workload(Workload):
 
     def data(self, recipe: Recipe, data_dir: Path | None) -> Text | Corpus:
         """As `Workload.data`; the text of C4 stays on disk but for what is for testing."""
-        numbers: Any = recipe.task
         if recipe.data == 'pydoc':
             check_no_folder(recipe.data, data_dir)
             from pydoc_data.topics import topics
@@ -323,7 +322,7 @@ class T5Workload(Workload):
             folder = require_folder(recipe, data_dir, SHAKESPEARE)
             return Text.of((folder / SHAKESPEARE).read_bytes())
         if recipe.data == 'c4':
-            test_bytes = numbers['length'] * numbers['test_examples']
+            test_bytes = recipe.task['length'] * recipe.task['test_examples']
             return readers.read_corpus(require_folder(recipe, data_dir, 'C4'), test_bytes)
         raise ValueError(
             f"t5 reads 'pydoc', 'tinyshakespeare' or 'c4', not {recipe.data!r}: set data to one "
@@ -335,8 +334,7 @@ class T5Workload(Workload):
 
         Raises a `ValueError` where the text is too short, or the vocabulary too small.
         """
-        numbers: Any = recipe.task
-        sizes: Any = dict(recipe.model)
+        numbers, sizes = recipe.task, dict(recipe.model)
         lengths = Lengths.of(numbers['length'], numbers['noise_density'], numbers['mean_span'])
         if len(data.test) < lengths.text:
             raise ValueError(
@@ -397,7 +395,7 @@ class _Filling:
         test = jnp.asarray(self.data.test)
         if isinstance(self.data, Corpus):
             test = test.astype(jnp.int32) + SYMBOLS
-        count: Any = self.recipe.task['test_examples']
+        count = self.recipe.task['test_examples']
         starts = jnp.linspace(0, len(test) - self.lengths.text, count).astype(jnp.int32)
         examples = self._corrupted(self._cut(test, starts), jax.random.key(0))
 
