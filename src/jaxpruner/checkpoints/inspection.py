@@ -1,11 +1,12 @@
 """What is in a checkpoint, leaf by leaf: sparsity, structure of the zeros (N:M, dead channels), bytes."""
 
+import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from jaxpruner.checkpoints.reading import Checkpoint, Leaf
+from jaxpruner.checkpoints.reading import Checkpoint
 
 _GROUP_LENGTHS = (2, 4, 8, 16)
 # Groups that have nonzeros at all have at least this share of N of them. N:M by chance leaves most groups far emptier.
@@ -25,7 +26,9 @@ class LeafReport(NamedTuple):
 
     Attributes:
       name: of the leaf.
-      leaf: its shape and dtype.
+      shape: of the leaf.
+      dtype: its name.
+      bytes: of the dense leaf.
       nonzeros: how many weights are not zero.
       n_of_m: the N:M pattern that they have, of several the one with the least n / m, then the least m, then along the
         last axis; `None` if there is none.
@@ -33,12 +36,14 @@ class LeafReport(NamedTuple):
 
     >>> import numpy as np
     >>> report = inspect_array('w', np.eye(1, 8, dtype=np.float32))
-    >>> report.leaf.bytes, report.dead_indices[1]
+    >>> report.bytes, report.dead_indices[1]
     (32, [1, 2, 3, 4, 5, 6, 7])
     """
 
     name: str
-    leaf: Leaf
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
     nonzeros: int
     n_of_m: NOfM | None
     dead_indices: list[list[int]]
@@ -46,19 +51,8 @@ class LeafReport(NamedTuple):
     @property
     def sparsity(self) -> float:
         """The share of zeros."""
-        return 1 - self.nonzeros / self.leaf.size if self.leaf.size else 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the report as it stands in JSON."""
-        return {
-            'name': self.name,
-            'shape': list(self.leaf.shape),
-            'dtype': self.leaf.dtype.name,
-            'sparsity': self.sparsity,
-            'n_of_m': self.n_of_m and self.n_of_m._asdict(),
-            'dead_indices': self.dead_indices,
-            'bytes': self.leaf.bytes,
-        }
+        weights = math.prod(self.shape)
+        return 1 - self.nonzeros / weights if weights else 0.0
 
 
 def inspect_leaves(checkpoint: Checkpoint) -> Iterator[LeafReport]:
@@ -104,4 +98,5 @@ def inspect_array(name: str, array: np.ndarray) -> LeafReport:
                 if n < m and nonzeros >= _FULL * n * np.count_nonzero(counts):
                     patterns.append(NOfM(n, m, axis))
     best = min(patterns, key=lambda each: (each.n / each.m, each.m, -each.axis), default=None)
-    return LeafReport(name, Leaf(array.shape, array.dtype), nonzeros, best, dead_indices)
+    dtype = array.dtype.name
+    return LeafReport(name, array.shape, dtype, array.nbytes, nonzeros, best, dead_indices)

@@ -17,10 +17,8 @@ from jaxpruner.files import dtypes, input_files
 try:
     from safetensors import SafetensorError, safe_open
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f"checkpoints need {error.name}, which is not installed: pip install 'jaxpruner[checkpoint]'",
-        name=error.name,
-    ) from error
+    error.msg += "; checkpoints need it: pip install 'jaxpruner[checkpoint]'"
+    raise
 
 INDEX_NAME = 'model.safetensors.index.json'
 _INDEX_ENDING = '.safetensors.index.json'

@@ -46,7 +46,9 @@ def inspect(
             on_leaf(name)
             report = inspect_array(name, opened.read(name))
             sizes, smallest = packed_files.format_bytes(opened, name)
-            leaves.append({**report.as_dict(), 'formats': sizes, 'smallest': smallest})
+            entry = {**report._asdict(), 'sparsity': report.sparsity}
+            entry['n_of_m'] = report.n_of_m and report.n_of_m._asdict()
+            leaves.append({**entry, 'formats': sizes, 'smallest': smallest})
             nonzeros += report.nonzeros
             packed_bytes += sizes[smallest] or 0
     weights = sum(leaf.size for leaf in opened.leaves.values())

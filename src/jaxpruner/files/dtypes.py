@@ -7,9 +7,7 @@ import numpy as np
 _NAMES = {'BOOL': 'bool', 'F16': 'float16', 'F32': 'float32', 'F64': 'float64', 'C64': 'complex64'}
 _NAMES |= {f'U{bits}': f'uint{bits}' for bits in (8, 16, 32, 64)}
 _NAMES |= {f'I{bits}': f'int{bits}' for bits in (8, 16, 32, 64)}
-SAFETENSORS: dict[str, np.dtype] = {
-    name: np.dtype(numpy_name) for name, numpy_name in _NAMES.items()
-}
+SAFETENSORS = {name: np.dtype(of_numpy) for name, of_numpy in _NAMES.items()}
 SAFETENSORS |= {
     'BF16': np.dtype(ml_dtypes.bfloat16),
     'F8_E4M3': np.dtype(ml_dtypes.float8_e4m3fn),

@@ -33,9 +33,8 @@ def _checked_array(name: str, leaf: Any) -> Any:
     """Returns a leaf as an array whose values this process has; a `TypeError` names what is none."""
     if isinstance(leaf, bool | int | float | complex):
         return np.asarray(leaf)
-    has_values = isinstance(leaf, jax.Array | np.ndarray | np.generic) and not tree_lib.is_traced(
-        leaf
-    )
+    has_values = isinstance(leaf, jax.Array | np.ndarray | np.generic)
+    has_values = has_values and not tree_lib.is_traced(leaf)
     if has_values and isinstance(leaf, jax.Array):
         is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         has_values = leaf.is_fully_addressable and not is_key

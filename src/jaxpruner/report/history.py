@@ -94,9 +94,7 @@ class MaskHistory:
                 masks.append(jnp.asarray(mask))
                 targets.append(np.nan if target is None else target)
         if not masks:
-            raise ValueError(
-                f'nothing to record: no leaf is masked, or {sparse_state_lib.NO_STATE}'
-            )
+            raise ValueError(f'no leaf is masked, or {sparse_state_lib.NO_STATE}')
         if tree_lib.has_traced(masks):
             raise TypeError(
                 'MaskHistory.record was called inside of a compiled program (jit, scan, vmap): call it between steps '

@@ -75,10 +75,8 @@ def draw_metric(axes: 'Axes', experiment: Experiment, styles: dict[str, dict[str
         positions, means, deviations = np.array(points).T
         if name == DENSE:
             axes.axhline(means[0], color=INK, ls='--', lw=1.2, label=DENSE, zorder=1)
-            band = means[0] - deviations[0], means[0] + deviations[0]
-            axes.axhspan(*band, color=INK, alpha=0.08, lw=0, zorder=0)
         else:  # side by side, so that no bar hides another
-            xs = positions + 0.02 * number
+            xs = positions + 0.02 * (number - len(experiment.algorithms) / 2)
             axes.errorbar(xs, means, deviations, label=name, capsize=3, ms=5, **styles[name])
     percents = [f'{100 * sparsity:.4g}' for sparsity in experiment.sparsities]
     axes.set_xticks(range(len(percents)), percents)
