@@ -57,9 +57,8 @@ def with_input_axes(
         else:
             name = tree_lib.path_string(path)
             raise ValueError(f'{name} is no leaf of the model that the graph was made of')
-        if not isinstance(leaf_type, sparsity_types.NByM):
-            return leaf_type
-        if leaf_type.axis != sparsity_types.INPUT_AXIS:
+        is_n_by_m = isinstance(leaf_type, sparsity_types.NByM)
+        if not is_n_by_m or leaf_type.axis != sparsity_types.INPUT_AXIS:
             return leaf_type
         axis = None if path in graph.unused else _input_axis(path, graph)
         if axis is None:
@@ -68,9 +67,8 @@ def with_input_axes(
         if leaf.shape[axis] % leaf_type.m:
             axes = _axes_as_one(_contractions(graph[path]), leaf.shape) or axes
         # Counted from the end, the axes are the same for one layer of a stack.
-        from_the_end = tuple(axis - leaf.ndim for axis in axes)
-        is_one = len(from_the_end) == 1
-        return dataclasses.replace(leaf_type, axis=from_the_end[0] if is_one else from_the_end)
+        first, *others = [axis - leaf.ndim for axis in axes]
+        return dataclasses.replace(leaf_type, axis=(first, *others) if others else first)
 
     return resolve
 

@@ -110,10 +110,8 @@ class Scan(Loop):
         self, body: Callable[..., Any], carried: Any, sliced: Any, length: int | None = None
     ) -> Any:
         """Scans with another body in the same direction, unrolled alike; `length` if it has other trips."""
-        # JAX 0.12 does not split transposes any more.
-        split_transpose = self.equation.params.get('_split_transpose', False)
         length = self.length if length is None else length
-        return lax.scan(body, carried, sliced, length, self.reverse, self.unroll, split_transpose)
+        return lax.scan(body, carried, sliced, length, self.reverse, self.unroll)
 
 
 @dataclasses.dataclass(frozen=True)

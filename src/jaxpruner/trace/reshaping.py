@@ -4,26 +4,21 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxpruner.trace.views import Factor, Factors, Move, NoRuleError, Range, View, ViewAxis, mixed
+from jaxpruner.trace.views import Factor, Factors, Move, NoRuleError, View, ViewAxis, mixed, size_of
 
 
 def reshape(view: View, new_shape: Sequence[int], step: Move | None = None) -> View:
     """The view of a value in another shape."""
     axes: list[ViewAxis] = []
     for runs in matching_runs(view.shape, new_shape):
-        first, count = 0, 1  # of the parameter's elements, counted through all old axes of the run
-        factors: Factors = ()
-        for axis in view.axes[runs.old]:
-            if count > 1 and not axis.is_whole:
-                raise NoRuleError('reshape of a concatenation')
-            first = first * axis.length + axis.start
-            count *= axis.size
-            factors += axis.factors
-        sizes = new_shape[runs.new]
-        ranges = _ranges(first, first + count, sizes)
-        dealt = _deal(factors, [stop - start for start, stop in ranges])
-        for own, length, (start, _) in zip(dealt, sizes, ranges, strict=True):
-            axes.append(ViewAxis(own, length, start))
+        old, sizes = view.axes[runs.old], new_shape[runs.new]
+        if all(axis.is_whole for axis in old):
+            factors = [factor for axis in old for factor in axis.factors]
+            axes += [ViewAxis(own, size_of(own)) for own in _deal(factors, sizes)]
+        elif len(old) == len(sizes) == 1:
+            axes += old
+        else:
+            raise NoRuleError('no rule for reshape of a concatenation')
     return view.moved(axes, step)
 
 
@@ -68,24 +63,7 @@ def matching_runs(shape: Sequence[int], new_shape: Sequence[int]) -> list[Runs]:
     return all_runs
 
 
-def _ranges(start: int, stop: int, sizes: Sequence[int]) -> list[Range]:
-    """A range of elements as a region of axes of these sizes."""
-    region: list[Range] = []
-    inner = math.prod(sizes)
-    for size in sizes:
-        inner //= size
-        low, high = start // inner, -(-stop // inner)
-        region.append((low, high))
-        if high - low == 1:
-            start, stop = start - low * inner, stop - low * inner
-        elif start % inner or stop % inner:
-            raise NoRuleError('reshape of a concatenation')
-        else:
-            start, stop = 0, inner
-    return region
-
-
-def _deal(factors: Factors, sizes: Sequence[int]) -> list[Factors]:
+def _deal(factors: Sequence[Factor], sizes: Sequence[int]) -> list[Factors]:
     """Deals the factors out to axes of these sizes, in order, as long as one divides the other; then axes are mixed.
 
     >>> factors = Factor((0,), 4), Factor((1,), 6)

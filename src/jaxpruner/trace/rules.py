@@ -45,18 +45,6 @@ SCATTERS = frozenset('scatter scatter-add scatter-max scatter-min scatter-mul sc
 RULES: dict[str, Rule] = {}
 
 
-def views_of_results(equation: Any, values: Values) -> Results:
-    """The views of the results of an equation without data.
-
-    Raises:
-      NoRuleError: there is no rule for the primitive, or the rule cannot follow it.
-    """
-    name = equation.primitive.name
-    if name not in RULES:
-        raise NoRuleError(f'no rule for {name}')
-    return RULES[name](equation, values)
-
-
 def _rule(*names: str) -> Callable[[Rule], Rule]:
     """Adds a rule to the table."""
 
@@ -100,23 +88,21 @@ def same(equation: Any, values: Values) -> Results:
     for number, value in enumerate(values):
         step = Move(equation, operand=number, result=number)
         before, after = equation.invars[number].aval.dtype, equation.outvars[number].aval.dtype
-        is_rounded = jnp.issubdtype(before, jnp.inexact) and jnp.issubdtype(after, jnp.inexact)
-        if before == after or is_rounded:
-            results.append(tuple(view.moved(view.axes, step) for view in value.views))
-        else:
-            results.append(tuple(view.computed() for view in value.views))
+        are_floats = jnp.issubdtype(before, jnp.inexact) and jnp.issubdtype(after, jnp.inexact)
+        is_exact = before == after or are_floats
+        moved = [
+            view.moved(view.axes, step) if is_exact else view.computed() for view in value.views
+        ]
+        results.append(tuple(moved))
     return results
 
 
-@_moves('transpose')
+@_moves('transpose', 'squeeze')
 def _(equation: Any, view: View, step: Move) -> View:
-    return views.transpose(view, equation.params['permutation'], step)
-
-
-@_moves('squeeze')
-def _(equation: Any, view: View, step: Move) -> View:
-    kept = views.all_but(equation.params['dimensions'], view.axes)
-    return views.transpose(view, kept, step)
+    order = equation.params.get('permutation')
+    if order is None:
+        order = views.all_but(equation.params['dimensions'], view.axes)
+    return views.transpose(view, order, step)
 
 
 @_moves('reshape')

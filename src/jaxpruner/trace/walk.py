@@ -150,7 +150,9 @@ class Walk(Interpreter[Value]):
             pairs = zip(operands, rules.same(equation, operands), strict=True)
             return [value._replace(views=moved) for value, moved in pairs]
         if not is_data:
-            return [Value(views=made) for made in rules.views_of_results(equation, operands)]
+            if name not in rules.RULES:
+                raise NoRuleError(f'no rule for {name}')
+            return [Value(views=made) for made in rules.RULES[name](equation, operands)]
         op = _meeting(equation, operands)
         for number, value in enumerate(operands):
             self.add_uses(op, equation, number, value, position)
