@@ -105,12 +105,10 @@ class Use:
         if not self.contract:
             return None
         innermost = contractions.innermost(self.site.equation, self.site.operand)
-        factors = self.site.view.axes[innermost].factors
-        contracted = [factor for factor in factors if set(factor.axes[:1]) & set(self.contract)]
-        longer = [factor for factor in contracted if factor.size > 1]
-        if not contracted:
-            return None
-        axes = (longer or contracted)[-1].axes
+        factors = [factor for factor in self.site.view.axes[innermost].factors if factor.axes]
+        factors = [factor for factor in factors if factor.axes[0] in self.contract]
+        longer = [factor for factor in factors if factor.size > 1] or factors
+        axes = longer[-1].axes if longer else ()
         return axes[0] if len(axes) == 1 else None
 
 
@@ -142,28 +140,28 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
     program: Any = None
 
     @functools.cached_property
-    def _by_name(self) -> dict[str, tuple[Use, ...]]:
-        return {tree_lib.path_string(path): uses for path, uses in self.uses.items()}
+    def _paths(self) -> dict[str, tree_lib.Path]:
+        paths = (*self.unused, *self.opaque, *self.uses)
+        return {tree_lib.path_string(path): path for path in paths}
 
     def __getitem__(self, path: tree_lib.Path | str) -> tuple[Use, ...]:
-        if not isinstance(path, str) and path in self.uses:  # two paths may have one name
-            return self.uses[path]
         name = path if isinstance(path, str) else tree_lib.path_string(path)
-        if name in self._by_name:
-            return self._by_name[name]
-        for opaque, reason in self.opaque.items():
-            if tree_lib.path_string(opaque) == name:
-                raise UnsupportedPrimitive(
-                    f'{name}: {reason}; leave this leaf out, or write the model without it'
-                )
-        if name in map(tree_lib.path_string, self.unused):
+        # The names of two paths may be the same.
+        own = path if path in self.uses else self._paths.get(name)
+        if own in self.uses:
+            return self.uses[own]
+        if own in self.opaque:
+            raise UnsupportedPrimitive(
+                f'{name}: {self.opaque[own]}; leave this leaf out, or write the model without it'
+            )
+        if own is not None:
             raise KeyError(
                 f'{name!r} has no part in the results of the model: zeroing it changes nothing'
             )
-        raise KeyError(f'no parameter {name!r}; {tree_lib.nearest(name, self._by_name)}')
+        raise KeyError(f'no parameter {name!r}; {tree_lib.nearest(name, self._paths)}')
 
     def __contains__(self, path: Any) -> bool:
-        return path in self.uses or path in self._by_name
+        return path in self.uses or self._paths.get(path) in self.uses
 
     def __iter__(self) -> Iterator[tree_lib.Path]:
         return iter(self.uses)
