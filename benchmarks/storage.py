@@ -108,7 +108,7 @@ def _bytes_against_others(array: np.ndarray, folder: Path) -> dict[str, float]:
     sparse.save(packed, {'w': array}, progress=False)
     with zipfile.ZipFile(zipped, 'w', zipfile.ZIP_DEFLATED) as archive:
         archive.write(dense)
-    plans = table.plans_of(Kept.of(array != 0), array.itemsize)
+    plans = table.plans_of(Kept(array != 0), array.itemsize)
     least = min(plan.bytes for plan in plans.values())
     size = packed.stat().st_size
     values = {

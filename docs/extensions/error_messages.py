@@ -23,9 +23,7 @@ INTERNAL = frozenset(
         'AssertionError',
         'OtherDifferenceError',
         '_NotElementwiseError',
-        'NoLayoutError',
         'RefusedLeafError',
-        'UnsuitableFormatError',
     }
 )
 _Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -15,9 +15,6 @@ a matrix of 6 inputs and 4 outputs in blocks of 2 x 2, one for each group:
 The product works on columns, which are the rows transposed: there the inputs of a block lie side by side in memory.
 Each group gathers the columns of its blocks, and multiplies once. The derivative for the inputs is added up transposed
 as well. Scattering whole columns is fast; scattering into rows takes 50 times as long on a CPU.
-
-If the block does not divide the matrix, the matrix is padded. Values in the padding have a derivative of zero: they
-meet inputs that are zero, or lead to outputs that are cut off.
 """
 
 import dataclasses
@@ -35,11 +32,7 @@ BlockShape = tuple[int, int]  # inputs and outputs of a block
 _UNROLLED = 32  # groups that stand in the program one after another; a loop goes through more
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=['values', 'indices', 'probe', 'down', 'up'],
-    meta_fields=['outputs'],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BlockMatrix:
     """A matrix `[inputs, outputs]` of which blocks are stored, perhaps with a term of low rank.
@@ -51,19 +44,17 @@ class BlockMatrix:
     Attributes:
       values: `[groups, blocks, in, out]`.
       indices: int32`[groups, blocks]`, the blocks of inputs; none twice in a group.
-      outputs: of the matrix, at most groups times `out`.
-      probe: zeros `[groups, ceil(inputs / in)]`, or none.
+      probe: zeros `[groups, inputs / in]`, or none.
       down: `[inputs, rank]`; `down @ up` is added to the matrix.
       up: `[rank, outputs]`.
 
-    >>> matrix = BlockMatrix(jnp.ones((2, 1, 2, 2)), jnp.array([[1], [0]]), outputs=4)
+    >>> matrix = BlockMatrix(jnp.ones((2, 1, 2, 2)), jnp.array([[1], [0]]))
     >>> matrix.multiply(jnp.array([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]))
     Array([[7., 7., 3., 3.]], dtype=float32)
     """
 
     values: jax.Array
     indices: jax.Array
-    outputs: int
     probe: jax.Array | None = None
     down: jax.Array | None = None
     up: jax.Array | None = None
@@ -72,14 +63,10 @@ class BlockMatrix:
         """Multiplies rows `[n, inputs]`; returns `[n, outputs]`, added up in a type, such as float32 for bfloat16."""
         count, inputs = rows.shape
         block_inputs = self.values.shape[-2]
-        blocks_of_inputs = -(-inputs // block_inputs)
         dtype = jnp.result_type(rows, self.values)
-        lacking = blocks_of_inputs * block_inputs - inputs
-        columns = jnp.pad(rows.astype(dtype).T, ((0, lacking), (0, 0)))
-        columns = columns.reshape(blocks_of_inputs, block_inputs, count)
+        columns = rows.astype(dtype).T.reshape(inputs // block_inputs, block_inputs, count)
         values = self.values.astype(dtype)
         product = _product(result_dtype or dtype, columns, values, self.indices, self.probe)
-        product = product[:, : self.outputs]
         if self.down is None or self.up is None:
             return product
         # A wider type holds the sums between the two matrices, too.

@@ -139,9 +139,6 @@ def csr_arrays(positions: jax.Array, inputs: int, outputs: int) -> dict[str, jax
 # JAX's kernel for a matrix in CSR on CPUs is in `jax.experimental.sparse`, which is no longer actively developed, so
 # no other product uses that module. The kernel came with JAX 0.6.1. Without a kernel JAX computes with scattered sums,
 # a hundred times slower, so such a product is refused.
-KERNEL_DTYPES = ('float32', 'float64')
-
-
 def why_missing(dtype: Any) -> str | None:
     """Why there is no kernel for values of this type on the default device; `None` if there is one.
 
@@ -149,7 +146,7 @@ def why_missing(dtype: Any) -> str | None:
     'there is a CSR kernel for float32 and float64, and not for bfloat16; cast rows and values to float32'
     """
     name = jnp.dtype(dtype).name
-    if name not in KERNEL_DTYPES:
+    if name not in ('float32', 'float64'):
         return f'there is a CSR kernel for float32 and float64, and not for {name}; cast rows and values to float32'
     platform = _platform()
     if platform != 'cpu':

@@ -112,7 +112,7 @@ def test_other_parameters_with_the_same_zeros_are_packed():
 def test_what_is_timed_has_values(what):
     shapes = jax.eval_shape(lambda: (PARAMS, X))
     params, x = (shapes[0], X) if what == 'params' else (PARAMS, shapes[1])
-    with pytest.raises(TypeError, match=f'{what} must be arrays'):
+    with pytest.raises(TypeError, match='has no values'):
         compiling.compile(model, params, x)
     apply, packed, _ = compiling.compile(model, PARAMS, shapes[1], formats='smaller')
     assert_close(apply(packed, X), model(PARAMS, X))
@@ -133,7 +133,6 @@ def test_the_fastest_candidate_is_chosen(timed):
         assert times['dense'] == pytest.approx(4 * trips)
     assert report.milliseconds == pytest.approx(100)
     assert report.measured == pytest.approx(50)
-    assert report.times_as_fast == pytest.approx(2)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def test_a_model_stays_dense_if_the_whole_is_not_faster(timed):
     apply, packed, report = compiled('measure')
     assert {layer.format for layer in report.layers.values()} == {'dense'}
     assert not report.channels
-    assert report.times_as_fast == 1
+    assert report.measured == report.milliseconds
     assert_close(apply(packed, X), model(PARAMS, X))
     program = jax.make_jaxpr(apply)(packed, X)
     assert str(jax.make_jaxpr(model)(PARAMS, X)).count('dot_general') == str(program).count(

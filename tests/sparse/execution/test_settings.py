@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jaxpruner import sparse
-from jaxpruner.sparse.execution import formats
+from jaxpruner.sparse.execution import choosing
 
 X = jnp.ones((4, 16))
 PARAMS = {
@@ -28,8 +28,8 @@ def apply_fn(params, x):
         ({'w': 'dense', 'b*': 'smaller'}, 'bias: no contraction reads it'),
         ({'scaled': 'smaller'}, 'scaled: .*computed from this leaf'),
         ({'biass': 'smaller'}, "'biass' matches no parameter.*bias"),
-        ({'w': 'blocks 16x512'}, 'w: the matrix of 16 x 32 is smaller than a block'),
-        ('blocks 64x64', 'w: the matrix of 16 x 32'),
+        ({'w': 'blocks 16x512'}, 'w: blocks do not divide the matrix of 16 x 32'),
+        ('blocks 64x64', 'w: blocks do not divide the matrix of 16 x 32'),
         ('mesure', "no format 'mesure'.*'measure' and 'channels'"),
         ({'w': 'channels'}, "no format 'channels'"),
         ('blocks 0x8', "no format 'blocks 0x8'"),
@@ -81,8 +81,8 @@ def test_the_fastest_model_is_compared_with_the_dense_one(
     def wrong(self, rows, result_dtype):
         return jnp.full((len(rows), 512), 512, result_dtype).at[1, 2].add(error).at[:, 8:].set(0)
 
-    monkeypatch.setattr(formats.SmallerMatrix, 'multiply', wrong)
-    monkeypatch.setattr(formats, 'candidates', lambda leaf, nonzero: [formats.Smaller()])
+    monkeypatch.setattr(choosing.SmallerMatrix, 'multiply', wrong)
+    monkeypatch.setattr(choosing, 'candidates', lambda leaf, nonzero: [choosing.Smaller()])
     timed(products=[4e-3, 1e-3], whole=[4e-3, 1e-3])
     params = {'w': jnp.ones((512, 512), dtype).at[:, 8:].set(0)}
 

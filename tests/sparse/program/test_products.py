@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpruner.sparse.program.models import Products
+from jaxpruner.sparse.products import Products
 from jaxpruner.uses import param_uses
 from sparse.program.dense import Dense, dense_weights
 from uses import equinox_models, haiku_models, linen_models, nnx_models

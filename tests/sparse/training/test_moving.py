@@ -110,7 +110,7 @@ def test_weights_are_replaced_as_under_a_mask():
     gradients = jax.grad(probed_loss, 3)(model, weights, topology, model.probe())
     after = model.update(weights, topology, TX.init(weights), tx=TX, step=5, probe_grads=gradients)
     dense, masks = model.unpack(weights, topology)['layers'], model.masks(topology)['layers']
-    of_matrix = gradients['layers/kernel'].reshape(2, 22, 22).swapaxes(1, 2)
+    of_matrix = gradients['layers/kernel'].reshape(2, 24, 24).swapaxes(1, 2)
     leaf = mask_calculator.MaskedLeaf(
         masks['kernel'],
         jnp.abs(dense['kernel']),

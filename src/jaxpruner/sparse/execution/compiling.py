@@ -11,17 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.sparse.execution import formats as formats_lib
 from jaxpruner.sparse.execution.choosing import (
+    DENSE,
+    ExecutionReport,
     Formats,
     asked_formats,
     layer_of,
     matrices_of,
     measured_formats,
+    used_lines,
 )
-from jaxpruner.sparse.execution.formats import DENSE
-from jaxpruner.sparse.execution.report import ExecutionReport
-from jaxpruner.sparse.program.models import Products
+from jaxpruner.sparse.products import Products
 from jaxpruner.structure import channel_groups
 from jaxpruner.structure.latency import in_turns, repeats_of
 
@@ -126,10 +126,9 @@ def compile(
     if not isinstance(rounds, int) or rounds < 2:
         raise ValueError(f'rounds must be a whole number, at least 2, got {rounds!r}')
     params = tree_lib.as_arrays(params)
-    for name, tree in {'params': params, 'the sample': sample}.items():
-        for leaf in jax.tree.leaves(tree) if name == 'params' or formats == MEASURE else []:
-            if isinstance(leaf, jax.ShapeDtypeStruct) or tree_lib.is_traced(leaf):
-                raise TypeError(f'{name} must be arrays with values, outside of jit; got {leaf}')
+    for leaf in jax.tree.leaves((params, sample if formats == MEASURE else ())):
+        if isinstance(leaf, jax.ShapeDtypeStruct) or tree_lib.is_traced(leaf):
+            raise TypeError(f'compile: {leaf} has no values; call it outside of jit, with arrays')
     whole = Products(apply_fn, params, *sample)
     dense = model = _Model(apply_fn, whole)
     matrices = matrices_of(whole, params)
@@ -241,7 +240,7 @@ class _Model(NamedTuple):
         """The model without channels that are zero in these parameters; the same model if there are none."""
         used = []
         for name, matrix in matrices.items():
-            used += formats_lib.used_lines(self.products.by_leaf[name], matrix != 0)
+            used += used_lines(self.products.by_leaf[name], matrix != 0)
         if all(lines.all() for lines in used):
             return self  # an analysis would find no channel
         graph = channel_groups(self.apply_fn, params, *sample)

@@ -76,12 +76,9 @@ def unpack(arrays: StoredArrays) -> np.ndarray:
 
 
 def in_blocks(array: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Returns [leading, columns of blocks, rows of blocks, in, out]: a view, unless blocks at the edges are padded."""
+    """Returns a view [leading, columns of blocks, rows of blocks, in, out]."""
     *_, inputs, outputs = array.shape
-    lacking = -inputs % height, -outputs % width
-    if any(lacking):
-        array = np.pad(array, [*[(0, 0)] * (array.ndim - 2), (0, lacking[0]), (0, lacking[1])])
-    grid = array.reshape(-1, -(-inputs // height), height, -(-outputs // width), width)
+    grid = array.reshape(-1, inputs // height, height, outputs // width, width)
     return grid.transpose(0, 3, 1, 2, 4)
 
 

@@ -18,18 +18,16 @@ class Kept(NamedTuple):
 
     Attributes:
       mask: bool, in the leaf's shape.
-      count: how many are kept.
       is_given: whether the format must reproduce the mask exactly, also where a kept weight is zero.
     """
 
     mask: np.ndarray
-    count: int
     is_given: bool = False
 
-    @classmethod
-    def of(cls, mask: np.ndarray, is_given: bool = False) -> 'Kept':
-        """Counts the kept weights of a mask of booleans."""
-        return cls(mask, int(np.count_nonzero(mask)), is_given)
+    @property
+    def count(self) -> int:
+        """How many are kept."""
+        return int(np.count_nonzero(self.mask))
 
 
 class Plan(NamedTuple):

@@ -6,6 +6,5 @@ pass still computes the dense gradient of each matrix.
 The files, from the bottom up:
 
     layouts          how a leaf is stored: all that tells blocks and single weights apart
-    compact_model    the model: apply, unpack, masks, update; what becomes of each leaf, as a table
-    making           all of it in one call
+    compact_model    the model: apply, unpack, masks, update; what becomes of each leaf, as a table; how it is made
 """

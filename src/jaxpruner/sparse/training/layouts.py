@@ -23,6 +23,7 @@ from jaxpruner import mask_calculator, selection, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.sparse.block_matrix import BlockMatrix, BlockShape
 from jaxpruner.sparse.csr_matrix import CsrMatrix, csr_arrays
+from jaxpruner.sparse.formats.blocks import in_blocks
 
 Arrays = Mapping[str, jax.Array]
 
@@ -36,7 +37,7 @@ class Layout:
       inputs: rows of a matrix.
       outputs: its columns.
       kept: candidates that each row keeps.
-      block: inputs and outputs of a block; the last blocks may be padded. `None` for single weights.
+      block: inputs and outputs of a block, which divides the matrix. `None` for single weights.
       rank: the rank of the term of low rank, 0 for none.
 
     >>> layout = Layout((), inputs=6, outputs=4, kept=3, block=(1, 2))
@@ -64,7 +65,7 @@ class Layout:
     @property
     def groups(self) -> int:
         """The number of rows in a matrix."""
-        return -(-self.outputs // self.block[1]) if self.block else 1
+        return self.outputs // self.block[1] if self.block else 1
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -74,7 +75,7 @@ class Layout:
     @property
     def candidates(self) -> int:
         """The number of candidates in a row."""
-        return -(-self.inputs // self.block[0]) if self.block else self.inputs * self.outputs
+        return self.inputs // self.block[0] if self.block else self.inputs * self.outputs
 
     @property
     def words(self) -> str:
@@ -105,36 +106,29 @@ class Layout:
         """The candidates `[*rows, candidates, *unit]` of matrices `[*layers, inputs, outputs]`."""
         if not self.block:
             return matrices.swapaxes(-1, -2).reshape(*self.layers, self.candidates)
-        height, width = self.block
-        lacking = (0, -self.inputs % height), (0, -self.outputs % width)
-        padded = jnp.pad(matrices, [*[(0, 0)] * len(self.layers), *lacking])
-        cut = padded.reshape(*self.layers, self.candidates, height, self.groups, width)
-        return jnp.moveaxis(cut, -2, -4)
+        cut = in_blocks(matrices, *self.block)
+        return cut.reshape(*self.rows, self.candidates, *self.block)
 
     def join(self, candidates: jax.Array) -> jax.Array:
         """The matrices of which these are the candidates."""
         if not self.block:
             transposed = candidates.reshape(*self.layers, self.outputs, self.inputs)
             return transposed.swapaxes(-1, -2)
-        height, width = self.block
-        shape = *self.layers, self.candidates * height, self.groups * width
-        padded = jnp.moveaxis(candidates, -4, -2).reshape(shape)
-        return padded[..., : self.inputs, : self.outputs]
+        shape = *self.layers, self.inputs, self.outputs
+        return jnp.moveaxis(candidates, -4, -2).reshape(shape)
 
-    def sizes(self, positions: Any) -> Any:
-        """The weights of each kept candidate, without padding, `[*rows, kept]`."""
-        if not self.block:
-            return np.ones(positions.shape, np.int32)
-        height, width = self.block
-        widths = np.minimum(self.outputs - width * np.arange(self.groups), width)
-        return (self.inputs - height * positions).clip(max=height) * widths[:, None]
+    @property
+    def size(self) -> int:
+        """How many weights are kept, with those of the term of low rank."""
+        weights = math.prod((*self.rows, self.kept, *self.unit))
+        return weights + math.prod(self.layers) * self.rank * (self.inputs + self.outputs)
 
-    def magnitudes(self, values: jax.Array, positions: jax.Array) -> jax.Array:
-        """The sizes of kept candidates, of blocks the root of the mean square; the smallest are dropped first."""
+    def magnitudes(self, values: jax.Array) -> jax.Array:
+        """The sizes of candidates, of blocks their norms; the smallest are dropped first."""
         if not self.block:
             return jnp.abs(values)
         values = values.astype(tree_lib.at_least_float32(values.dtype))
-        return jnp.linalg.norm(values, axis=(-2, -1)) / jnp.sqrt(self.sizes(positions))
+        return jnp.linalg.norm(values, axis=(-2, -1))
 
     def topology(self, positions: Any) -> dict[str, jax.Array]:
         """The whole numbers that say where its weights are, by name; `'positions'` is among them."""
@@ -149,8 +143,7 @@ class Layout:
     def operator(self, stored: Arrays, topology: Arrays, probe: jax.Array | None) -> Any:
         """The operator that multiplies in the place of the leaf."""
         if self.block:
-            indices = topology['positions']
-            return BlockMatrix(**stored, indices=indices, outputs=self.outputs, probe=probe)
+            return BlockMatrix(**stored, indices=topology['positions'], probe=probe)
         if probe is not None:
             probe = probe.reshape(*self.layers, self.outputs, self.inputs)
         return CsrMatrix(**stored, **topology, probe=probe)
@@ -185,9 +178,7 @@ class Layout:
 
     def largest(self, matrices: jax.Array) -> jax.Array:
         """The positions of the largest candidates of each row."""
-        everything = jnp.broadcast_to(jnp.arange(self.candidates), (*self.rows, self.candidates))
-        magnitudes = self.magnitudes(self.cut(matrices), everything)
-        _, positions = jax.lax.top_k(magnitudes, self.kept)
+        _, positions = jax.lax.top_k(self.magnitudes(self.cut(matrices)), self.kept)
         return jnp.sort(positions.astype(jnp.int32), axis=-1)
 
     def replace(
@@ -207,10 +198,10 @@ class Layout:
         """
         old = positions.reshape(-1, self.kept)
         rows = jnp.arange(len(old))[:, None]
-        magnitudes = self.magnitudes(values, positions).reshape(old.shape)
+        magnitudes = self.magnitudes(values).reshape(old.shape)
         nothing = jnp.zeros((len(old), self.candidates), magnitudes.dtype)
 
-        def replace(share, *arrays):
+        def replace(share: jax.Array, *arrays: jax.Array) -> jax.Array:
             leaf = mask_calculator.MaskedLeaf(*arrays, sparsity_types.Unstructured())
             return mask_calculator.drop_and_grow([leaf], share)[0]
 

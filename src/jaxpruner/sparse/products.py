@@ -1,0 +1,531 @@
+"""The products of a traced model with its parameters, and the model with other products in their place.
+
+A dense layer multiplies rows of data by a matrix that it reads from a leaf. It may read the leaf as it is, transposed,
+reshaped, cast, or as one layer of a stack after the other. `Products` says which leaves are read so, in any
+framework:
+
+>>> import dataclasses, jax, jax.numpy as jnp
+>>> from jaxpruner.sparse.products import Products
+>>> def apply_fn(params, x):
+...     hidden, _ = jax.lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel), None), x, params['layers'])
+...     return hidden @ params['out'].T + params['bias']
+>>> params = {'layers': jnp.ones((3, 4, 4)), 'out': jnp.ones((2, 4)), 'bias': jnp.ones(2)}
+>>> products = Products(apply_fn, params, jnp.ones((5, 4)))
+>>> products.by_leaf['layers'].layers, products.by_leaf['out'].to_matrix(params['out']).shape
+((3,), (4, 2))
+>>> products.refused
+{'bias': 'no contraction reads it'}
+
+The model then runs with operators in the place of leaves. An operator is a pytree with `multiply(rows, dtype)`, which
+maps `[n, inputs]` to `[n, outputs]`, and adds products up in the type that the program asks for. Its arrays have the
+axes of `layers` in front; inside the model it holds those of one layer. It may also have `convolve(image,
+convolution)`, which maps `[batch, *space, channels]` to `[batch, *space, outputs]`; otherwise the windows of an image
+are gathered into rows.
+
+>>> @jax.tree_util.register_dataclass
+... @dataclasses.dataclass
+... class Halved:
+...     matrix: jax.Array
+...     def multiply(self, rows, dtype):
+...         return rows @ self.matrix / 2
+>>> out = Halved(products.by_leaf['out'].to_matrix(params['out']))
+>>> weights = products.put(params, {'out': out})
+>>> x = jnp.ones((7, 4))
+>>> dense, halved = products.apply(params, x) - params['bias'], products.apply(weights, x) - params['bias']
+>>> bool(jnp.allclose(halved, dense / 2))
+True
+"""
+
+import collections
+import contextlib
+import copy
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpruner import tree as tree_lib
+from jaxpruner.oneshot import matrices as matrices_lib
+from jaxpruner.trace import Use, UseGraph, contractions, param_uses
+from jaxpruner.trace.interpreter import Position, Run
+from jaxpruner.trace.program import RULED, Program, ProgramPath, Scan, bind, inside
+
+
+def multiply(use: Use, data: jax.Array, operator: Any) -> jax.Array:
+    """Runs the operation in which a leaf is used on data, with an operator in the place of the leaf."""
+    equation, steps = use.site.equation, use.site.view.steps
+    dtype = equation.invars[use.site.operand].aval.dtype
+    result_dtype = equation.outvars[0].aval.dtype
+    # The numbers of an operator are rounded as the model rounds those of the leaf.
+    casts = [step.equation for step in steps if matrices_lib.step_name(step) in matrices_lib.CASTS]
+
+    def cast(array: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(array.dtype, jnp.inexact):
+            return array
+        for each in casts:
+            (array,) = bind(each, [array])
+        return array.astype(dtype)
+
+    operator = jax.tree.map(cast, operator)
+    with _precision(equation.params['precision']):
+        if use.op == 'conv':
+            result = Convolution(equation).run_with(operator, data, result_dtype)
+        else:
+            result = _dot(equation, use.site.operand, data, operator, result_dtype)
+    return result.astype(result_dtype)
+
+
+def _dot(
+    equation: Any, operand: int, data: jax.Array, operator: Any, result_dtype: Any
+) -> jax.Array:
+    weights = equation.invars[operand].aval
+    contracted = matrices_lib.contracted_axes(equation, operand)
+    batch, inputs = contracted.batch_of_data, contracted.of_data
+    free = _other_axes(data, {*batch, *inputs})
+    batch_shape, free_shape = _lengths(data, batch), _lengths(data, free)
+    input_size = math.prod(_lengths(data, inputs))
+    arranged = data.transpose(*batch, *free, *inputs)
+    rows = arranged.reshape(*batch_shape, math.prod(free_shape), input_size)
+
+    def multiply_rows(operator: Any, rows: jax.Array) -> jax.Array:
+        return operator.multiply(rows, result_dtype)
+
+    for _ in batch:
+        multiply_rows = jax.vmap(multiply_rows)
+    output_shape = _lengths(weights, _other_axes(weights, contracted.summed_or_shared))
+    products = multiply_rows(operator, rows).reshape(*batch_shape, *free_shape, *output_shape)
+    if operand == 1:
+        return products
+    # The program has the outputs before the free axes of the data.
+    first, last = len(batch), len(batch) + len(free)
+    order = [*range(first), *range(last, products.ndim), *range(first, last)]
+    return products.transpose(order)
+
+
+def _other_axes(array: Any, axes: Container[int]) -> list[int]:
+    return [axis for axis in range(array.ndim) if axis not in axes]
+
+
+def _lengths(array: Any, axes: Sequence[int]) -> list[int]:
+    return [array.shape[axis] for axis in axes]
+
+
+def _precision(precision: Any) -> Any:
+    """A context in which an operator multiplies with the precision that the program asks for."""
+    if precision is None:
+        return contextlib.nullcontext()
+    first = precision[0] if isinstance(precision, tuple) else precision
+    is_algorithm = isinstance(first, lax.DotAlgorithmPreset) and first.name != 'DEFAULT'
+    return jax.default_matmul_precision(first.name if is_algorithm else first.name.lower())
+
+
+class Convolution(NamedTuple):
+    """A convolution of images `[batch, *space, channels]` with kernels `[*window, channels, outputs]`."""
+
+    equation: Any
+
+    @property
+    def _numbers(self) -> lax.ConvDimensionNumbers:
+        return self.equation.params['dimension_numbers']
+
+    @property
+    def window(self) -> tuple[int, ...]:
+        """The shape of the window."""
+        return tuple(_lengths(self.equation.invars[1].aval, self._numbers.rhs_spec[2:]))
+
+    def run(self, image: jax.Array, kernel: jax.Array) -> jax.Array:
+        """Convolves; image and kernel may have other numbers of channels than in the program."""
+        outputs, channels, *window = self._numbers.rhs_spec
+        image = image.transpose(_inverse(_channels_last(self._numbers.lhs_spec)))
+        kernel = kernel.transpose(_inverse([*window, channels, outputs]))
+        (result,) = bind(self.equation, [image, kernel])
+        return result.transpose(_channels_last(self._numbers.out_spec))
+
+    def run_with(self, operator: Any, data: jax.Array, result_dtype: Any) -> jax.Array:
+        """Convolves data in the axes of the program, with an operator in the place of the kernel."""
+        image = data.transpose(_channels_last(self._numbers.lhs_spec))
+        if hasattr(operator, 'convolve'):
+            result = operator.convolve(image, self)
+        else:
+            windows = self._windows(image)
+            *image_shape, elements = windows.shape
+            rows = windows.reshape(math.prod(image_shape), elements)
+            result = operator.multiply(rows, result_dtype).reshape(*image_shape, -1)
+        return result.transpose(_inverse(_channels_last(self._numbers.out_spec)))
+
+    def _windows(self, image: jax.Array) -> jax.Array:
+        """The windows of images as `[batch, *space, elements]`, channels innermost."""
+        params = self.equation.params
+        # Zeros around the images, and between their elements.
+        sides = zip(params['padding'], params['lhs_dilation'], strict=True)
+        inner = [(before, after, step - 1) for (before, after), step in sides]
+        padded = lax.pad(image, jnp.zeros((), image.dtype), [(0, 0, 0), *inner, (0, 0, 0)])
+        batch, *space, channels = padded.shape
+        strides = [1, *params['window_strides'], 1]
+        elements = []
+        for offsets in itertools.product(*map(range, self.window)):
+            starts, stops = [0], [batch]
+            for number, offset in enumerate(offsets):
+                dilation = params['rhs_dilation'][number]
+                starts.append(offset * dilation)
+                # As far behind the element as the last element of the window is.
+                behind = (self.window[number] - 1 - offset) * dilation
+                stops.append(space[number] - behind)
+            elements.append(lax.slice(padded, [*starts, 0], [*stops, channels], strides))
+        return jnp.concatenate(elements, axis=-1)
+
+
+def _channels_last(spec: Sequence[int]) -> list[int]:
+    """The order of axes that puts the channels of an image last."""
+    batch, channels, *space = spec
+    return [batch, *space, channels]
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    """The order that moves axes back to where they were."""
+    return [order.index(axis) for axis in range(len(order))]
+
+
+_OTHER_USES = {
+    'gather': 'data look up its rows',
+    'elementwise': 'it meets data element by element, in a sum or product, or is joined with them',
+    'output': 'the model returns it, or something computed from it',
+}
+
+
+class RefusedLeafError(ValueError):
+    """A leaf is no matrix that data are multiplied by; its text is the reason, without the name of the leaf."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixLeaf:
+    """A leaf that is a matrix by which data are multiplied, or one matrix for each layer.
+
+    Attributes:
+      path: of the leaf.
+      layers: lengths of the axes along which there are several matrices: trips of scans, and experts. `()` if there is
+        one matrix.
+      inputs: rows of a matrix.
+      outputs: its columns.
+      op: `'dot'`, or `'conv'`, whose inputs are the elements of a window, channels innermost.
+      uses: where the program multiplies data by it.
+      shape: of the leaf.
+      dtype: of the leaf.
+    """
+
+    path: tree_lib.Path
+    layers: tuple[int, ...]
+    inputs: int
+    outputs: int
+    op: str
+    uses: tuple[Use, ...]
+    shape: tuple[int, ...]
+    dtype: jnp.dtype
+    matrices: matrices_lib.WeightMatrices = dataclasses.field(repr=False)
+
+    @property
+    def flops(self) -> int:
+        """Floating point operations of all its products in one call of the model at the sample."""
+        return sum(use.flops for use in self.uses)
+
+    @property
+    def window(self) -> int:
+        """Elements of a window, each with all channels; 1 if nothing is convolved."""
+        if self.op == 'dot':
+            return 1
+        return math.prod(Convolution(self.uses[0].site.equation).window)
+
+    @property
+    def computed_dtype(self) -> jnp.dtype:
+        """The type to which the model casts the leaf before it multiplies."""
+        site = self.uses[0].site
+        return site.equation.invars[site.operand].aval.dtype
+
+    def to_matrix(self, leaf: jax.Array) -> jax.Array:
+        """The matrices `[*layers, inputs, outputs]` of the leaf, in its dtype."""
+        return self.matrices.read(leaf)
+
+    def from_matrix(self, matrices: jax.Array) -> jax.Array:
+        """The leaf whose matrices these are, in their dtype."""
+        like = jax.ShapeDtypeStruct(self.shape, matrices.dtype)
+        return self.matrices.write(matrices, like).astype(matrices.dtype)
+
+
+def matrix_leaf_of(graph: UseGraph, path: tree_lib.Path) -> MatrixLeaf:
+    """Describes a leaf as a matrix.
+
+    Raises:
+      RefusedLeafError: the leaf is no matrix that data are multiplied by.
+    """
+    if path in graph.unused:
+        raise RefusedLeafError('it has no part in the results')
+    if path in graph.opaque:
+        raise RefusedLeafError(graph.opaque[path])
+    uses = graph[path]
+    if not any(use.op in ('dot', 'conv') for use in uses):
+        raise RefusedLeafError('no contraction reads it')
+    for use in uses:
+        _check_use(graph, use)
+    leaf = graph.program.in_avals[uses[0].site.view.leaf]
+    if not leaf.size:
+        raise RefusedLeafError('it has no elements')
+    try:
+        parts = matrices_lib.find_matrices(graph, path)
+    except matrices_lib.UnknownWeightsError as error:
+        raise RefusedLeafError(error.reason) from error
+    matrices, *others = parts
+    if others:
+        shapes = [part.shape for part in parts]
+        raise RefusedLeafError(f'it is read in parts of the shapes {shapes}; split it into leaves')
+    if not matrices.fills_stacks:
+        raise RefusedLeafError('other parameters lie in the same stack')
+    *layers, inputs, outputs = matrices.shape
+    if math.prod(matrices.shape) != leaf.size:
+        raise RefusedLeafError('only a part of it is multiplied')
+    ops = {use.op for use in matrices.uses}
+    if len(ops) > 1:
+        raise RefusedLeafError('products and convolutions read it')
+    return MatrixLeaf(
+        path=path,
+        layers=tuple(layers),
+        inputs=inputs,
+        outputs=outputs,
+        op=ops.pop(),
+        uses=matrices.uses,
+        shape=leaf.shape,
+        dtype=leaf.dtype,
+        matrices=matrices,
+    )
+
+
+def _check_use(graph: UseGraph, use: Use) -> None:
+    """Refuses a use in which no operator can take the place of the leaf."""
+    if use.op not in ('dot', 'conv'):
+        raise RefusedLeafError(f'{_OTHER_USES[use.op]} ({use.where})')
+    site = use.site
+    params, axes = site.equation.params, site.view.axes
+    loops = [entry.loop for entry in site.view.stack]
+    groups = [params.get(key, 1) for key in ('feature_group_count', 'batch_group_count')]
+    reason = None
+    if matrices_lib.MASKS.intersection(map(matrices_lib.step_name, site.view.steps)):
+        reason = 'the model masks it with a constant; mask the parameters instead'
+    elif site.equation.primitive.name in contractions.RAGGED:
+        reason = 'groups of rows meet a matrix each'
+    elif max(groups) > 1:
+        reason = 'the convolution has groups'
+    elif isinstance(params['precision'], lax.DotAlgorithm):
+        reason = 'its algorithm has no name; take one of lax.DotAlgorithmPreset'
+    elif site.view.shape != tuple([axis.size for axis in axes]):
+        reason = 'other parameters are put beside it'
+    elif _is_ruled(graph.program.jaxpr, site.path):
+        reason = 'a call with a derivative rule of its own reads it'
+    elif len(set(loops)) < len(loops) or loops != sorted(loops, key=len):
+        reason = 'loops take it apart in another order'
+    if reason:
+        raise RefusedLeafError(f'{reason} ({use.where})')
+
+
+def _is_ruled(program: Any, path: ProgramPath) -> bool:
+    """Whether an equation lies in a call with a derivative rule of its own.
+
+    Its path has the numbers of the equations around it, outermost first, and behind each that of the inner program.
+    """
+    for number, within in zip(path[:-1:2], path[1::2], strict=True):
+        equation = program.eqns[number]
+        if equation.primitive.name in RULED:
+            return True
+        around = vars(inside(equation))
+        parts = [value for value in around.values() if isinstance(value, Program)]
+        program = around.get('branches', parts)[within].jaxpr
+    return False
+
+
+class _Traced(NamedTuple):
+    """The model, traced with inputs of some shapes.
+
+    Attributes:
+      program: a closed jaxpr.
+      matrix_leaves: by number of the leaf.
+      refused: name -> reason.
+      results: the structure of its results.
+    """
+
+    program: Any
+    matrix_leaves: Mapping[int, MatrixLeaf]
+    refused: dict[str, str]
+    results: Any
+
+
+class Products:
+    """The products of a model with its parameters: the leaves that are matrices by which data are multiplied.
+
+    Args:
+      apply_fn: `(params, *inputs) -> results`.
+      params: the parameters, arrays or shapes.
+      *sample: inputs, arrays or shapes.
+
+    Attributes:
+      by_leaf: name -> leaf that is a matrix, in the order of the parameters. Each knows the sites where it is
+        multiplied.
+      refused: name -> why a leaf is no matrix.
+      paths: name -> path of a leaf.
+      params: the shapes of the parameters.
+
+    Raises:
+      ValueError: there are no inputs, or two leaves have one name.
+      TypeError: a leaf of `params` is no array.
+    """
+
+    def __init__(self, apply_fn: Callable[..., Any], params: tree_lib.PyTree, *sample: Any):
+        self._apply_fn = apply_fn
+        self.params = _shapes(params)
+        paths, self._shapes, self._treedef = tree_lib.flatten_with_paths(self.params)
+        self.paths = {tree_lib.path_string(path): path for path in paths}
+        if len(self.paths) < len(paths):
+            (name, _), *_ = collections.Counter(map(tree_lib.path_string, paths)).most_common(1)
+            raise ValueError(f'several leaves are called {name!r}; give the containers other keys')
+        self._traced: dict[str, _Traced] = {}
+        traced = self._trace(self._shapes, sample)
+        leaves = traced.matrix_leaves.values()
+        self.by_leaf = {tree_lib.path_string(leaf.path): leaf for leaf in leaves}
+        self.refused = traced.refused
+
+    def by_name(self, params: tree_lib.PyTree) -> dict[str, Any]:
+        """All leaves by name."""
+        return dict(zip(self.paths, self._treedef.flatten_up_to(params), strict=True))
+
+    def leaves(self, params: tree_lib.PyTree) -> dict[str, Any]:
+        """The leaves that are matrices, by name.
+
+        Raises:
+          ValueError: one has another shape than in the model.
+        """
+        by_name, leaves = self.by_name(params), {}
+        for name, matrix_leaf in self.by_leaf.items():
+            leaves[name] = by_name[name]
+            shape = jnp.shape(leaves[name])
+            if shape != matrix_leaf.shape:
+                raise ValueError(f'{name} has shape {shape}, and in the model {matrix_leaf.shape}')
+        return leaves
+
+    def put(self, params: tree_lib.PyTree, operators: Mapping[str, Any]) -> tree_lib.PyTree:
+        """The parameters with operators, or other arrays, in the place of the leaves of these names."""
+        return self.unflatten({**self.by_name(params), **operators})
+
+    def unflatten(self, by_name: Mapping[str, Any]) -> tree_lib.PyTree:
+        """The tree of the parameters with these leaves."""
+        return jax.tree.unflatten(self._treedef, [by_name[name] for name in self.paths])
+
+    def apply(self, weights: tree_lib.PyTree, *inputs: Any) -> Any:
+        """Runs the model; call it inside `jax.jit`.
+
+        Args:
+          weights: the parameters, in which a leaf that is a matrix may be an `Operator`.
+          *inputs: of any shapes; new shapes are traced anew.
+        """
+        leaves, shapes, operators = [], [], {}
+        for number, leaf in enumerate(self._treedef.flatten_up_to(weights)):
+            if hasattr(leaf, 'multiply'):
+                operators[number] = leaf
+                leaves.append(None)
+                shapes.append(self._shapes[number])
+            else:
+                leaves.append(leaf)
+                shapes.append(_shapes(leaf))
+        traced = self._trace(shapes, inputs)
+        uses: list[Use] = []
+        for number in operators:
+            uses += traced.matrix_leaves[number].uses
+        run = _ProductRun(uses, operators)
+        values = leaves + jax.tree.leaves(inputs)
+        position = Position.of_whole(traced.program)
+        results = run.visit_program(Program.of(traced.program), values, position)
+        return jax.tree.unflatten(traced.results, results)
+
+    def _trace(self, shapes: Iterable[Any], inputs: tuple[Any, ...]) -> _Traced:
+        params, inputs = jax.tree.unflatten(self._treedef, shapes), _shapes(inputs)
+        key = str((params, inputs))
+        if key in self._traced:
+            return self._traced[key]
+        structures = []
+
+        def flat(params: tree_lib.PyTree, *inputs: Any) -> list[Any]:
+            leaves, structure = jax.tree.flatten(self._apply_fn(params, *inputs))
+            structures.append(structure)
+            return leaves
+
+        graph = param_uses(flat, params, *inputs)
+        matrix_leaves, refused = {}, {}
+        for number, (name, path) in enumerate(self.paths.items()):
+            try:
+                matrix_leaves[number] = matrix_leaf_of(graph, path)
+            except RefusedLeafError as error:
+                refused[name] = str(error)
+        traced = _Traced(graph.program, matrix_leaves, refused, structures[-1])
+        if not tree_lib.has_traced(graph.program.consts):  # these live no longer than this call
+            self._traced[key] = traced
+        return traced
+
+
+def _shapes(tree: tree_lib.PyTree) -> Any:
+    """The shapes of arrays and numbers."""
+    return jax.eval_shape(lambda tree: tree, tree)
+
+
+class _ProductRun(Run):
+    """A run of a program with operators in the place of some of its parameters.
+
+    Such a parameter goes through the program as `None`, an empty tree. Equations that only move its elements return
+    `None`, too. Where it meets data, its operator multiplies. A scan also scans over the arrays of operators, so each
+    trip has the slices of its layer, and the derivatives of the arrays are put together trip by trip.
+
+    Attributes:
+      operators: by number of the leaf; inside of scans those of the layers of this trip.
+      uses: path of an equation -> the use of a leaf there.
+      opened: paths of the equations whose inner programs hold a product.
+      sliced: path of a scan -> the leaves of which each trip reads one layer.
+    """
+
+    shows = True
+
+    def __init__(self, uses: Iterable[Use], operators: Mapping[int, Any]):
+        self.operators = operators
+        self.uses: dict[ProgramPath, Use] = {}
+        self.opened: set[ProgramPath] = set()
+        self.sliced: dict[ProgramPath, set[int]] = collections.defaultdict(set)
+        for use in uses:
+            path, view = use.site.path, use.site.view
+            self.uses[path] = use
+            self.opened.update(path[:length] for length in range(1, len(path), 2))
+            for entry in view.stack:
+                self.sliced[entry.loop].add(view.leaf)
+
+    def visit_equation(self, equation: Any, operands: list[Any], position: Position) -> list[Any]:
+        use = self.uses.get(position.path)
+        if use is not None:
+            operator = self.operators[use.site.view.leaf]
+            return [multiply(use, operands[1 - use.site.operand], operator)]
+        is_missing = any(operand is None for operand in operands)
+        # A call with a derivative rule of its own only moves a parameter: others are refused.
+        is_ruled = equation.primitive.name in RULED
+        is_entered = is_missing and not is_ruled and inside(equation) is not None
+        if is_entered or position.path in self.opened:
+            return self.enter(equation, operands, position)
+        has_data = any(isinstance(operand, jax.Array) for operand in operands)
+        if is_missing and not (is_ruled and has_data):
+            return [None] * len(equation.outvars)
+        return super().visit_equation(equation, operands, position)
+
+    def slices(self, scan: Scan, position: Position) -> tuple[dict[int, Any], None]:
+        sliced = self.sliced.get(position.path, ())
+        return {leaf: self.operators[leaf] for leaf in sliced if leaf in self.operators}, None
+
+    def inside(self, position: Position, state: Any, element: Any = None) -> '_ProductRun':
+        inner = copy.copy(self)
+        inner.operators = {**self.operators, **(element or {})}
+        return inner
