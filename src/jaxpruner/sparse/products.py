@@ -443,8 +443,8 @@ class Products:
             uses += traced.matrix_leaves[number].uses
         run = _ProductRun(uses, operators)
         values = leaves + jax.tree.leaves(inputs)
-        position = Position.of_whole(traced.program)
-        results = run.visit_program(Program.of(traced.program), values, position)
+        program, position = Program.of(traced.program), Position.of_whole(traced.program)
+        results = run.visit_program(program, values, position)
         return jax.tree.unflatten(traced.results, results)
 
     def _trace(self, shapes: Iterable[Any], inputs: tuple[Any, ...]) -> _Traced:

@@ -285,7 +285,6 @@ Layers = dict[str, 'LayerExecution']
 _LONG_ENOUGH = 5e-3  # seconds
 # Candidates whose arrays differ by less than this factor in size are measured once.
 _BUCKET = 1.05
-_MOST_LISTED = 8  # leaves in a message
 # How many times as fast as dense a format has to be, in three rounds of four.
 _LEAST_GAIN = 1.05
 # Products that are a smaller share of all multiplications are not measured: many models have a lot of them.
@@ -423,13 +422,12 @@ def asked_formats(products: Products, matrices: Matrices, setting: Any) -> Forma
         elif format:
             chosen[name] = format
     for rule, text in rules.items():
-        paths = products.paths.items()
-        matched = [name for name, path in paths if tree_lib.matches(rule, path)]
+        matched = [each for each, path in products.paths.items() if tree_lib.matches(rule, path)]
         if text != DENSE and not any(name in chosen for name in matched):
             listed = [f'{name}: {reasons[name]}' for name in matched if name in reasons]
             raise ValueError(
                 f'formats={setting!r}: no leaf of this model that {rule!r} names can run as {text!r}: '
-                f"{'; '.join(listed[:_MOST_LISTED])}; name 'dense' for them"
+                f"{'; '.join(listed[:8])}; name 'dense' for them"
             )
     return chosen
 

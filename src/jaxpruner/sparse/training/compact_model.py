@@ -447,7 +447,6 @@ Sparsities = float | Mapping[Any, float | None]
 # A group keeps whole blocks, and at least one. A leaf has a surplus if it keeps more than this factor times the weights
 # that were asked for.
 _MOST_KEPT = 1.5
-_MOST_LISTED = 8
 
 
 def block_sparse(
@@ -630,12 +629,23 @@ def _made(
     for rule, value in rules.items():
         if value is not None:
             sparsity_distributions.check_sparsity(value, f'sparsity[{rule!r}]')
+    if algorithm not in ALGORITHMS:
+        near = tree_lib.nearest(str(algorithm), ALGORITHMS)
+        raise ValueError(f'algorithm {algorithm!r} does not train compact weights; {near}')
     scheduler = scheduler or sparsity_schedules.NoUpdateSchedule()
-    _check_moves(algorithm, scheduler, drop_fraction_fn, rng_seed)
-    numbers = tree_lib.first_matches(list(rules), list(products.paths.values()), 'sparsity')
-    layouts: dict[str, Layout] = {}
-    notes: dict[str, str] = {}
-    for (name, path), number in zip(products.paths.items(), numbers, strict=True):
+    target = 0.5
+    if any(float(scheduler.get_sparsity_at_step(target, step)) != target for step in (0, 1, 1000)):
+        raise ValueError(
+            f'scheduler: {type(scheduler).__name__} changes the number of weights, and compact arrays keep their size; '
+            'use PeriodicSchedule or StepsSchedule'
+        )
+    seeds.check_seed(rng_seed)
+    checks.check_drop_fraction(drop_fraction_fn(0), 'drop_fraction_fn(0)')
+    paths = products.paths
+    numbers = tree_lib.first_matches(list(rules), list(paths.values()), 'sparsity')
+    planned: dict[str, PlannedLeaf] = {}
+    leaves = products.by_name(products.params).items()
+    for (name, leaf), number in zip(leaves, numbers, strict=True):
         own_sparsity = None if number is None else list(rules.values())[number]
         layout = None
         if name in products.refused:
@@ -646,41 +656,14 @@ def _made(
             note = 'it is a convolution; those are trained dense, or under masks'
         else:
             layout, note = layout_of(products.by_leaf[name], own_sparsity)
-        if layout is not None:
-            layouts[name] = layout
-        elif own_sparsity and (name in rules or path in rules):
+        if layout is None and own_sparsity and (name in rules or paths[name] in rules):
             raise ValueError(f'{name!r} cannot be trained on compact weights: {note}')
-        notes[name] = note
-    if not layouts:
-        reasons = [f'{name}: {note}' for name, note in notes.items()]
-        raise ValueError(
-            'no leaf of the model can be trained on compact weights. '
-            + '; '.join(reasons[:_MOST_LISTED])
-        )
-    planned = {}
-    for name, leaf in products.by_name(products.params).items():
-        layout = layouts.get(name)
         kept = leaf.size if layout is None else layout.size
-        planned[name] = PlannedLeaf(name, leaf.shape, layout, kept, notes[name])
+        planned[name] = PlannedLeaf(name, leaf.shape, layout, kept, note)
+    layouts = {name: leaf.layout for name, leaf in planned.items() if leaf.layout}
+    if not layouts:
+        reasons = [f'{leaf.name}: {leaf.note}' for leaf in planned.values()]
+        listed = '; '.join(reasons[:8])
+        raise ValueError(f'no leaf of the model can be trained on compact weights. {listed}')
     plan = BlockPlan(planned)
     return CompactModel(products, plan, layouts, algorithm, scheduler, drop_fraction_fn, rng_seed)
-
-
-def _check_moves(
-    algorithm: str,
-    scheduler: sparsity_schedules.BaseSchedule,
-    drop_fraction_fn: Callable[[Any], Any],
-    rng_seed: Any,
-) -> None:
-    """Refuses an unknown algorithm, a schedule whose sparsity changes, a fraction outside [0, 1], and no seed."""
-    if algorithm not in ALGORITHMS:
-        near = tree_lib.nearest(str(algorithm), ALGORITHMS)
-        raise ValueError(f'algorithm {algorithm!r} does not train compact weights; {near}')
-    target = 0.5
-    if any(float(scheduler.get_sparsity_at_step(target, step)) != target for step in (0, 1, 1000)):
-        raise ValueError(
-            f'scheduler: {type(scheduler).__name__} changes the number of weights, and compact arrays keep their size; '
-            'use PeriodicSchedule or StepsSchedule'
-        )
-    seeds.check_seed(rng_seed)
-    checks.check_drop_fraction(drop_fraction_fn(0), 'drop_fraction_fn(0)')
