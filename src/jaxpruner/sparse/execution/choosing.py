@@ -308,6 +308,10 @@ class LayerExecution:
       density: the share of its weights that are not zero.
       format: that was chosen.
       milliseconds: format -> time of all products with the leaf in one call; empty if nothing was measured.
+
+    >>> layer = LayerExecution((256, 256), 0.02, 'csr', {'dense': 0.4, 'csr': 0.1})
+    >>> layer.milliseconds['dense'] / layer.milliseconds[layer.format]
+    4.0
     """
 
     shape: tuple[int, ...]
