@@ -36,10 +36,11 @@ def counts_of(choice):
 
 
 @pytest.mark.parametrize(
-    ('quantity', 'share'), [('parameters', 0.2), ('flops', 0.5), ('bytes', 0.9)]
+    ('quantity', 'share', 'ranking'),
+    [('parameters', 0.2, 'all'), ('flops', 0.5, 'each'), ('bytes', 0.9, 'all')],
 )
-def test_budgets_are_met_and_nothing_more_would_fit(quantity, share):
-    choice = GRAPH.choose(PARAMS, f'{quantity}={share}')
+def test_budgets_are_met_and_nothing_more_would_fit(quantity, share, ranking):
+    choice = GRAPH.choose(PARAMS, f'{quantity}={share}', ranking=ranking)
     a, b = counts_of(choice)
     assert choice.before.parameters == parameters(4, 8)
     assert choice.after.parameters == parameters(a, b) <= share * parameters(4, 8)
@@ -68,6 +69,13 @@ def test_settings_of_the_search(settings, counts):
     assert choice.after.parameters == parameters(*counts) <= 30
     small = GRAPH.shrink(PARAMS, choice.keep, verify=False)
     assert sum(leaf.size for leaf in small.values()) == choice.after.parameters
+
+
+@pytest.mark.parametrize(('ranking', 'counts'), [('each', (2, 3)), ('all', (1, 5))])
+def test_channels_are_ranked_in_each_group_or_in_all(ranking, counts):
+    # Mean scores of a are 1.05, 1.75, 1.19, 4.01, those of b 1.04, 1.16, 1.35, 1.63, 1.98, 2.41, 2.92, 3.51.
+    choice = GRAPH.choose(PARAMS, 'parameters=0.3', score=jnp.square, ranking=ranking)
+    assert counts_of(choice) == counts
 
 
 def weights_times_gradients(weights, gradients):
@@ -258,6 +266,7 @@ REFUSED = {
     'both': ({**HALF, 'counts': {'a[1]': 2}}, ValueError, "budget='parameters=0.5', counts={'a"),
     'no text': ({'budget': 0.5}, ValueError, 'budget=0.5'),
     'unknown quantity': ({'budget': 'flop=0.5'}, ValueError, 'flop=0.5.*flops'),
+    'unknown ranking': ({**HALF, 'ranking': 'al'}, ValueError, "ranking='al'.*'all'"),
     'unknown score': ({**HALF, 'score': 'magnitud'}, ValueError, "'magnitud'.*'magnitude'"),
     'no score': ({**HALF, 'score': 5}, TypeError, 'score is .*got 5'),
     'unknown glob': ({**HALF, 'leave': 'x*'}, KeyError, r"leave: 'x\*' matches no group"),

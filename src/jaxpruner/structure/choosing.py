@@ -15,7 +15,6 @@ units 2 and 3 stay.
 import bisect
 import dataclasses
 import fnmatch
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +35,7 @@ from jaxpruner.tree import PyTree
 Names = str | Sequence[str]
 _Counts = Mapping[str, int]
 _Allowed = Mapping[str, Sequence[int]]  # of each group, the counts that may stay, ascending
+_Going = Mapping[str, np.ndarray]  # of each group, when its channels go, from 0 to 1
 _QUANTITIES = ('parameters', 'flops', 'bytes', 'latency')
 
 
@@ -122,6 +122,7 @@ def choose(
     *,
     counts: Mapping[str, int] | None = None,
     score: Any = 'magnitude',
+    ranking: str = 'each',
     round_to: int = 1,
     leave: Names = (),
     gradients: PyTree | None = None,
@@ -135,8 +136,9 @@ def choose(
     channel is the sum over the members. Where `Group.lists` has atoms, each of their indices
     (layer of a scan, expert, head) keeps channels of its own, and all keep the same number.
 
-    All groups lose the same share of their channels, but for rounding, until the budget is met. Layers of a scan
-    (`Group.is_depth`) only go if `counts` names them. The weights of a channel that other groups remove do not
+    All groups lose the same share of their channels, but for rounding, until the budget is met. Or channels of all
+    groups are ranked together, and the lowest scores go first. Layers of a scan (`Group.is_depth`) only go if `counts`
+    names them. The weights of a channel that other groups remove do not
     count: a head does not count for features that go, nor a feature for heads that go.
 
     Groups are given by names or globs. `*` and `?` are special in globs, brackets are not. If several globs of a
@@ -153,6 +155,7 @@ def choose(
         channels in one member, `(channels, weights of each)`. It returns numbers of shape `(channels,)` or
         `(channels, weights)`, which are summed, or `None` for no score. It also gets the arguments that it names:
         `gradients` (such a matrix), `member` and `group`.
+      ranking: which channels are ranked together: those of each group (`'each'`), or of all groups (`'all'`).
       round_to: the number of channels that stay is a multiple of this, or all of them.
       leave: names or globs of groups that are left alone.
       gradients: a tree like `params`, for scores by gradients, or of anything that the function `score` reads.
@@ -191,8 +194,10 @@ def choose(
     if (budget is None) == (counts is None):
         given = f'budget={budget!r}, counts={counts!r}'
         raise ValueError(f'give either a budget or counts; got {given}')
-    if counts is not None and (round_to != 1 or leave):
-        raise ValueError('round_to and leave have no effect with counts; leave them out')
+    if counts is not None and (round_to != 1 or leave or ranking != 'each'):
+        raise ValueError('ranking, round_to and leave have no effect with counts; leave them out')
+    if ranking not in ('each', 'all'):
+        raise ValueError(f"ranking={ranking!r}: give 'each' or 'all'")
     own_structure = jax.tree.structure(graph.model.params)
     small_model.check_structure('tree of parameters', jax.tree.structure(params), own_structure)
     small_model.check_small(params, graph.trace.paths, graph.trace.leaves, Cut({}))
@@ -209,9 +214,14 @@ def choose(
     apply_fn = graph.model.apply_fn
     score_member = read_score(score, params, apply_fn, gradients, batches, progress)
 
-    milliseconds = None
+    def scored(name: str, others: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Scores the channels of a group, without the weights that the other groups remove."""
+        others = {other: kept for other, kept in others.items() if other != name}
+        cut = check_keep(groups, others, allow_inexact=True)
+        return score_group(graph.trace, groups[name], cut, score_member)
+
+    milliseconds, remarks = None, {}
     if counts is not None:
-        remarks = {}
         # Of several globs that match a group, the first one counts.
         counts = {
             name: count
@@ -219,35 +229,33 @@ def choose(
             for name in matching(glob, groups, 'counts')
         }
         cost(counts)  # refuses invalid counts
+        tables = {name: scored(name, {}) for name in counts}
     else:
         quantity, share = _parse_budget(budget)
         allowed, remarks = _allowed_counts(groups, round_to, leave, allow_inexact)
+        tables = {name: scored(name, {}) for name in allowed}
+        going = _when_channels_go(tables, ranking)
         if quantity == 'latency':
             seconds = latency.latency_function(graph, params, samples)
             lost_share = latency.least_removal(
-                lambda lost: seconds(_counts(allowed, lost)), share, progress=progress
+                lambda lost: seconds(_counts(allowed, going, lost)), share, progress=progress
             )
-            counts = _counts(allowed, lost_share)
+            counts = _counts(allowed, going, lost_share)
             milliseconds = 1e3 * seconds({}), 1e3 * seconds(counts)
         else:
-            counts = _meet(quantity, share, allowed, lambda c: getattr(cost(c), quantity))
+            counts = _meet(quantity, share, allowed, going, lambda c: getattr(cost(c), quantity))
 
-    tables: dict[str, np.ndarray] = {}
-
-    def rank(name: str, others: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Scores the channels of a group; returns the highest. Of equal ones the first stay."""
-        others = {other: kept for other, kept in others.items() if other != name}
-        cut = check_keep(groups, others, allow_inexact=True)
-        tables[name] = score_group(graph.trace, groups[name], cut, score_member)
+    def highest(name: str) -> np.ndarray:
+        """The channels of a group with the highest scores. Of equal ones the first stay."""
         highest_first = np.argsort(-tables[name], axis=-1, kind='stable')
         return np.sort(highest_first[..., : counts[name]], axis=-1)
 
-    ranked = {name: rank(name, {}) for name in counts}
-    keep = {name: kept for name, kept in ranked.items() if counts[name] < groups[name].size}
-    # The first ranking uses the scores of the whole model. There a head still counts for features that go, and a
-    # feature for heads that go. So each group is ranked once more, without the weights that the other groups remove.
+    keep = {name: highest(name) for name in counts if counts[name] < groups[name].size}
+    # These scores are of the whole model. There a head still counts for features that go, and a feature for heads that
+    # go. So each group is ranked once more, without the weights that the other groups remove.
     for name in keep:
-        keep[name] = rank(name, keep)
+        tables[name] = scored(name, keep)
+        keep[name] = highest(name)
     check_keep(groups, keep, allow_inexact)
     sizes = {name: group.size for name, group in groups.items()}
     return Choice(
@@ -320,25 +328,43 @@ def _parse_budget(text: Any) -> tuple[str, float]:
     return quantity, share
 
 
-def _counts(allowed: _Allowed, share: float) -> dict[str, int]:
-    """How many channels of each group stay if each loses this share of them, but for rounding.
+def _when_channels_go(tables: Mapping[str, np.ndarray], ranking: str) -> dict[str, np.ndarray]:
+    """For each group, at which shares of all removals it loses its first channel, its second one and so on.
 
-    >>> _counts({'a': [1, 2, 3, 4], 'b': [1, 2]}, 0.7)
+    >>> tables = {'up': np.array([2.0, 1.0, 6.0, 5.0]), 'gate': np.array([3.0, 4.0])}
+    >>> {name: shares.round(2).tolist() for name, shares in _when_channels_go(tables, 'all').items()}
+    {'up': [0.17, 0.33, 0.83, 1.0], 'gate': [0.5, 0.67]}
+    >>> {name: shares.tolist() for name, shares in _when_channels_go(tables, 'each').items()}
+    {'up': [0.25, 0.5, 0.75, 1.0], 'gate': [0.5, 1.0]}
+    """
+    # Where a group has lists, what they lose together with their first channel, and so on.
+    losses = {n: np.sort(t).reshape(-1, t.shape[-1]).mean(axis=0) for n, t in tables.items()}
+    if ranking == 'each':
+        return {name: np.arange(1, lost.size + 1) / lost.size for name, lost in losses.items()}
+    pooled = np.sort(np.concatenate(list(losses.values())))
+    return {n: np.searchsorted(pooled, lost, 'right') / pooled.size for n, lost in losses.items()}
+
+
+def _counts(allowed: _Allowed, going: _Going, share: float) -> dict[str, int]:
+    """How many channels of each group stay once this share of all removals is done.
+
+    >>> going = {'a': np.array([0.25, 0.5, 0.75, 1.0]), 'b': np.array([0.5, 1.0])}
+    >>> _counts({'a': [1, 2, 3, 4], 'b': [1, 2]}, going, 0.7)
     {'a': 2, 'b': 1}
     """
     counts = {}
     for name, of_group in allowed.items():
-        at_least = of_group[-1] - _lost(of_group[-1], share)
+        at_least = of_group[-1] - int(np.searchsorted(going[name], share, 'right'))
         counts[name] = of_group[bisect.bisect_left(of_group, at_least)]
     return counts
 
 
-def _lost(size: int, share: float) -> int:
-    return math.floor(share * size + 1e-6)  # a share may be 3 / size, rounded
-
-
 def _meet(
-    quantity: str, share: float, allowed: _Allowed, measure: Callable[[_Counts], float]
+    quantity: str,
+    share: float,
+    allowed: _Allowed,
+    going: _Going,
+    measure: Callable[[_Counts], float],
 ) -> dict[str, int]:
     """Finds how many channels of each group stay so that the budget is met with the fewest removals.
 
@@ -347,7 +373,7 @@ def _meet(
     Raises:
       ValueError: the budget cannot be met.
     """
-    whole, least = measure({}), measure(_counts(allowed, 1.0))
+    whole, least = measure({}), measure(_counts(allowed, going, 1.0))
     if least > share * whole:
         raise ValueError(
             f"budget='{quantity}={share:g}' cannot be met: {least / whole:.4f} of the {quantity} stay even if all "
@@ -357,17 +383,20 @@ def _meet(
     def is_met(counts: _Counts) -> bool:
         return measure(counts) <= share * whole
 
-    sizes = {name: of_group[-1] for name, of_group in allowed.items()}
-    # Each share at which a group loses a channel.
-    lost_shares = sorted({i / size for size in sizes.values() for i in range(size + 1)})
+    lost_shares = np.unique(np.concatenate([[0.0], *going.values()]))
     number = bisect.bisect_left(
-        range(len(lost_shares)), True, key=lambda n: is_met(_counts(allowed, lost_shares[n]))
+        range(len(lost_shares)),
+        True,
+        key=lambda n: is_met(_counts(allowed, going, lost_shares[n])),
     )
-    lost_share = lost_shares[number]
-    counts = _counts(allowed, lost_share)
+    counts = _counts(allowed, going, lost_shares[number])
     # The last removal may have been a large one: a whole multiple, or several groups at once. Those that lost last get
     # back first what they have just lost, and then one more.
-    last_losers = sorted(sizes, key=lambda name: _lost(sizes[name], lost_share) / sizes[name])
+    last_losses = {
+        name: max((each for each in shares if each <= lost_shares[number]), default=0)
+        for name, shares in going.items()
+    }
+    last_losers = sorted(last_losses, key=last_losses.__getitem__)
     for name in 2 * last_losers[::-1]:
         larger = [count for count in allowed[name] if count > counts[name]]
         if larger and is_met({**counts, name: larger[0]}):
