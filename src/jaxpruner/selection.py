@@ -1,11 +1,11 @@
 """The largest scores, exactly: counts go in, masks come out, and nothing is sorted.
 
 A mask needs one number, the threshold that exactly as many scores reach as are to be kept. A pass over the scores
-counts how many reach a threshold, and so tells on which side of it the right one lies. Each pass tries three: the
-middle of the two that are known, and both sides of where the count should be right if it fell evenly between them.
-The search ends when a count is right, or when no float lies between a threshold that enough scores reach and one that
-too few reach. Then what lies between them is equal: ties. The same search, over indices in flat order, finds where to
-cut the ties.
+counts how many reach a threshold, and so tells on which side of it the right one lies. Each pass tries three. The first
+stand where a sample of the scores has it, the next where the count should be right if it fell evenly between those that
+are known (`_likely`). The search ends when a count is right, or when no float lies between a threshold that enough
+scores reach and one that too few reach. Then what lies between them is equal: ties. The same search, over indices in
+flat order, finds where to cut the ties.
 
     threshold      1   2   3   5   above       the scores 5 1 3 3 2, of which two are to be kept:
     reaching it    5   4   3   1   0           5, and of the ties 3 and 3 the first
@@ -375,8 +375,7 @@ def _find_cut(arrays, begins, count):
       count: how many to keep.
     """
     dtype = arrays[0].dtype
-    bits, unsigned, middle = _integers(dtype)
-    number = jnp.promote_types(unsigned, count.dtype)
+    number = jnp.promote_types(_integers(dtype)[1], count.dtype)
     begins = [jnp.asarray(begin).astype(number) for begin in begins]
 
     def count_kept(*bounds):
@@ -392,58 +391,101 @@ def _find_cut(arrays, begins, count):
     size = jnp.array(sum(array.size for array in arrays), number)
     count = count.astype(number)
     target = jnp.minimum(count, size)
-    infinity = int(np.array(np.inf, dtype).view(bits))
-    lowest, highest = (jnp.array(int(middle) + steps, number) for steps in (-infinity, infinity))
+    lowest, highest = _number_of(jnp.array([-jnp.inf, jnp.inf], dtype)).astype(number)
     zero = jnp.zeros_like(size)
+    bracket = lowest - 1, highest + 1, size, zero
+    probes = _first_probes(arrays, target, bracket)
     low, high, count_low, count_high = _settle(
         lambda numbers: count_kept(_value_of(numbers, dtype)),
         target,
-        (lowest - 1, highest + 1, size, zero),
+        bracket,
+        jnp.clip(probes, lowest, highest),
     )
     low = jnp.maximum(low, lowest)  # below -inf lies NaN, which nothing reaches
     # The same search finds where to cut ties. Indices are counted from the end, since counts have to fall.
     values = [jnp.full(3, _value_of(each, dtype)) for each in (low, high)]
+    bracket = zero, size, count_low, count_high
     from_end, *_ = _settle(
         lambda from_end: count_kept(*values, size - from_end),
         target,
-        (zero, size, count_low, count_high),
+        bracket,
+        _likely(target, *bracket),
     )
     end = jnp.where(target > count_high, size - from_end, 0)
     return jnp.stack([low, high, end, (count >= size).astype(number)])
 
 
-def _settle(count, target, bracket):
+def _settle(count, target, bracket, probes):
     """Narrows a bracket until the count at `low` is the target, or no number lies between.
 
     Args:
       count: counts at three numbers.
       target: of the counts.
       bracket: two numbers between which the count falls below the target, and the counts there.
+      probes: the three numbers to try first.
     """
 
     def narrow(table):  # one table takes fewer programs than a tuple
-        low, high, count_low, count_high = table
-        # The middle, and both sides of where an even fall passes the target.
-        width = high - low
-        inside = (count_low - count_high).astype(jnp.float32)
-        share = ((count_low - target).astype(jnp.float32) + 0.5) / (inside + 1)
-        scatter = share * (1 - share)
-        away = jnp.sqrt(scatter / (inside + 2)) + 0.05 * scatter
-        places = jnp.stack([share - away, jnp.full_like(share, 0.5), share + away])
-        steps = jnp.clip(places, 0, 1 - 2**-20) * width.astype(jnp.float32)
-        probes = low + jnp.clip(steps.astype(width.dtype), 1, jnp.maximum(width, 2) - 1)
-        for probe, counted in zip(probes, count(probes), strict=True):
+        low, high, count_low, count_high, *probes = table
+        for probe, counted in zip(probes, count(table[4:]), strict=True):
             is_enough = counted >= target
             low = jnp.where(is_enough, jnp.maximum(low, probe), low)
             high = jnp.where(is_enough, high, jnp.minimum(high, probe))
             count_low = jnp.where(is_enough, jnp.minimum(count_low, counted), count_low)
             count_high = jnp.where(is_enough, count_high, jnp.maximum(count_high, counted))
-        return jnp.stack([low, high, count_low, count_high])
+        bracket = low, high, count_low, count_high
+        return jnp.stack([*bracket, *_likely(target, *bracket)])
 
     def is_open(table):
         return (table[2] != target) & (table[1] - table[0] > 1)
 
-    return lax.while_loop(is_open, narrow, jnp.stack(bracket))
+    return lax.while_loop(is_open, narrow, jnp.stack([*bracket, *probes]))[:4]
+
+
+def _likely(target, low, high, count_low, count_high):
+    """Chooses three numbers: the middle, and both sides of where an even fall passes the target."""
+    width = high - low
+    inside = (count_low - count_high).astype(jnp.float32)
+    share = ((count_low - target).astype(jnp.float32) + 0.5) / (inside + 1)
+    scatter = share * (1 - share)
+    away = jnp.sqrt(scatter / (inside + 2)) + 0.05 * scatter
+    places = jnp.stack([share - away, jnp.full_like(share, 0.5), share + away])
+    steps = jnp.clip(places, 0, 1 - 2**-20) * width.astype(jnp.float32)
+    return low + jnp.clip(steps.astype(width.dtype), 1, jnp.maximum(width, 2) - 1)
+
+
+def _first_probes(arrays, target, bracket):
+    """Chooses three numbers where a sample passes the target.
+
+    The sort does one thing more: XLA for CPUs does not compile a loop with a sort into a single function, which would
+    take longer to compile, and run on one thread.
+    """
+    size = sum(array.size for array in arrays)
+    if jax.device_count() > 1 or not size:  # of several devices a sample would be gathered
+        return _likely(target, *bracket)
+    stride = size // max(math.isqrt(size) // 2, 1) | 1  # odd: columns of a matrix take turns
+
+    def thin(leaf):
+        return leaf.ravel()[::stride] if leaf.ndim else leaf
+
+    sample = jnp.concatenate([read(jax.tree.map(thin, array)) for array in arrays])
+    share = target.astype(jnp.float32) / size
+    expected = share * sample.size
+    away = 2 * jnp.sqrt(expected * (1 - share)) + 1
+    places = jnp.stack([expected + away, expected, expected - away])
+    index = jnp.clip(places.astype(jnp.int32), 0, sample.size - 1)
+    quantiles = -jnp.sort(-sample.astype(jnp.promote_types(sample.dtype, jnp.float32)))[
+        index
+    ].astype(sample.dtype)
+    return _number_of(quantiles).astype(target.dtype)
+
+
+def _number_of(value):
+    """Numbers floats in their order; -0.0 and 0.0 share the middle number."""
+    bits, unsigned, middle = _integers(value.dtype)
+    pattern = lax.bitcast_convert_type(value, bits)
+    steps = (pattern & jnp.iinfo(bits).max).astype(unsigned)
+    return jnp.where(pattern < 0, middle - steps, middle + steps)
 
 
 def _value_of(number, dtype):
