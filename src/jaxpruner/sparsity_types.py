@@ -406,10 +406,9 @@ def is_joint(sparsity_type: Any) -> bool:
 
 _INTEGER = r'\s*([+-]?\d+)\s*'
 _COLON = rf'{_INTEGER}:{_INTEGER}'
-_N_BY_M_WITHOUT_AXIS = rf'{_COLON}|\s*nm_{_INTEGER},{_INTEGER}'
 _PATTERNS: dict[str, Callable[..., SparsityType]] = {
     r'\s*unstructured\s*': Unstructured,
-    _N_BY_M_WITHOUT_AXIS: NByM,
+    rf'{_COLON}|\s*nm_{_INTEGER},{_INTEGER}': NByM,
     rf'\s*nm_{_INTEGER},{_INTEGER},{_INTEGER}': NByM,
     rf'\s*block_{_INTEGER},{_INTEGER}': lambda height, width: Block((height, width)),
     rf'\s*channel_{_INTEGER}': Channel,
@@ -473,15 +472,6 @@ def register_sparsity_type(name: str, parse: Callable[[str], SparsityType]) -> N
             f'{name!r}: give a function of the text, which makes the type, got {parse!r}'
         )
     _OWN_TYPES[name] = parse
-
-
-def is_n_by_m_without_axis(entry: Any) -> bool:
-    """Whether a setting is N:M as a string that names no axis.
-
-    >>> is_n_by_m_without_axis('2:4'), is_n_by_m_without_axis('nm_2,4,0')
-    (True, False)
-    """
-    return isinstance(entry, str) and bool(re.fullmatch(_N_BY_M_WITHOUT_AXIS, entry))
 
 
 def parse_n_by_m(pattern: Any, axis: int | None = None) -> NByM:

@@ -167,16 +167,3 @@ def span(numbers: Sequence[float], write: Callable[[float], str]) -> str:
     ('50%-75%', '50%')
     """
     return '-'.join(dict.fromkeys([write(min(numbers)), write(max(numbers))]))
-
-
-def shorten(text: str, width: int) -> str:
-    """Takes the middle out of a text that is longer than `width` characters, one of them an ellipsis.
-
-    >>> shorten('encoder/layer_0/attention/kernel', 20)
-    'encoder/la…on/kernel'
-    """
-    if len(text) <= width:
-        return text
-    end = (width - 1) // 2
-    start = width - 1 - end
-    return text[:start] + '…' + text[len(text) - end :]

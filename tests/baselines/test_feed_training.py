@@ -7,9 +7,10 @@ import pytest
 
 from helpers import eight_devices
 from helpers.tiny_feed import RECIPE, TinyFeed, TinyWorkload
+from helpers.tiny_sweeps import Watch
 from jaxpruner.baselines.checkpointing import Checkpoints
 from jaxpruner.baselines.programs import Programs, masks_by_path
-from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
+from jaxpruner.baselines.sweeps import Sweep, plan
 from jaxpruner.report.results import read_cells
 
 CELLS = plan(['set'], [0.5], [3, 4])
@@ -65,8 +66,8 @@ def test_a_feed_whose_position_is_lost_begins_again(tmp_path, monkeypatch):
     sweep = Sweep(workload, RECIPE, None, tmp_path / 'lost')
     with monkeypatch.context() as patch:
         patch.setattr(TinyFeed, 'state', lambda feed: {'random': state(feed)['random'][:9]})
-        with pytest.raises(Interrupted):
-            sweep.run(CELLS[:1], should_stop=lambda: True)
+        with pytest.raises(KeyboardInterrupt):
+            sweep.run(CELLS[:1], Watch(stop_after=1).on_chunk)
     with pytest.warns(UserWarning, match='000000 cannot be resumed from'):
         sweep.run(CELLS[:1])
     assert content(tmp_path / 'lost') == content(tmp_path / 'whole')

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from helpers import files_of_data
+from helpers.tiny_sweeps import Watch
 from jaxpruner.baselines import WORKLOADS
-from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
+from jaxpruner.baselines.sweeps import Sweep, plan
 from jaxpruner.cli.main import main
 from jaxpruner.report.results import read_cells
 
@@ -70,12 +71,12 @@ def resnet(folder, **changes):
 def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path):
     settings = resnet(tmp_path / 'data')
     cells, results = plan(['rigl'], [0.5], [0]), []
-    for name, stops in (('undisturbed', False), ('stopped', True)):
+    for name in ('undisturbed', 'stopped'):
         sweep = Sweep(*settings, tmp_path / name)
-        try:
-            sweep.run(cells, should_stop=lambda stops=stops: stops)
-        except Interrupted:
-            sweep.run(cells)
+        if name == 'stopped':
+            with pytest.raises(KeyboardInterrupt):
+                sweep.run(cells, Watch(stop_after=1).on_chunk)
+        sweep.run(cells)
         (cell,) = read_cells(tmp_path / name)
         results.append((cell.value, cell.metrics, cell.layers))
     assert results[0] == results[1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpruner.baselines import WORKLOADS
-from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
+from jaxpruner.baselines.sweeps import Sweep, plan
 
 WORKLOAD = WORKLOADS['lenet']
 CHANGES = {
@@ -37,23 +37,22 @@ def content(out):
 
 
 class Watch:
-    """Counts chunks and asks to stop after some of them."""
+    """Counts chunks, and stops after some of them, as Ctrl-C does."""
 
     def __init__(self, stop_after=None):
         self.chunks, self.stop_after = [], stop_after
 
     def on_chunk(self, group, step):
         self.chunks.append((tuple(group), step))
-
-    def should_stop(self):
-        return self.stop_after is not None and len(self.chunks) >= self.stop_after
+        if len(self.chunks) == self.stop_after:
+            raise KeyboardInterrupt
 
 
 def stopped(digits, out, cells=SEED_CELLS):
     """A folder with the checkpoint of cells that are half done."""
     watch = Watch(stop_after=1)
-    with pytest.raises(Interrupted):
-        Sweep(WORKLOAD, RECIPE, digits, out).run(cells, watch.on_chunk, watch.should_stop)
+    with pytest.raises(KeyboardInterrupt):
+        Sweep(WORKLOAD, RECIPE, digits, out).run(cells, watch.on_chunk)
     (checkpoint,) = (out / 'checkpoints').glob('*/*')
     return checkpoint
 

@@ -69,10 +69,6 @@ def _has_begun(out: Path) -> bool:
     return any(out.glob('cells/[!.]*.json')) or any(out.glob('checkpoints/*/*'))
 
 
-class Interrupted(Exception):
-    """The sweep was asked to stop; what is done is in its checkpoint."""
-
-
 def plan(
     algorithms: Sequence[str], sparsities: Sequence[float], seeds: Sequence[int]
 ) -> list[CellKey]:
@@ -129,15 +125,13 @@ class Sweep:
         self,
         cells: Sequence[CellKey],
         on_chunk: Callable[[Sequence[CellKey], int], None] = lambda group, step: None,
-        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Trains the cells that have no result yet.
 
-        After each chunk of steps `on_chunk` gets the cells that are trained together and the step,
-        and `should_stop` is asked.
+        After each chunk of steps, once its checkpoint is written, `on_chunk` gets the cells that are trained together
+        and the step. What it raises, Ctrl-C too, stops the sweep, which a later call continues from there.
 
         Raises:
-          Interrupted: `should_stop` said so.
           ValueError: the folder holds results of another recipe, or another process writes there;
             the recipe is wrong for one of the algorithms, of which none has been trained then.
         """
@@ -161,10 +155,8 @@ class Sweep:
                     if set(progress.cells) & set(pending):
                         group, begun = list(progress.cells), progress
                         break
-                self._run_group(programs, group, begun, on_chunk, should_stop)
+                self._run_group(programs, group, begun, on_chunk)
                 pending = self._pending(cells)
-                if should_stop():
-                    raise Interrupted(f'stopped after {group[0].algorithm}')
 
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(self.out / 'checkpoints')
@@ -181,7 +173,6 @@ class Sweep:
         group: list[CellKey],
         begun: Progress | None,
         on_chunk: Callable,
-        should_stop: Callable,
     ) -> None:
         """Trains cells of one algorithm to the end, from their checkpoint if there is one.
 
@@ -225,8 +216,6 @@ class Sweep:
                 progress = _with_snapshot(progress, masks_by_path(carries.opt_state))
                 checkpoints.save(progress, carries, feed)
                 on_chunk(group, stop)
-                if stop < self.recipe.steps and should_stop():
-                    raise Interrupted(f'stopped after step {stop} of {algorithm}')
             if metrics is None:  # a run was killed behind its last checkpoint
                 metrics = programs.report(algorithm, targets, carries, seeds)
         masks, finished = masks_by_path(carries.opt_state), self.finished()

@@ -1,16 +1,14 @@
 """NNX and Equinox modules as functions of their arrays. Each library is loaded for its modules only."""
 
 import dataclasses
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from jaxpruner import text_tables
 from jaxpruner.activations import models
 from jaxpruner.tree import PyTree
-
-_LONGEST = 60  # of an object in a message
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,8 +118,7 @@ def is_function(model: Any) -> bool:
 
 def refusal(expected: str, given: Any) -> TypeError:
     """The error for an object that is no model."""
-    text = text_tables.shorten(' '.join(repr(given).split()), _LONGEST)
     return TypeError(
-        f'{expected}, got {text}; with linen apply_fn is lambda variables, x: module.apply(variables, x), with Haiku '
-        'model.apply'
+        f'{expected}, got {reprlib.repr(given)}; with linen apply_fn is lambda variables, x: module.apply(variables, '
+        'x), with Haiku model.apply'
     )
