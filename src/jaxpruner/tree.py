@@ -280,8 +280,8 @@ def layer_shape(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
 def per_layer(function: Callable[..., Any], axis: int | None) -> Callable[..., Any]:
     """Maps a function over the layers that an axis of its arguments and results counts, if there is one.
 
-    >>> per_layer(jnp.sum, 1)(jnp.array([[1, 2], [3, 4]])).tolist()
-    [4, 6]
+    >>> per_layer(jnp.flip, 1)(jnp.array([[1, 2], [3, 4]])).tolist()
+    [[3, 4], [1, 2]]
     """
     return function if axis is None else jax.vmap(function, axis, axis)
 

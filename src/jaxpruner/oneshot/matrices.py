@@ -161,7 +161,7 @@ class WeightMatrices:
 
     >>> from jaxpruner.trace import param_uses
     >>> params = {'stack': jnp.ones((4, 3, 3))}
-    >>> apply_fn = lambda params, x: lax.scan(lambda x, w: (x @ w, None), x, params['stack'])[0]
+    >>> apply_fn = lambda params, x: jax.lax.scan(lambda x, w: (x @ w, None), x, params['stack'])[0]
     >>> (matrices,) = find_matrices(param_uses(apply_fn, params, jnp.ones((2, 3))), ('stack',))
     >>> matrices.read(params['stack']).shape, matrices.at_layer(1).read(params['stack']).shape
     ((4, 3, 3), (3, 3))

@@ -118,7 +118,8 @@ def is_function(model: Any) -> bool:
 
 def refusal(expected: str, given: Any) -> TypeError:
     """The error for an object that is no model."""
+    text = ' '.join(reprlib.repr(given).split())
     return TypeError(
-        f'{expected}, got {reprlib.repr(given)}; with linen apply_fn is lambda variables, x: module.apply(variables, '
+        f'{expected}, got {text}; with linen apply_fn is lambda variables, x: module.apply(variables, '
         'x), with Haiku model.apply'
     )
