@@ -293,3 +293,16 @@ def test_a_pruner_is_a_static_argument_that_is_traced_once(make):
     for pruner in (first, second, first):
         step(1.0, pruner=pruner)
     assert traced == [first, second]
+
+
+class Wrapped(jaxpruner.MagnitudePruning):
+    """Keeps the smallest weights, by a method that looks like that of the base."""
+
+    @functools.wraps(jaxpruner.MagnitudePruning.calculate_scores)
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        return jax.tree.map(lambda scores: -scores, super().calculate_scores(params))
+
+
+def test_an_override_that_is_wrapped_is_called():
+    masks = Wrapped(sparsity=0.5).instant_sparsify({'w': jnp.array([[3.0, 1.0]])})[1]
+    assert masks['w'].tolist() == [[0, 1]]

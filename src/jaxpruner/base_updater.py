@@ -624,8 +624,8 @@ class BaseUpdater:
         They are lazy, so that they take no memory, where nobody can tell: the function says that it scores each weight
         by itself, and the ranking that it reads lazy scores. A subclass has functions of its own, which say nothing.
         """
-        function = getattr(self.calculate_scores, 'of_each_weight', None)
-        if function and getattr(self.create_masks, 'reads_lazy_scores', False):
+        function = selection.said_by(self.calculate_scores, 'of_each_weight')
+        if function and selection.said_by(self.create_masks, 'reads_lazy_scores'):
             leaves, treedef = jax.tree.flatten(params)
             scores = [selection.lazily(function, leaf) for leaf in leaves]
             return tree_lib.unflatten(treedef, scores, leaves)

@@ -287,6 +287,20 @@ def check_mixed_in_first(cls: type, mixin: type, base: type) -> None:
 
 # Targets.
 
+
+def check_arrays(paths: Sequence[tree_lib.Path], leaves: Sequence[Any]) -> None:
+    """Refuses leaves that are no arrays, such as the functions in a module of Equinox.
+
+    >>> check_arrays([('w',)], [jnp.ones(2)])
+    """
+    for path, leaf in zip(paths, leaves, strict=True):
+        if not hasattr(leaf, 'dtype'):
+            raise TypeError(
+                f'{tree_lib.path_string(path)}: {leaf!r} is no array; give arrays alone, for example '
+                'equinox.filter(model, equinox.is_array)'
+            )
+
+
 # A sparsity that is a rounded share of N:M, such as 0.33 for 2:3, does not contradict it.
 _ROUNDING = 0.005
 
@@ -313,6 +327,7 @@ def targets_of_leaves(
       TypeError: a leaf is no array.
       ValueError: a sparsity outside [0, 1], or a name without a leaf.
     """
+    check_arrays([leaf.path for leaf in leaves], jax.tree.leaves(params))
     if distribution is None:
         return [None] * len(leaves)
     paths, treedef = [leaf.path for leaf in leaves], jax.tree.structure(params)
@@ -329,12 +344,7 @@ def targets_of_leaves(
         getattr(distribution, 'keywords', {}).get('custom_sparsity_map'), paths
     )
     can_be_ranked = []
-    for i, (leaf, array) in enumerate(zip(leaves, jax.tree.leaves(params), strict=True)):
-        if leaf.sparsity_type is not None and leaf.dtype is None:
-            raise TypeError(
-                f'{leaf.name}: {array!r} is no array; give arrays alone, for example '
-                'equinox.filter(model, equinox.is_array)'
-            )
+    for i, leaf in enumerate(leaves):
         # Flags and random keys cannot be ranked.
         is_ranked = leaf.sparsity_type is not None and jnp.issubdtype(leaf.dtype, jnp.number)
         can_be_ranked.append(is_ranked)
@@ -463,8 +473,8 @@ def check_plan(pruner: Any, plan: Any) -> None:
     if steps is not None and not steps:
         caller_warnings.warn(
             f'{plan.algorithm} never updates its masks, which stay as they are first made: {pruner.scheduler!r} has no '
-            f'update step; {_SEE_PLAN}. Give a schedule that updates, such as PolynomialSchedule(update_freq, '
-            'update_start_step, update_end_step); or call instant_sparsify to prune once without training, or '
+            f'update step{_why_never(pruner.scheduler)}. Give a schedule that updates, such as '
+            'PolynomialSchedule(update_freq, update_start_step, update_end_step); or call instant_sparsify to prune once without training, or '
             'pruner.new_masks where your own loop decides'
         )
     # Of N:M any sparsity above 0 means N of M.
@@ -472,6 +482,13 @@ def check_plan(pruner: Any, plan: Any) -> None:
         has_own_ranking = mask_calculator.own_topk_fn(pruner.topk_fn) is not None
         if has_own_ranking or not all(isinstance(leaf.sparsity_type, NByM) for leaf in plan.pruned):
             warn_of_shortfall(plan.algorithm, pruner.scheduler)
+
+
+def _why_never(schedule):
+    if not isinstance(schedule, sparsity_schedules.PeriodicSchedule):
+        return ''
+    start, end = schedule.update_start_step, schedule.update_end_step
+    return f', since no multiple of update_freq={schedule.update_freq} lies from {start} to {end}'
 
 
 def _warn_that_nothing_is_pruned(plan):

@@ -70,20 +70,26 @@ def read(scores: jax.Array | LazyScores) -> jax.Array:
 
 
 def says(**facts: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Gives a method attributes that say how it scores or ranks; a method that overrides it has none.
+    """Lets a method say how it scores or ranks; `said_by` reads it. A method that overrides it has said nothing.
 
     >>> @says(of_each_weight=jnp.abs)
     ... def calculate_scores(self, params): ...
-    >>> calculate_scores.of_each_weight is jnp.abs
+    >>> said_by(calculate_scores, 'of_each_weight') is jnp.abs
     True
     """
 
     def mark(function):
-        for name, fact in facts.items():
-            setattr(function, name, fact)
+        function.says = function, facts
         return function
 
     return mark
+
+
+def said_by(method: Callable[..., Any], name: str) -> Any:
+    """Finds what a method says, `None` for nothing, as where `functools.wraps` copied the attributes of another."""
+    function = getattr(method, '__func__', method)
+    marked, facts = getattr(function, 'says', (None, {}))
+    return facts.get(name) if marked is function else None
 
 
 def lazily(of: Callable[[jax.Array], jax.Array], weights: Any) -> Any:

@@ -102,6 +102,7 @@ def masks_from_zeros(
     {'bias': None, 'kernel': Array([[0, 1]], dtype=uint8)}
     """
     paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
+    checks.check_arrays(paths, leaves)
     masks = []
     for path, leaf in zip(paths, leaves, strict=True):
         is_selected = holds_weights(leaf) and filter_fn(path, leaf)

@@ -113,7 +113,9 @@ class SET(StaticRandomSparse):
             first, last = (self.drop_fraction_fn(steps[i]) for i in (0, -1))
         if not plan.pruned or tree_lib.has_traced((first, last)):
             return plan
-        fractions = f'{float(first):.4g} of the kept weights at step {steps[0]}, {float(last):.4g} at {steps[-1]}'
+        fractions = f'{float(first):.4g} of the kept weights at step {steps[0]}'
+        if getattr(self.scheduler, 'update_end_step', 0) is not None:
+            fractions += f', {float(last):.4g} at {steps[-1]}'
         return dataclasses.replace(
             plan, updates=f'drop_fraction_fn: a mask update replaces {fractions}'
         )
@@ -183,7 +185,7 @@ class SET(StaticRandomSparse):
             """Scores all leaves: lazily where the method says that it scores each weight by itself."""
             method, function = getattr(self, f'_{name}'), None
             if is_together and getattr(method, '__func__', None) is vars(SET)[f'_{name}']:
-                function = getattr(getattr(self, name), 'of_each_weight', None)
+                function = selection.said_by(getattr(self, name), 'of_each_weight')
             if function is None:
                 of_leaves = checks.call(method, sparse_state, params, grads, **extra_args)
                 return tree_lib.leaves_like(treedef, of_leaves)

@@ -79,7 +79,7 @@ def check_target(path: Path, overwrite: bool, is_folder: bool = False) -> None:
     may_be_replaced = overwrite and not is_folder and path.is_file()
     if os.path.lexists(path) and not may_be_replaced:
         raise FileExistsError(
-            f'{path} exists; choose another name, or overwrite it if it is a file'
+            f'{path} exists; choose another name, or replace a file with overwrite=True (--overwrite)'
         )
 
 
