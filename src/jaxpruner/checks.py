@@ -474,8 +474,8 @@ def check_plan(pruner: Any, plan: Any) -> None:
         caller_warnings.warn(
             f'{plan.algorithm} never updates its masks, which stay as they are first made: {pruner.scheduler!r} has no '
             f'update step{_why_never(pruner.scheduler)}. Give a schedule that updates, such as '
-            'PolynomialSchedule(update_freq, update_start_step, update_end_step); or call instant_sparsify to prune once without training, or '
-            'pruner.new_masks where your own loop decides'
+            'PolynomialSchedule(update_freq, update_start_step, update_end_step); or call instant_sparsify to prune '
+            'once without training, or pruner.new_masks where your own loop decides'
         )
     # Of N:M any sparsity above 0 means N of M.
     elif not pruner.starts_sparse and not reaches_target(pruner.scheduler):
