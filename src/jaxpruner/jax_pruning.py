@@ -98,7 +98,7 @@ class PruningEntry:
             return None
         if self.method.startswith('unstr_'):
             sparsity_distributions.check_density(rate, where)
-            return float(rate)
+            return float(rate)  # pyright: ignore[reportArgumentType]
         try:
             return sparsity_types.parse_n_by_m(rate, self.prune_axis)
         except (ValueError, TypeError) as error:

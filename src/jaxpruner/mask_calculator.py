@@ -119,7 +119,7 @@ def get_topk_fn(sparsity_type: Any) -> TopkFn:
     Array([[0],
            [1]], dtype=uint8)
     """
-    kind = sparsity_types.read_type(sparsity_type)
+    kind: Any = sparsity_types.read_type(sparsity_type)
     return functools.partial(topk_group_mask_calculator, sparsity_type=kind)
 
 

@@ -264,7 +264,7 @@ def keep_largest_each(
     for members in _groups(arrays):
         own = [arrays[i] for i in members]
         counter = counter_for(max(array.size for array in own))
-        counts = [requests[i][1].astype(counter) for i in members]
+        counts = [jnp.asarray(requests[i][1]).astype(counter) for i in members]
         is_long = own[0].size >= _WORTH_SHARING and jax.device_count() == 1
         table = _in_turn(_cut_in_turn if is_long else _cut_of, own, counts)
         rows = _hidden(range(len(own)), beside=table) if len(own) > 1 else [0]

@@ -664,7 +664,8 @@ def check_groups(
         return
     if callable(setting) and not isinstance(setting, SparsityType):
         setting = {'*': '…'}
-    for name, entry in (setting if isinstance(setting, Mapping) else {'*': setting}).items():
+    named: Mapping[Any, Any] = setting if isinstance(setting, Mapping) else {'*': setting}
+    for name, entry in named.items():
         is_plain = isinstance(entry, NByM) and entry == NByM(entry.n, entry.m)
         rules.setdefault(name, f'{entry.n}:{entry.m}' if is_plain else entry)
     raise ValueError(

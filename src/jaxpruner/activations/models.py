@@ -85,6 +85,7 @@ def sparsify_activations(
         pattern = sparsity_types.parse_n_by_m(pattern, axis)
     else:
         sparsity_distributions.check_density(density, 'density')
+        assert density is not None
         density = density if tree_lib.is_traced(density) else float(density)
     if is_auto:
         batch_axes = None if known_framework(apply_fn_or_module) == 'equinox' else 0

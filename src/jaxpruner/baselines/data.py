@@ -113,7 +113,7 @@ def read_digits(split_seed: int = 0) -> dict[str, np.ndarray]:
     from sklearn.model_selection import train_test_split
 
     images, labels = datasets.load_digits(return_X_y=True)
-    parts = train_test_split(
+    parts: Any = train_test_split(
         images.reshape(-1, 8, 8), labels, test_size=0.25, random_state=split_seed, stratify=labels
     )
     return dict(zip(('x_train', 'x_test', 'y_train', 'y_test'), parts, strict=True))

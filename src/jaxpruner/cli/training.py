@@ -156,8 +156,10 @@ def _recipe(training: Training) -> 'tuple[Workload, Recipe]':
     name = training.workload
     data, _, own_name = name.rpartition('-')
     workload = WORKLOADS.get(own_name)
-    presets = workload.presets if workload else ()
-    fitting = [preset for preset in presets if data in ('', workload.default(preset).data)]
+    fitting: list[str] = []
+    if workload:
+        presets = workload.presets
+        fitting = [preset for preset in presets if data in ('', workload.default(preset).data)]
     if workload is None or not fitting:
         raise ValueError(f'there is no workload {name!r}; {nearest(name, WORKLOADS)}')
     usual = 'data' if training.data_dir else 'default'

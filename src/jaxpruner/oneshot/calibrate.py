@@ -145,14 +145,15 @@ def calibrate(
 
                 step = CompiledOnce(add, donate_argnums=(0,))
             totals = step(totals, own_weights, params, *inputs)
-    if first is None:
+    if first is None or totals is None:
         raise ValueError('batches are empty; calibration needs at least one')
     calibration = Calibration()
     calibration.followed = first
     for matrices, statistics in calibrated(first.all_matrices, totals):
         if not matrices.fills_stacks:  # other trips of the loop read other leaves
             trips = tuple(slice(*axis.range) for axis in matrices.stack if axis.loop)
-            own = [None if x is None else x[trips] if x.ndim else x for x in statistics]
+            arrays: Any = statistics
+            own: Any = [None if x is None else x[trips] if x.ndim else x for x in arrays]
             statistics = InputStatistics(*own)
         entry = CalibratedMatrices(matrices, statistics)
         calibration[matrices.path] = (*calibration.get(matrices.path, ()), entry)
@@ -359,7 +360,7 @@ def _statistics_of(use: Use, data, sizes, weights, with_gram: bool) -> InputStat
             count, moments = sizes.astype(jnp.float32), lax.map(of_group, (ends - sizes, ends))
     if weights is not None:
         count = count / weights.size * jnp.sum(weights)
-    return InputStatistics(count, *moments)
+    return InputStatistics(count, *moments)  # pyright: ignore[reportArgumentType]
 
 
 def _moments(samples: jax.Array, with_gram: bool) -> tuple[jax.Array, jax.Array | None]:
@@ -420,7 +421,9 @@ def weights_of(batch: Any, weights: SampleWeights | None) -> jax.Array | None:
 
 def check_samples_are_told(matrices: Iterable[WeightMatrices], weights: jax.Array | None) -> None:
     """Refuses leaves of whose inputs it is not clear which sample has which weight."""
-    for part in matrices if weights is not None else ():
+    if weights is None:
+        return
+    for part in matrices:
         for use in part.uses:
             if len(sample_axes(use, weights.shape)) != 1:
                 shape = use.site.equation.invars[1 - use.site.operand].aval.shape

@@ -174,7 +174,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         targets = self._targets(params, followed)
         run = PruningRun(self, params, targets)
         batches = list(batches or ()) if self.sequential else batches
-        model: Any = apply_fn, params, batches
+        model: tuple[Any, Any, Any] = apply_fn, params, batches
         if calibration is None and (self.owl or not self.sequential):
             kind = 'second_moment' if self.sequential else self.kind
             calibration = calibrate(*model, kind, list(targets), progress, weights)

@@ -77,10 +77,10 @@ def matrix_sparsities(entries, targets, read, settings) -> dict[Any, jax.Array]:
     for (part, statistics), own in zip(entries, numbers, strict=True):
         threshold = jnp.asarray(thresholds[own], jnp.float32)[..., None, None]
         outliers.append(jnp.sum(_scores(read(part), statistics) > threshold, (-2, -1)))
-    shares = by_block(outliers) / np.maximum(block_sizes, 1)
+    shares: Any = by_block(outliers) / np.maximum(block_sizes, 1)
     of_leaves = [float(targets[part.path].target) for part in parts]
     sparsity = np.average(of_leaves, weights=list(map(np.sum, sizes)))
-    chosen = owl_sparsities(shares, block_sizes, sparsity, settings.owl_deviation)
+    chosen = owl_sparsities(shares, list(block_sizes), sparsity, settings.owl_deviation)
     of_blocks = np.asarray(chosen, np.float32)
     return {
         (part.path, part.reading): jnp.asarray(of_blocks[own])

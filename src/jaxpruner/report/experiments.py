@@ -112,7 +112,8 @@ def group_cells(cells: Iterable[Cell]) -> list[Experiment]:
         workload, data, *_, recipe = key
         remark = f', recipe {recipe[:6]}' if recipes[key[:3]] > 1 else ''
         members = sorted(group.values(), key=lambda one: (one.algorithm, one.sparsity, one.seed))
-        experiments.append(Experiment(f'{workload} ({data}{remark})', *key, tuple(members)))
+        title = f'{workload} ({data}{remark})'
+        experiments.append(Experiment(title, *key, tuple(members)))  # pyright: ignore[reportCallIssue]
     order = {name: number for number, name in enumerate(WORKLOAD_ORDER)}
     return sorted(experiments, key=lambda one: (order.get(one.workload, len(order)), one.label))
 

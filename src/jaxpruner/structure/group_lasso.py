@@ -71,7 +71,8 @@ def group_lasso(
     {'up[1]': array([0])}
     """
     chosen = GroupedChannels(graph, groups).chosen
-    is_number = tree_lib.is_number(strength) and 0 <= strength < np.inf
+    number: Any = strength
+    is_number = tree_lib.is_number(number) and 0 <= number < np.inf
     if not (callable(strength) or is_number):
         raise ValueError(f'strength is a schedule or a number from 0 up, got {strength!r}')
 

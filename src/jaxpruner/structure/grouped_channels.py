@@ -114,7 +114,7 @@ class GroupedChannels:
             own = [number for number, path in enumerate(trace.paths) if path in member_paths]
             # Of the leaves with more than one axis, the one that the model uses first.
             leader = min(own, key=lambda n: (len(trace.leaves[n]) < 2, trace.first_uses[n]))
-            if targets.get(path_of.get(leader)) is not None:
+            if leader in path_of and targets.get(path_of[leader]) is not None:
                 joined.append((path_of[leader], ChannelTable.of(trace, group, numbers)))
         return joined
 

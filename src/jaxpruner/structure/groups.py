@@ -24,6 +24,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.structure.axes import Axes, Axis, Pin, atoms, drop, occurrences, sizes_of
 from jaxpruner.structure.traces import EquationAxes, Trace, indices_of_contraction, is_contraction
 from jaxpruner.structure.zeros import inexact_atoms
+from jaxpruner.trace.program import ProgramPath
 from jaxpruner.tree import Path
 
 
@@ -254,7 +255,7 @@ def _owners_of_lists(
     values: dict[tuple[Axes, Axes], None] = {}  # axes of values, and of the trips around them
     for trace in traces:
         candidates.difference_update(atoms(*trace.trips.values()))  # the order of layers matters
-        places = [((), (*trace.leaves, *trace.states))]
+        places: list[tuple[ProgramPath, tuple[Axes, ...]]] = [((), (*trace.leaves, *trace.states))]
         for path, equation in trace.equations.items():
             places.append((path, equation.values))
             if is_contraction(equation.equation):
@@ -278,7 +279,7 @@ def _owners_of_lists(
             mixes = (atom, owner) in mixed or (owner.pin is not None and owner.pin.mixes)
             if owner is atom or owner.size <= 1 or mixes:
                 continue
-            if all(_has_one_owner(*each, atom, owner) for each in of_atom):
+            if all(_has_one_owner(terms, trips, atom, owner) for terms, trips in of_atom):
                 owners.append(owner)
         owners_of[atom] = tuple(owners)
     return owners_of

@@ -147,7 +147,7 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
     def __getitem__(self, path: tree_lib.Path | str) -> tuple[Use, ...]:
         name = path if isinstance(path, str) else tree_lib.path_string(path)
         # The names of two paths may be the same.
-        own = path if path in self.uses else self._paths.get(name)
+        own: Any = path if path in self.uses else self._paths.get(name)
         if own in self.uses:
             return self.uses[own]
         if own in self.opaque:

@@ -210,7 +210,7 @@ def _elementwise(equation: Any, values: Values) -> Results:
 def _(equation: Any, values: Values) -> Results:
     """A constant mask that puts zeros in place of some elements keeps views exact."""
     number, *others = [number for number, value in enumerate(values) if value.views]
-    constants = {k: value.array for k, value in enumerate(values) if k != number}
+    constants: dict[int, Any] = {k: v.array for k, v in enumerate(values) if k != number}
     if others or any(array is None for array in constants.values()):
         return _elementwise(equation, values)
     if equation.primitive.name == 'mul':

@@ -188,17 +188,20 @@ class Segments(Interpreter[int | None]):
     def _kept(self, start: int) -> list[int]:
         """The numbers of the values that depend on inputs and that the steps from here on read."""
         writes = {number for step in self._steps[start:] for number in step.writes}
-        reads = {number for step in self._steps[start:] for number in step.reads}
+        reads: set[Any] = {number for step in self._steps[start:] for number in step.reads}
         return sorted((reads - writes) & self._data)
 
     def _made(self, start: int, stop: int) -> list[int]:
         """The numbers of the values that are made only of parameters and that a segment reads beside data."""
-        reads = {n for step in self._steps[start:stop] if step.is_data for n in step.reads}
+        reads: set[Any] = {
+            n for step in self._steps[start:stop] if step.is_data for n in step.reads
+        }
         return sorted(reads - self._data - self._constants.keys() - {None})
 
     def _make(self, params: PyTree, start: int, stop: int) -> list[Any]:
         made = self._made(start, stop)
-        needed, steps = set(made), []
+        needed: set[Any] = set(made)
+        steps = []
         for step in reversed(self._steps[:stop]):
             if not step.is_data and not needed.isdisjoint(step.writes):
                 needed.update(step.reads)

@@ -370,7 +370,9 @@ def _meeting(equation: Any, operands: Values) -> str:
 
 def _flops(equation: Any) -> int:
     """Floating point operations of one run of a contraction, or of arithmetic."""
-    name = None if equation is None else equation.primitive.name
+    if equation is None:
+        return 0
+    name = equation.primitive.name
     if name in contractions.OPERATIONS:
         return contractions.flops(equation)
     return math.prod(shape_of(equation.outvars[0])) if name in rules.ARITHMETIC else 0

@@ -347,7 +347,7 @@ def save(
                 raise ValueError(f'masks: {name!r} is no tensor of {tree.path}; {near}')
 
         def read(name: str) -> tuple[np.ndarray, Any]:
-            return tree.read(name), masks.read(name) if name in given else None
+            return tree.read(name), masks.read(name) if masks and name in given else None
 
     else:
         named = host_arrays.named_arrays(tree)

@@ -102,7 +102,7 @@ class Layout:
                 readers[group] += 1
         return positions
 
-    def cut(self, matrices: jax.Array) -> jax.Array:
+    def cut(self, matrices: Any) -> Any:
         """The candidates `[*rows, candidates, *unit]` of matrices `[*layers, inputs, outputs]`."""
         if not self.block:
             return matrices.swapaxes(-1, -2).reshape(*self.layers, self.candidates)
@@ -201,8 +201,8 @@ class Layout:
         magnitudes = self.magnitudes(values).reshape(old.shape)
         nothing = jnp.zeros((len(old), self.candidates), magnitudes.dtype)
 
-        def replace(share: jax.Array, *arrays: jax.Array) -> jax.Array:
-            leaf = mask_calculator.MaskedLeaf(*arrays, sparsity_types.Unstructured())
+        def replace(share: jax.Array, mask: Any, drop: Any, grow: Any) -> jax.Array:
+            leaf = mask_calculator.MaskedLeaf(mask, drop, grow, sparsity_types.Unstructured())
             return mask_calculator.drop_and_grow([leaf], share)[0]
 
         shares = self._shares(magnitudes, fraction) if self.block else jnp.full(len(old), fraction)
