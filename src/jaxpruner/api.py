@@ -106,12 +106,6 @@ def _register(name, algorithm, registry):
     registry[name] = algorithm
 
 
-def _known_algorithms():
-    # `oneshot` registers its algorithms when it is loaded, which `import jaxpruner.api` alone does not do.
-    importlib.import_module('jaxpruner.oneshot')
-    return ALGORITHM_REGISTRY | ONE_SHOT_REGISTRY
-
-
 def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
     """Makes a pruner from a flat configuration.
 
@@ -203,7 +197,9 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
 
 def _algorithm(config):
     """Finds the algorithm of a configuration; refuses names of keys and algorithms that nobody knows."""
-    known_algorithms = _known_algorithms()
+    # `oneshot` registers its algorithms when it is loaded, which `import jaxpruner.api` alone does not do.
+    importlib.import_module('jaxpruner.oneshot')
+    known_algorithms = ALGORITHM_REGISTRY | ONE_SHOT_REGISTRY
     known = set(checks.SETTINGS)
     for algorithm in known_algorithms.values():
         known.update(field.name for field in dataclasses.fields(algorithm) if field.init)

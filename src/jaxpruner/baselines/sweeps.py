@@ -22,8 +22,7 @@ from jaxpruner.baselines.recipe import Recipe, read_recipe
 from jaxpruner.baselines.task import Workload
 from jaxpruner.baselines.training import DENSE, check_algorithm
 from jaxpruner.files import atomic_files
-from jaxpruner.files.atomic_files import locked
-from jaxpruner.files.system_errors import errors_named
+from jaxpruner.files.atomic_files import errors_named, locked
 from jaxpruner.report.results import Cell, read_cells, write_cell
 from jaxpruner.sparsity_distributions import check_sparsity
 

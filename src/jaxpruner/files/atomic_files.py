@@ -13,10 +13,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxpruner.files.system_errors import errors_named
-
 _MARK = 'jaxpruner-tmp'
 _TEMPORARY = re.compile(rf'\.(.+)\.[0-9a-f]{{16}}\.{_MARK}(\..*)?', re.DOTALL)
+
+
+@contextlib.contextmanager
+def errors_named(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Names the file in errors of the operating system that name none, or `temporary`, another name of it.
+
+    >>> with errors_named(Path('a.txt')):
+    ...     raise OSError(28, 'No space left on device')
+    Traceback (most recent call last):
+      ...
+    OSError: [Errno 28] No space left on device: 'a.txt'
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or str(error.filename) not in ('None', str(path), str(temporary)):
+            raise
+        raise OSError(error.errno, error.strerror or os.strerror(error.errno), str(path)) from error
 
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
