@@ -72,15 +72,12 @@ def check_named_arrays_are_trained_and_placed():
         spec = PartitionSpec(*(axis if axis in mesh.axis_names else None for axis in axes))
         return jax.device_put(array, NamedSharding(mesh, spec))
 
-    for packed in (False, True):
-        params = parameters(place)
-        _, state = steps.history(make(packed=packed), 3, params)[-1]
-        mask = jaxpruner.unpack_masks(state.masks, params)['mlp']['weight']
-        assert mask.axes == ('embed', 'mlp')
-        assert mask.array.sum() == 32
-        if not packed:
-            placed = params['mlp']['weight'].array.sharding
-            assert state.masks['mlp']['weight'].array.sharding.is_equivalent_to(placed, 2)
+    params = parameters(place)
+    _, state = steps.history(make(), 3, params)[-1]
+    mask, weight = (tree['mlp']['weight'] for tree in (state.masks, params))
+    assert mask.axes == ('embed', 'mlp')
+    assert mask.array.sum() == 32
+    assert mask.array.sharding.is_equivalent_to(weight.array.sharding, 2)
 
 
 class Network(nnx.Module):
@@ -125,7 +122,7 @@ def check_nnx_optimizers_train_on_a_mesh(algorithm, packed):
         assert mask.size == (16 * 64 // 8 if packed else 16 * 64)
 
 
-ALGORITHMS = ['magnitude', 'global_magnitude', 'rigl', 'magnitude_ste', 'movement', 'acdc']
+ALGORITHMS = ['magnitude', 'global_magnitude', 'rigl', 'movement']
 
 
 @pytest.mark.parametrize(('algorithm', 'packed'), rows.crossed(ALGORITHMS, [False, True]))
@@ -138,14 +135,12 @@ def test_named_arrays_are_pruned_as_plain_ones(algorithm, packed):
     jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, rtol=1e-6), plain(found), expected)
     masks = plain(jaxpruner.unpack_masks(state.masks, params))
     steps.assert_equal(masks, jaxpruner.unpack_masks(of_plain.masks, plain(params)))
-    steps.assert_equal(state.target_sparsities, of_plain.target_sparsities)
     metrics = [jaxpruner.sparsity_metrics(one)['_mask_sparsity'] for one in (state, of_plain)]
     assert metrics[0] == metrics[1]
 
 
-@pytest.mark.parametrize('packed', [False, True])
-def test_checkpoints_are_restored(packed, tmp_path):
-    pruner, params = make(packed=packed), parameters()
+def test_checkpoints_are_restored(tmp_path):
+    pruner, params = make(packed=True), parameters()
     _, state = steps.history(pruner, 1, params)[-1]
     target = jax.eval_shape(lambda: steps.history(pruner, 0, params)[0][1])
     with ocp.StandardCheckpointer() as checkpointer:

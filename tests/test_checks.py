@@ -26,6 +26,21 @@ def uniform(sparsity=0.5, **settings):
     return functools.partial(sparsity_distributions.uniform, sparsity=sparsity, **settings)
 
 
+OWN = {'sparsity_distribution_fn': uniform()}
+
+
+def from_distribution(distribution):
+    return {'sparsity': None, 'sparsity_distribution_fn': distribution}
+
+
+def nothing(path, leaf):
+    return False
+
+
+def too_much(params):
+    return jax.tree.map(lambda leaf: 1.5, params)
+
+
 def never(*arguments):
     raise AssertionError('scores were computed')
 
@@ -40,50 +55,27 @@ def init(pruner, params=KERNEL, tx=None):
 
 # Class, its settings, and what the error says.
 SETTINGS = [
-    (
-        'MagnitudePruning',
-        {'sparsity_distribution_fn': 0.5},
-        TypeError,
-        'sparsity_distribution_fn.*0.5',
-    ),
-    ('MagnitudePruning', {'topk_fn': 3}, TypeError, 'topk_fn.*3'),
-    ('MagnitudePruning', {'sparsity_type': 'blok_2,2'}, ValueError, 'blok_2,2.*block'),
-    ('MagnitudePruning', {'sparsity': 1.5}, ValueError, 'sparsity.*1.5'),
-    ('MagnitudePruning', {'sparsity_distribution_fn': uniform(1.5)}, ValueError, 'sparsity.*1.5'),
-    (
-        'RigL',
-        {'sparsity': 0.9, 'sparsity_distribution_fn': uniform()},
-        ValueError,
-        'sparsity and sparsity_distribution_fn',
-    ),
-    (
-        'GlobalMagnitudePruning',
-        {'custom_sparsity_map': {'a': 0.9}, 'sparsity_distribution_fn': uniform()},
-        ValueError,
-        'custom_sparsity_map.*sparsity_distribution_fn',
-    ),
-    (
-        'GlobalSaliencyPruning',
-        {'sparsity_type': 'block_2,2'},
-        ValueError,
-        'GlobalSaliency.*Unstruct',
-    ),
-    ('GlobalMagnitudePruning', {'stacked': '*'}, ValueError, 'stacked'),
-    ('GlobalMagnitudePruning', {'topk_fn': first_of_all}, ValueError, 'topk_fn'),
-    ('SET', {'sparsity_type': '2:4'}, ValueError, 'SET.*N:M'),
-    ('RigL', {'topk_fn': first_of_all}, ValueError, 'topk_fn'),
-    ('RigL', {'drop_fraction_fn': lambda step: 1.3}, ValueError, 'drop_fraction_fn.*1.3'),
-    ('RigL', {'nothing': 1}, TypeError, 'nothing'),
-    ('ACDC', {'scheduler': sparsity_schedules.StepsSchedule((3,))}, TypeError, 'ACDC.*Periodic'),
-    ('IterativeNMPruning', {'sparsity_type': 'unstructured'}, ValueError, 'NByM.*Unstructured'),
-    ('FixedMask', {'masks': None}, ValueError, 'FixedMask'),
-    ('FixedMask', {'masks': {'w': jnp.ones(2)}, 'sparsity': 0.9}, ValueError, 'masks'),
+    ('MagnitudePruning', {'sparsity_distribution_fn': 0.5}, 'sparsity_distribution_fn.*0.5'),
+    ('MagnitudePruning', {'topk_fn': 3}, 'topk_fn.*3'),
+    ('MagnitudePruning', {'sparsity': 1.5}, 'sparsity.*1.5'),
+    ('MagnitudePruning', {'sparsity_distribution_fn': uniform(1.5)}, 'sparsity.*1.5'),
+    ('GlobalSaliencyPruning', {'sparsity_type': 'block_2,2'}, 'GlobalSaliency.*Unstruct'),
+    ('GlobalMagnitudePruning', {'stacked': '*'}, 'stacked'),
+    ('GlobalMagnitudePruning', {'topk_fn': first_of_all}, 'topk_fn'),
+    ('GlobalMagnitudePruning', {'custom_sparsity_map': {}} | OWN, 'custom_.*sparsity_distrib'),
+    ('RigL', {'sparsity': 0.9} | OWN, 'sparsity and sparsity_distribution_fn'),
+    ('RigL', {'topk_fn': first_of_all}, 'topk_fn'),
+    ('RigL', {'drop_fraction_fn': lambda step: 1.3}, 'drop_fraction_fn.*1.3'),
+    ('RigL', {'nothing': 1}, 'nothing'),
+    ('ACDC', {'scheduler': sparsity_schedules.StepsSchedule((3,))}, 'ACDC.*Periodic'),
+    ('FixedMask', {'masks': None}, 'FixedMask'),
+    ('FixedMask', {'masks': {'w': jnp.ones(2)}, 'sparsity': 0.9}, 'masks'),
 ]
 
 
-@pytest.mark.parametrize(('cls', 'settings', 'error', 'words'), SETTINGS)
-def test_bad_settings_fail_at_construction(cls, settings, error, words):
-    with pytest.raises(error, match=words):
+@pytest.mark.parametrize(('cls', 'settings', 'words'), SETTINGS)
+def test_bad_settings_fail_at_construction(cls, settings, words):
+    with pytest.raises((TypeError, ValueError), match=words):
         getattr(jaxpruner, cls)(**settings)
 
 
@@ -93,7 +85,7 @@ SHAPES = [
     ('MagnitudePruning', {'sparsity_type': 'channel_2'}, 'dense/kernel: .* 2 '),
     ('MagnitudePruning', {'sparsity_type': {'c/*': None}}, r"sparsity_type.*'c/\*'"),
     ('MagnitudePruning', {'stacked': 'layer/*'}, r"stacked.*'layer/\*'"),
-    ('MagnitudePruning', {'distribution': lambda params: 1.5}, r'dense/bias.*\[0, 1\].*1.5'),
+    ('MagnitudePruning', from_distribution(too_much), r'dense/bias.*\[0, 1\].*1.5'),
     ('GlobalMagnitudePruning', {'sparsity_type': {'*': '2:4'}}, 'Unstructured'),
     ('RigL', {'sparsity_type': {'dense/kernel': '2:4'}}, 'dense/kernel.*RigL|RigL.*dense/kernel'),
     ('IterativeNMPruning', {'sparsity_type': {'dense/*': '2:4'}, 'sparsity': None}, 'NByM'),
@@ -102,13 +94,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(('cls', 'settings', 'words'), SHAPES)
 def test_what_fits_no_leaf_fails_before_anything_is_computed(cls, settings, words):
-    settings = {'sparsity': 0.5} | settings
-    if target := settings.pop('distribution', None):
-        settings |= {
-            'sparsity': None,
-            'sparsity_distribution_fn': lambda p: jax.tree.map(target, p),
-        }
-    pruner = getattr(jaxpruner, cls)(**settings)
+    pruner = getattr(jaxpruner, cls)(**{'sparsity': 0.5} | settings)
     pruner.calculate_scores = never
     for call in (pruner.instant_sparsify, pruner.plan, functools.partial(init, pruner)):
         if call != pruner.instant_sparsify or cls != 'RigL':
@@ -140,18 +126,13 @@ def half(cls, **settings):
 WRONG_MASK = {'kernel': jnp.ones(3, jnp.uint8), 'bias': None}
 # A call that cannot be answered, and what the error says.
 CALLS = [
-    (
-        lambda: jaxpruner.BaseUpdater().calculate_scores(KERNEL),
-        NotImplementedError,
-        'calculate_scores',
-    ),
+    (lambda: jaxpruner.BaseUpdater().calculate_scores(KERNEL), NotImplementedError, 'calculate_s'),
+    (lambda: half('RandomPruning').instant_sparsify(KERNEL, model=len), TypeError, 'model'),
     (lambda: half('SaliencyPruning').instant_sparsify(KERNEL), ValueError, 'gradients'),
     (lambda: half('MovementPruning').instant_sparsify(KERNEL), ValueError, 'wrap_optax.*grads'),
     (lambda: half('AdamFisherPruning').instant_sparsify(KERNEL), ValueError, 'wrap_optax'),
     (lambda: half('RigL').instant_sparsify(KERNEL), RuntimeError, 'instant_sparsify'),
     (lambda: init(half('AdamFisherPruning'), tx=optax.sgd(0.1)), ValueError, r'\(32, 16\).*kernel'),
-    (lambda: init(half('RigL'), tx=optax.lbfgs()), ValueError, 'lbfgs'),
-    (lambda: init(half('ACDC'), tx=optax.lbfgs()), ValueError, 'lbfgs'),
     (lambda: half('MagnitudePruning').wrap_optax(optax.adam), TypeError, 'wrap_optax'),
     (
         lambda: half('MagnitudePruning').wrap_optax(optax.sgd(0.1)).update(KERNEL, (), KERNEL),
@@ -197,17 +178,9 @@ WARNINGS = {
     'phases that never begin': (at_08('ACDC', NO_MULTIPLE), 'ACDC'),
     'ends short': (at_08('MagnitudePruning', TOO_SHORT), '100.*150.*update_end_step=101'),
     'the default pruner': (jaxpruner.MagnitudePruning, 'MagnitudePruning.*dense|kernel.*sparsity='),
-    'sparse from the start': (
-        at_08('StaticRandomSparse', sparsity=0.0),
-        'StaticRandomSparse.*kernel',
-    ),
+    'sparse from the start': (at_08('StaticRandomSparse', sparsity=0.0), 'StaticRandom.*kernel'),
     'a filter that matches nothing': (
-        at_08(
-            'MagnitudePruning',
-            ONCE,
-            sparsity=None,
-            sparsity_distribution_fn=uniform(filter_fn=lambda path, leaf: path[-1] == 'w'),
-        ),
+        at_08('MagnitudePruning', ONCE, **from_distribution(uniform(filter_fn=nothing))),
         'kernel.*filter_fn',
     ),
 }

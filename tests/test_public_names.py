@@ -10,7 +10,6 @@ import re
 import pytest
 
 import jaxpruner
-from contract import tables
 
 MODULES = [
     importlib.import_module(info.name)
@@ -61,13 +60,6 @@ def test_every_public_name_has_a_docstring_with_an_example(value):
 @pytest.mark.parametrize('module', MODULES, ids=lambda module: module.__name__)
 def test_every_module_says_what_it_is_for(module):
     assert module.__doc__
-
-
-@pytest.mark.parametrize('name', tables.ALGORITHMS)
-def test_every_algorithm_is_registered_and_public(name):
-    cls = jaxpruner.ALGORITHM_REGISTRY[name]
-    assert getattr(jaxpruner, cls.__name__) is cls
-    assert name in jaxpruner.all_algorithm_names()
 
 
 def test_a_star_import_gives_the_public_names_and_a_wrong_one_is_refused():

@@ -14,13 +14,18 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxpruner
-from helpers import eight_devices, hlo
+from helpers import eight_devices, hlo, steps
 
 SHAPES = {'wide': (256, 128), 'narrow': (64, 24)}
 MESH = {'rows': 4, 'columns': 2}
-LONGEST = max(max(shape) for shape in SHAPES.values())
-COLLECTIVES = ('all-gather', 'all-to-all', 'all-reduce', 'collective-permute', 'reduce-scatter')
-
+LONGEST = 256
+WINDOW = {'update_freq': 1, 'update_start_step': 0, 'update_end_step': 4, 'drop_fraction': 0.3}
+# How a parameter lies on the mesh.
+SPECS = [
+    PartitionSpec('rows', 'columns'),
+    PartitionSpec(None, 'columns'),
+    PartitionSpec(('rows', 'columns'), None),
+]
 # Algorithm, sparsity type, whether masks are packed.
 CASES = [
     ('magnitude', 'unstructured', False),
@@ -35,186 +40,119 @@ CASES = [
     ('set', 'block_4,4', False),
 ]
 
-# How a parameter lies on the mesh.
-SPECS = [
-    PartitionSpec('rows', 'columns'),
-    PartitionSpec(None, 'columns'),
-    PartitionSpec(('rows', 'columns'), None),
-]
-
 
 def test_on_eight_devices(request):
     eight_devices.run_checks(__file__, request.config)
 
 
-def make(algorithm, kind, is_packed):
-    settings = {
-        'update_freq': 1,
-        'update_start_step': 0,
-        'update_end_step': 4,
-        'drop_fraction': 0.3,
-    }
-    return jaxpruner.create_updater_from_config(
-        {
-            'algorithm': algorithm,
-            'sparsity_type': kind,
-            'use_packed_masks': is_packed,
-            'sparsity': 0.5 if kind in ('2:4', 'nm_2,4,0') else 0.75,
-            **settings,
-        }
-    )
+def make(algorithm, kind='unstructured', is_packed=False):
+    config = {'algorithm': algorithm, 'sparsity_type': kind, 'use_packed_masks': is_packed}
+    sparsity = 0.5 if kind == '2:4' else 0.75
+    return jaxpruner.create_updater_from_config(config | WINDOW | {'sparsity': sparsity})
 
 
-@functools.cache
-def arrays(number):
-    keys = jax.random.split(jax.random.PRNGKey(number), len(SHAPES))
+def arrays(seed, shapes=SHAPES):
+    random = np.random.default_rng(seed)
     return {
-        name: jax.random.normal(key, shape)
-        for key, (name, shape) in zip(keys, SHAPES.items(), strict=True)
+        name: jnp.asarray(random.normal(size=shape), jnp.float32) for name, shape in shapes.items()
     }
 
 
-def sharding(spec=SPECS[0]):
+def sharding(spec=SPECS[0], **settings):
     devices = np.array(jax.devices()).reshape(tuple(MESH.values()))
-    return NamedSharding(Mesh(devices, tuple(MESH)), spec)
+    return NamedSharding(Mesh(devices, tuple(MESH), **settings), spec)
 
 
-def case_name(case):
-    return f'{case[0]}-{case[1]}-{"packed" if case[2] else "unpacked"}'
+def assert_placed(masks, params, is_packed=False):
+    """Each mask, or its bits, lies on the mesh as its parameter does."""
+    for name, param in params.items():
+        assert masks[name].size == param.size // (8 if is_packed else 1)
+        assert masks[name].sharding.is_equivalent_to(param.sharding, param.ndim), name
 
 
-def assert_sharded(result, size):
-    """An array of so many elements lies on the mesh as a parameter does."""
-    assert result.size == size
-    assert result.sharding.is_equivalent_to(sharding(), result.ndim), result.sharding
+def collectives_of(compiled):
+    """The numbers of elements that devices send each other."""
+    names = ('all-gather', 'all-to-all', 'all-reduce', 'collective-permute', 'reduce-scatter')
+    # XLA may write a collective as a pair, `all-gather-start` and `all-gather-done`.
+    return [
+        math.prod(shape)
+        for instruction in hlo.reached(compiled.as_text())
+        if instruction.opcode.removesuffix('-start') in names
+        for shape in instruction.shapes
+    ]
 
 
 @functools.cache
-def masks_of_one_device(algorithm, kind):
+def masks_of_one_device(algorithm, kind='unstructured'):
     """Not packed: however masks are stored, the arithmetic is the same."""
-    tx = make(algorithm, kind, False).wrap_optax(optax.adam(0.1))
+    tx = make(algorithm, kind).wrap_optax(optax.adam(0.1))
     return jax.jit(tx.update)(arrays(1), tx.init(arrays(0)), arrays(0))[1].masks
 
 
-@pytest.mark.parametrize('case', CASES, ids=case_name)
-def check_masks_are_those_of_one_device(case):
-    algorithm, kind, is_packed = case
-    tx = make(*case).wrap_optax(optax.adam(0.1))
+@pytest.mark.parametrize(('algorithm', 'kind', 'is_packed'), CASES)
+def check_masks_are_those_of_one_device(algorithm, kind, is_packed):
+    tx = make(algorithm, kind, is_packed).wrap_optax(optax.adam(0.1))
     params, grads = jax.device_put((arrays(0), arrays(1)), sharding())
     state = tx.init(params)
     compiled = jax.jit(tx.update).lower(grads, state, params).compile()
     _, state = compiled(grads, state, params)
     masks = jaxpruner.unpack_masks(state.masks, params)
-    for name, shape in SHAPES.items():
-        mask = np.asarray(masks[name])
-        np.testing.assert_array_equal(
-            mask, masks_of_one_device(algorithm, kind)[name], err_msg=name
-        )
-        assert 1 - mask.mean() > 0.1, 'the update has pruned'
-        assert_sharded(state.masks[name], math.prod(shape) // (8 if is_packed else 1))
-    assert_small_collectives(compiled, case)
+    steps.assert_equal(masks, masks_of_one_device(algorithm, kind))
+    assert masks['wide'].mean() < 0.9, 'the update has pruned'
+    assert_placed(state.masks, params, is_packed)
+    sent = collectives_of(compiled)
+    assert max(sent, default=0) <= LONGEST
+    # N:M ranks inside groups, which no device shares with another; the rest has to count together.
+    assert bool(sent) is (kind != '2:4')
 
 
-@pytest.mark.parametrize(
-    'make_masks',
-    [
-        lambda params: make('rigl', 'unstructured', False).init_state(params).masks,
-        lambda params: make('magnitude', 'unstructured', False).instant_sparsify(params)[1],
-    ],
-    ids=['init', 'instant_sparsify'],
-)
+MADE = {
+    'init': lambda params: make('rigl').init_state(params).masks,
+    'instant_sparsify': lambda params: make('magnitude').instant_sparsify(params)[1],
+}
+
+
+@pytest.mark.parametrize('make_masks', MADE.values(), ids=MADE)
 def check_outside_of_programs_leaves_stay_where_they_are(make_masks):
-    many = {str(i): arrays(i) for i in range(2)}
-    masks = make_masks(jax.device_put(many, sharding()))
-    jax.tree.map(np.testing.assert_array_equal, masks, make_masks(many))
-    for layer in masks.values():
-        for name, shape in SHAPES.items():
-            assert_sharded(layer[name], math.prod(shape))
+    params = jax.device_put(arrays(0), sharding())
+    masks = make_masks(params)
+    steps.assert_equal(masks, make_masks(arrays(0)))
+    assert_placed(masks, params)
 
 
 @pytest.mark.skipif(not hasattr(jax, 'set_mesh'), reason='this JAX has no explicit axes')
 @pytest.mark.parametrize('algorithm', ['magnitude', 'global_magnitude', 'magnitude_ste', 'rigl'])
 def check_explicit_axes(algorithm):
     """Masks are those of one device where the types of arrays say how they are divided."""
-    explicit = (jax.sharding.AxisType.Explicit,) * len(MESH)
-    mesh = Mesh(sharding().mesh.devices, tuple(MESH), axis_types=explicit)
-    place = NamedSharding(mesh, SPECS[0])
-    tx = make(algorithm, 'unstructured', False).wrap_optax(optax.adam(0.1))
-    with jax.set_mesh(mesh):
+    place = sharding(axis_types=(jax.sharding.AxisType.Explicit,) * len(MESH))
+    tx = make(algorithm).wrap_optax(optax.adam(0.1))
+    with jax.set_mesh(place.mesh):
         params, grads = jax.device_put((arrays(0), arrays(1)), place)
         _, state = jax.jit(tx.update)(grads, tx.init(params), params)
-    expected = masks_of_one_device(algorithm, 'unstructured')
-    for name, mask in state.masks.items():
-        np.testing.assert_array_equal(mask, expected[name])
-        assert mask.sharding.is_equivalent_to(place, mask.ndim)
-
-
-def collectives_of(compiled):
-    # XLA may write a collective as a pair, `all-gather-start` and `all-gather-done`.
-    return [
-        (instruction.opcode, math.prod(shape))
-        for instruction in hlo.reached(compiled.as_text())
-        if instruction.opcode.removesuffix('-start') in COLLECTIVES
-        for shape in instruction.shapes
-    ]
-
-
-def assert_small_collectives(compiled, case):
-    collectives = collectives_of(compiled)
-    assert [(name, size) for name, size in collectives if size > LONGEST] == []
-    # N:M ranks inside groups, which no device shares with another; the rest has to count together.
-    ranks_in_groups = case[1] in ('2:4', 'nm_2,4,0')
-    assert bool([name for name, size in collectives if size <= LONGEST]) is not ranks_in_groups
-
-
-def on_mesh(shapes, spec):
-    keys = jax.random.split(jax.random.PRNGKey(0), len(shapes))
-    params = {
-        name: jax.random.normal(key, shape)
-        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
-    }
-    return jax.device_put(params, sharding(spec))
-
-
-# Of each even two devices' part of the packed mask is larger than LONGEST.
-PACKED_SHAPES = {'wide': (256, 128), 'narrow': (256, 48), 'stacked': (3, 256, 16)}
+    steps.assert_equal(state.masks, masks_of_one_device(algorithm))
+    assert_placed(state.masks, params)
 
 
 @pytest.mark.parametrize('spec', SPECS, ids=str)
 def check_packed_masks_stay_with_their_parameters(spec):
-    shapes = {name: shape for name, shape in PACKED_SHAPES.items() if len(shape) == 2}
-    params = on_mesh(shapes, spec)
-    params |= on_mesh({'stacked': PACKED_SHAPES['stacked']}, PartitionSpec(None, *spec))
-    placed = jax.tree.map(lambda param: param.sharding, params)
-    tx = make('magnitude', 'unstructured', True).wrap_optax(optax.adam(0.1))
+    # Of each even two devices' part of the packed mask is larger than LONGEST.
+    params = jax.device_put(arrays(0, {'wide': (256, 128), 'narrow': (256, 48)}), sharding(spec))
+    stacked = arrays(1, {'stacked': (3, 256, 16)})
+    params |= jax.device_put(stacked, sharding(PartitionSpec(None, *spec)))
+    tx = make('magnitude', is_packed=True).wrap_optax(optax.adam(0.1))
     state = tx.init(params)
-    update = jax.jit(tx.update, donate_argnums=(0, 1))
-    compiled = update.lower(params, state, params).compile()
-
-    def assert_in_place(state):
-        for name, mask in state.masks.items():
-            assert mask.size == math.prod(PACKED_SHAPES[name]) // 8
-            assert mask.sharding.is_equivalent_to(placed[name], mask.ndim), (name, mask.sharding)
-
-    assert_in_place(state)
-    masks = state.masks
-    for _ in range(3):
-        grads = jax.tree.map(jnp.copy, params)
-        _, state = compiled(grads, state, params)
-        assert_in_place(state)
-    assert all(mask.is_deleted() for mask in jax.tree.leaves(masks)), 'donated'
-    # Nothing but counts is sent.
-    assert [(name, size) for name, size in collectives_of(compiled) if size > LONGEST] == []
+    assert_placed(state.masks, params, is_packed=True)
+    compiled = jax.jit(tx.update).lower(params, state, params).compile()
+    assert_placed(compiled(params, state, params)[1].masks, params, is_packed=True)
+    assert max(collectives_of(compiled)) <= LONGEST
 
 
 def check_masks_whose_bytes_devices_share_are_right():
     """Of (24, 10) no device has whole bytes."""
-    params = on_mesh({'torn': (24, 10), 'whole': (24, 16)}, SPECS[0])
-    alone = jax.tree.map(np.asarray, params)
-    tx = make('magnitude', 'unstructured', True).wrap_optax(optax.adam(0.1))
-    state = tx.init(params)
+    alone = arrays(0, {'torn': (24, 10), 'whole': (24, 16)})
+    tx = make('magnitude', is_packed=True).wrap_optax(optax.adam(0.1))
     found, expected = (
-        jaxpruner.unpack_masks(jax.jit(tx.update)(p, s, p)[1].masks, p)
-        for p, s in ((params, state), (alone, tx.init(alone)))
+        jaxpruner.unpack_masks(jax.jit(tx.update)(p, tx.init(p), p)[1].masks, p)
+        for p in (jax.device_put(alone, sharding()), alone)
     )
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    steps.assert_equal(found, expected)

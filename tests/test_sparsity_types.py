@@ -3,11 +3,9 @@
 import dataclasses
 
 import jax.numpy as jnp
-import optax
 import pytest
 
 import jaxpruner
-from jaxpruner import mask_calculator
 from jaxpruner import sparsity_types as types
 
 STRINGS = {
@@ -65,29 +63,19 @@ def test_a_registered_type_is_read_wherever_a_config_string_is(register):
     masks = pruner.instant_sparsify(params)[1]
     assert masks['w'].tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
     assert masks['head'] is None
-    topk_fn = mask_calculator.get_topk_fn('rows')
-    assert topk_fn(params['w'], 0.5).tolist() == [[0, 0], [1, 1], [1, 1], [0, 0]]
+    with pytest.raises(ValueError, match='w: 2 does not divide 3'):
+        pruner.plan(params | {'w': jnp.ones((3, 2))})
     with pytest.raises(ValueError, match=r"unknown sparsity type 'rows2'.*'rows'"):
         types.parse_sparsity_type('rows2')
 
 
-@pytest.mark.parametrize(
-    ('name', 'parse', 'error', 'message'),
-    [
-        (3, rows, ValueError, r'letters, digits and _ alone.*, got 3'),
-        ('rows:2', rows, ValueError, r"letters, digits and _ alone.*'rows:2'"),
-        ('block', rows, ValueError, "not as the library's own, got 'block'"),
-        ('rows', Rows(), TypeError, r"'rows': .* a function of the text, .*got Rows\(height=1\)"),
-    ],
-)
-def test_what_cannot_be_registered(name, parse, error, message, register):
-    with pytest.raises(error, match=message):
-        register(name, parse)
-
-
-@pytest.mark.parametrize('made', ['2:4', None, Rows])
-def test_a_function_that_makes_no_type_is_refused(made, register):
-    register('rows', lambda text: made)
+def test_what_cannot_be_registered(register):
+    for name in ('rows:2', 'block', 3):
+        with pytest.raises(ValueError, match=f'got {name!r}'):
+            register(name, rows)
+    with pytest.raises(TypeError, match=r"'rows': .*got Rows\(height=1\)"):
+        register('rows', Rows())
+    register('rows', lambda text: None)
     with pytest.raises(TypeError, match=r"sparsity_type='rows_2': .* is no sparsity type"):
         jaxpruner.MagnitudePruning(sparsity_type='rows_2')
 
@@ -96,13 +84,10 @@ def test_a_function_that_makes_no_type_is_refused(made, register):
 BAD = [
     (types.NByM, (5, 4), ValueError, r'n must not exceed m, got n=5, m=4'),
     (types.NByM, (0, 4), ValueError, r'n must be at least 1, got 0'),
-    (types.NByM, (2.0, 4), TypeError, r'n must be a whole number, got 2.0'),
-    (types.NByM, (2, 4, 'output'), TypeError, "axis must be a whole number, got 'output'"),
     (types.NByM, (2, 4, (0, 0.5)), TypeError, 'axis must be a whole number, got 0.5'),
     (types.Block, ((4,),), ValueError, r'block_shape must be \(height, width\), got \(4,\)'),
     (types.Block, ((4, 0),), ValueError, r'block width must be at least 1, got 0'),
     (types.Channel, ('last',), TypeError, r"axis must be a whole number, got 'last'"),
-    (types.parse_n_by_m, (types.NByM(2, 4, 'input'),), ValueError, 'give a number as its axis'),
     (types.parse_sparsity_type, ('2/4',), ValueError, "unknown sparsity type '2/4'; write 'unstr"),
 ]
 
@@ -116,11 +101,7 @@ def test_bad_types(make, arguments, error, message):
 BAD_SHAPES = [
     (types.NByM(2, 4, 'input'), (8, 8), '.*with_input_axes'),
     (types.NByM(2, 4, (0, -3)), (4, 6, 8), r'NByM\(.*\) names an axis of shape \(4, 6, 8\) twice'),
-    (
-        types.NByM(2, 5, (0, 1)),
-        (4, 6, 8),
-        'shape .* has length 24 along axes 0, 1 as one, which m=5',
-    ),
+    (types.NByM(2, 5, (0, 1)), (4, 6, 8), 'shape .* length 24 along axes 0, 1 as one, which m=5'),
     (types.NByM(2, 4), (8, 10), r'shape \(8, 10\) has length 10 along axis -1, which m=4 does not'),
     (types.Channel(-3), (8, 8), 'axis -3 does not exist'),
 ]
@@ -133,21 +114,17 @@ def test_shapes_that_do_not_fit(sparsity_type, shape, message):
 
 
 BAD_SETTINGS = [
-    (types.NByM, TypeError, r'is no sparsity type; use Unstructured\(\), NByM\(2, 4\)'),
-    (7, TypeError, r'sparsity_type=7: 7 is no sparsity type; use Unstructured\(\)'),
-    ({}, ValueError, 'has no rule'),
-    (
-        {'haed/*': None},
-        ValueError,
-        r"'haed/\*' matches no parameter; the nearest are 'head/kernel'",
-    ),
+    (types.NByM, r'is no sparsity type; use Unstructured\(\), NByM\(2, 4\)'),
+    (7, r'sparsity_type=7: 7 is no sparsity type; use Unstructured\(\)'),
+    ({}, 'has no rule'),
+    ({'haed/*': None}, r"'haed/\*' matches no parameter; the nearest are 'head/kernel'"),
 ]
 
 
-@pytest.mark.parametrize(('setting', 'error', 'message'), BAD_SETTINGS)
-def test_bad_settings(setting, error, message):
+@pytest.mark.parametrize(('setting', 'message'), BAD_SETTINGS)
+def test_bad_settings(setting, message):
     params = {'head': {'kernel': jnp.ones((8, 8))}}
-    with pytest.raises(error, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         jaxpruner.MagnitudePruning(sparsity=0.5, sparsity_type=setting).plan(params)
 
 
@@ -196,20 +173,10 @@ class Unspread:
         return group_mask[:, None]
 
 
-FIRST_COLUMN = {'topk_fn': lambda scores, sparsity: scores[:, :1] > 0}
-
-
 @pytest.mark.parametrize(
-    ('name', 'settings'),
-    [
-        ('MagnitudePruning', {'sparsity_type': Unspread()}),
-        ('RigL', {'sparsity_type': Unspread()}),
-        ('MagnitudePruning', FIRST_COLUMN),
-    ],
+    'settings',
+    [{'sparsity_type': Unspread()}, {'topk_fn': lambda scores, sparsity: scores[:, :1] > 0}],
 )
-def test_masks_of_another_shape_are_refused_where_they_are_made(name, settings):
-    pruner = getattr(jaxpruner, name)(jaxpruner.PeriodicSchedule(1), sparsity=0.5, **settings)
-    params = {'w': jnp.ones((16, 8))}
-    tx = pruner.wrap_optax(optax.sgd(0.1))
+def test_masks_of_another_shape_are_refused_where_they_are_made(settings):
     with pytest.raises(ValueError, match=r'(spread_groups|topk_fn).*\(16, 8\).*\(16, 1\)'):
-        tx.update(params, tx.init(params), params)
+        jaxpruner.MagnitudePruning(sparsity=0.5, **settings).instant_sparsify(jnp.ones((16, 8)))

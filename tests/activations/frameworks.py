@@ -55,11 +55,6 @@ class EquinoxNetwork(eqx.Module):
         return hidden, self.second(jnp.tanh(hidden))
 
 
-def _jitted(run):
-    """Compiled whole, which takes less time than to compile each operation."""
-    return lambda model, params, x: jax.jit(functools.partial(run, model))(params, x)
-
-
 @dataclasses.dataclass(frozen=True)
 class Framework:
     """How to use a model.
@@ -67,49 +62,42 @@ class Framework:
     Attributes:
       make: the model.
       params: the model's parameters, a pytree with the same paths whether it is sparsified or not.
-      run: runs a model with parameters on a batch.
+      apply: runs a model with parameters on a batch.
       layers: names of the first and the second layer.
       layer_class: the class of both.
-      second: the second layer by hand: parameters, inputs -> outputs.
     """
 
     make: Callable[[], Any]
     params: Callable[[Any], Any]
-    run: Callable[[Any, Any, jax.Array], Any]
+    apply: Callable[[Any, Any, jax.Array], Any]
     layers: tuple[str, str]
     layer_class: type
-    second: Callable[[Any, jax.Array], jax.Array]
+
+    def run(self, model, params, x):
+        """Compiled whole, which takes less time than to compile each operation."""
+        return jax.jit(functools.partial(self.apply, model))(params, x)
 
 
 X = jax.random.normal(jax.random.key(1), (5, INPUTS))
+
+
+def second_layer(params, x):
+    """The second layer by hand: its arrays are known by their shapes, and Equinox keeps weights as (out, in)."""
+    leaves = {leaf.shape: leaf for leaf in jax.tree.leaves(params)}
+    is_turned = (OUTPUTS, HIDDEN) in leaves
+    kernel = leaves[OUTPUTS, HIDDEN].T if is_turned else leaves[HIDDEN, OUTPUTS]
+    return x @ kernel + leaves[OUTPUTS,]
 
 
 def _init(model):
     return model.init(jax.random.key(0), X)
 
 
-def _dense(name, *, kernel='kernel', bias='bias', pick=lambda params: params):
-    return lambda params, x: x @ pick(params)[name][kernel] + pick(params)[name][bias]
+def _apply(model, params, x):
+    return model.apply(params, x)
 
 
-_inside = {'pick': lambda variables: variables['params']}
-_linen = {
-    'layers': ('Dense_0', 'Dense_1'),
-    'layer_class': nn.Dense,
-    'second': _dense('Dense_1', **_inside),
-}
-_haiku = {
-    'layers': ('linear', 'linear_1'),
-    'layer_class': hk.Linear,
-    'second': _dense('linear_1', kernel='w', bias='b'),
-}
-
-
-def _array(variable):
-    return jax.tree.leaves(variable)[0]
-
-
-def _run_equinox(model, params, x):
+def _apply_equinox(model, params, x):
     own, rest = eqx.partition(model, eqx.is_inexact_array)
     # Where layers are of another class, trees have the same leaves at the same paths, but not the same type.
     params = jax.tree.unflatten(jax.tree.structure(own), jax.tree.leaves(params))
@@ -117,35 +105,33 @@ def _run_equinox(model, params, x):
 
 
 FRAMEWORKS = {
-    'linen': Framework(
-        LinenNetwork, _init, _jitted(lambda model, params, x: model.apply(params, x)), **_linen
-    ),
+    'linen': Framework(LinenNetwork, _init, _apply, ('Dense_0', 'Dense_1'), nn.Dense),
     'function': Framework(
         lambda: LinenNetwork().apply,
         lambda apply: _init(LinenNetwork()),
-        _jitted(lambda apply, params, x: apply(params, x)),
-        **_linen,
+        lambda apply, params, x: apply(params, x),
+        ('Dense_0', 'Dense_1'),
+        nn.Dense,
     ),
     'haiku': Framework(
         lambda: hk.without_apply_rng(hk.transform(haiku_network)),
         _init,
-        _jitted(lambda model, params, x: model.apply(params, x)),
-        **_haiku,
+        _apply,
+        ('linear', 'linear_1'),
+        hk.Linear,
     ),
     'nnx': Framework(
         NnxNetwork,
         lambda model: nnx.state(model, nnx.Param),
-        _jitted(lambda model, params, x: nnx.merge(nnx.split(model)[0], params)(x)),
+        lambda model, params, x: nnx.merge(nnx.split(model)[0], params)(x),
         ('first', 'second'),
         nnx.Linear,
-        lambda params, x: x @ _array(params['second']['kernel']) + _array(params['second']['bias']),
     ),
     'equinox': Framework(
         EquinoxNetwork,
         lambda model: eqx.filter(model, eqx.is_inexact_array),
-        _jitted(_run_equinox),
+        _apply_equinox,
         ('first', 'second'),
         eqx.nn.Linear,
-        lambda params, x: x @ params.second.weight.T + params.second.bias,
     ),
 }

@@ -1,17 +1,15 @@
 """What is particular to nnx and Equinox models."""
 
-import inspect
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
-from activations.frameworks import HIDDEN, INPUTS, NnxNetwork, X
+from activations.frameworks import HIDDEN, INPUTS, X
 from jaxpruner.activations import prune_act_unstruct, sparsify_activations, summarize_activations
 
 KEY = jax.random.key(0)
@@ -67,7 +65,7 @@ def test_nnx_functions(where, pruned):
         sparsify_activations(model, 'pair/*', density=0.5)
 
 
-def test_nnx_shared_layers_and_training():
+def test_nnx_shared_layers():
     class Tied(nnx.Module):
         def __init__(self):
             self.one = linear()
@@ -81,19 +79,6 @@ def test_nnx_shared_layers_and_training():
     assert sparse.one is sparse.two
     assert isinstance(sparse.one, nnx.Linear)
     np.testing.assert_array_equal(sparse(X), half(model.one(half(model.one(X)))))
-    sparse = sparsify_activations(NnxNetwork(), 'first', density=0.5)
-    optimizer = nnx.Optimizer(sparse, optax.sgd(0.1), wrt=nnx.Param)
-    takes_model = 'model' in inspect.signature(optimizer.update).parameters  # from flax 0.11 on
-
-    @nnx.jit
-    def step(model, optimizer):
-        loss, grads = nnx.value_and_grad(lambda model: (model(X)[1] ** 2).mean())(model)
-        optimizer.update(*((model, grads) if takes_model else (grads,)))
-        return loss
-
-    losses = [float(step(sparse, optimizer)) for _ in range(5)]
-    assert losses[-1] < losses[0]
-    np.testing.assert_array_equal(np.count_nonzero(sparse(X)[0], axis=1), HIDDEN // 2)
 
 
 def test_equinox_mlp():

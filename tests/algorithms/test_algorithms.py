@@ -1,6 +1,5 @@
 """What each algorithm does that the others do not, beside NumPy."""
 
-import collections
 import dataclasses
 import itertools
 
@@ -36,22 +35,6 @@ def states(pruner, number, tx=None, params=PARAMS, grads=GRADS):
     return steps.history(pruner, number, params, grads, tx)[1:]
 
 
-@pytest.mark.parametrize(
-    ('cls', 'score'),
-    [
-        ('MagnitudePruning', lambda p, g: np.abs(p)),
-        ('SaliencyPruning', lambda p, g: np.abs(p * g)),
-        ('MovementPruning', lambda p, g: -p * g),
-    ],
-)
-def test_one_shot_scores(cls, score):
-    pruned, masks = make(cls).instant_sparsify(PARAMS, GRADS)
-    for leaf, param in PARAMS.items():
-        scores = score(np.asarray(param), np.asarray(GRADS[leaf]))
-        np.testing.assert_array_equal(masks[leaf], scores > np.median(scores))
-        np.testing.assert_array_equal(pruned[leaf], param * masks[leaf])
-
-
 def test_random_masks_are_nested_and_depend_on_the_seed():
     schedule = sparsity_schedules.PolynomialSchedule(1, 0, 6)
     masks = [state.masks['a'] for _, state in states(make('RandomPruning', schedule), 6)]
@@ -61,21 +44,6 @@ def test_random_masks_are_nested_and_depend_on_the_seed():
         make('RandomPruning', rng_seed=seed).instant_sparsify(PARAMS)[1]['a'] for seed in (1, 2)
     )
     assert not np.array_equal(one, other)
-
-
-def test_global_ranking_normalises_scores_unless_told_not_to():
-    plain = make('GlobalMagnitudePruning', use_normalization=False).instant_sparsify(PARAMS)[1]
-    normal = make('GlobalMagnitudePruning').instant_sparsify(PARAMS)[1]
-    for masks in (plain, normal):
-        assert sum(int(mask.sum()) for mask in masks.values()) == 96
-    assert int(plain['b'].sum()) < 5 < int(normal['b'].sum())
-    flat = {
-        leaf: np.abs(np.asarray(param)) / (np.linalg.norm(param) + 1e-8)
-        for leaf, param in PARAMS.items()
-    }
-    threshold = np.sort(np.concatenate([scores.ravel() for scores in flat.values()]))[-96]
-    for leaf, scores in flat.items():
-        np.testing.assert_array_equal(normal[leaf], scores >= threshold)
 
 
 @pytest.mark.parametrize('bad', [jnp.nan, jnp.inf])
@@ -95,13 +63,10 @@ def test_global_leaves_keep_what_their_own_targets_sum_to():
 
 
 @pytest.mark.parametrize('cls', ['SteMagnitudePruning', 'SteRandomPruning', 'MovementPruning'])
-@pytest.mark.parametrize('kind', ['unstructured', 'block_4,4', '2:4'])
-def test_straight_through_weights_stay_dense_and_gradients_pass(cls, kind):
-    pruner = make(cls, every(), sparsity_type=kind)
+def test_straight_through_gradients_pass(cls):
+    pruner = make(cls, every(), sparsity_type='block_4,4')
     (_, state), (params, _) = states(pruner, 2)
-    assert jaxpruner.summarize_sparsity(params)['_total_sparsity'] == 0
     forward = pruner.pre_forward_update(params, state)
-    assert jaxpruner.summarize_sparsity(forward)['_total_sparsity'] == 0.5
 
     def total(params):
         return sum(jnp.sum(p**2) for p in pruner.pre_forward_update(params, state).values())
@@ -110,22 +75,11 @@ def test_straight_through_weights_stay_dense_and_gradients_pass(cls, kind):
     tangent = jax.jvp(lambda p: pruner.pre_forward_update(p, state), (params,), (GRADS,))[1]
     np.testing.assert_array_equal(tangent['a'], GRADS['a'])
     # The masks of an update are those of its forward pass.
-    tx = pruner.wrap_optax(optax.sgd(0.1))
     if cls != 'MovementPruning':  # whose scores are those after the step
+        tx = pruner.wrap_optax(optax.sgd(0.1))
         first = tx.init(params)
-        masks = tx.update(GRADS, first, params)[1].masks
-        used = pruner.pre_forward_update(params, first)
-        steps.assert_equal(
-            {k: m != 0 for k, m in masks.items()}, {k: u != 0 for k, u in used.items()}
-        )
-
-
-def test_straight_through_at_random_selects_anew_in_each_step():
-    pruner = make('SteRandomPruning')
-    used = [
-        pruner.pre_forward_update(params, state)['a'] != 0 for params, state in states(pruner, 2)
-    ]
-    assert not np.array_equal(*used)
+        mask = tx.update(GRADS, first, params)[1].masks['a']
+        np.testing.assert_array_equal(mask != 0, pruner.pre_forward_update(params, first)['a'] != 0)
 
 
 def test_a_ranking_of_ones_own_is_that_of_the_forward_pass():
@@ -168,31 +122,6 @@ def test_movement_beside_numpy(stacked):
         np.testing.assert_allclose(params['a'].reshape(16, 8), weights, rtol=1e-5)
 
 
-@pytest.mark.parametrize('cls', ['StaticRandomSparse', 'SET', 'RigL'])
-def test_sparse_training_starts_sparse_and_keeps_its_number(cls):
-    masks = []
-    for params, state in states(make(cls, every(3, 3)), 7):
-        masks.append(np.asarray(state.masks['a']))
-        assert masks[-1].sum() == 64
-        assert not np.asarray(params['a'])[masks[-1] == 0].any()
-    changed = [not np.array_equal(*pair) for pair in itertools.pairwise(masks)]
-    assert changed == [step in (2, 5) and cls != 'StaticRandomSparse' for step in range(6)]
-
-
-@pytest.mark.parametrize('skips', [True, False])
-def test_regrown_weights_start_at_zero_with_zeroed_moments(skips):
-    pruner = make('RigL', every(3, 3), skip_gradients=skips, drop_fraction_fn=lambda step: 0.3)
-    (*_, (before, old), (after, new)) = states(pruner, 4)  # the fourth step updates masks
-    was, now = (np.asarray(state.masks['a']) == 1 for state in (old, new))
-    assert 0 < (now & ~was).sum() <= round(64 * 0.3)  # some that were dropped are grown at once
-    assert not np.asarray(after['a'])[now & ~was].any()
-    if skips:  # else this step's gradient is in the moments
-        assert not np.asarray(new.inner_state[0].trace['a'])[now & ~was].any()
-    both = was & now
-    is_trained = not np.array_equal(np.asarray(after['a'])[both], np.asarray(before['a'])[both])
-    assert is_trained != skips
-
-
 def test_regrown_weights_start_at_zero_where_no_one_masked_the_start():
     pruner = make('RigL', every(), skip_gradients=False)
     tx = pruner.wrap_optax(optax.sgd(0.1))
@@ -203,44 +132,20 @@ def test_regrown_weights_start_at_zero_where_no_one_masked_the_start():
     assert not np.asarray(optax.apply_updates(PARAMS, updates)['a'])[regrown].any()
 
 
-@pytest.mark.parametrize('container', [collections.OrderedDict, flax.core.freeze])
-def test_gradients_may_come_in_another_container(container):
+def test_gradients_may_come_in_another_container():
     pruner = make('RigL')
     state = pruner.init_state(PARAMS)
-    expected, got = (
-        pruner.update_state(state, PARAMS, grads).masks for grads in (GRADS, container(GRADS))
-    )
+    expected = pruner.update_state(state, PARAMS, GRADS).masks
+    got = pruner.update_state(state, PARAMS, flax.core.freeze(GRADS)).masks
     steps.assert_equal(dict(got), expected)
 
 
-@pytest.mark.parametrize('kind', [jaxpruner.Block((4, 4)), jaxpruner.Channel()], ids=str)
-def test_rigl_replaces_whole_groups(kind):
-    pruner = make('RigL', every(2, 2), sparsity_type=kind, drop_fraction_fn=lambda step: 0.5)
-    masks = [np.asarray(state.masks['a']) for _, state in states(pruner, 3)]
-    assert not np.array_equal(masks[0], masks[-1])
-    for mask in masks:
-        assert mask.sum() == 64
-        blocks = mask.reshape(4, 4, 2, 4).sum((1, 3))
-        groups = blocks if isinstance(kind, jaxpruner.Block) else mask.sum(0)
-        assert set(groups.ravel().tolist()) == {0, 16}
-
-
-@pytest.mark.parametrize('share', [slice(None), slice(0, 12)])
-def test_no_weight_is_lost_to_nan_gradients(share):
-    pruner = make('RigL', every())
-    grads = {leaf: grad.at[share].set(jnp.nan) for leaf, grad in GRADS.items()}
-    for _, state in states(pruner, 3, optax.set_to_zero(), grads=grads):
-        assert int(state.masks['a'].sum()) == 64
-
-
 # AC/DC: periods of a schedule, or counts of steps; and the steps after which masks prune.
-COUNTS = (
-    'init_dense_steps_end final_sparse_steps_start cycle_sparse_steps cycle_dense_steps'.split()
-)
 
 
 def counts(*values):
-    return dict(zip(COUNTS, values, strict=True))
+    names = 'init_dense_steps_end final_sparse_steps_start cycle_sparse_steps cycle_dense_steps'
+    return dict(zip(names.split(), values, strict=True))
 
 
 PHASES = [
@@ -260,15 +165,15 @@ def test_acdc_alternates_and_ends_sparse(settings, expected):
     assert sparsities == [0.5 * (step in expected) for step in range(16)]
 
 
-@pytest.mark.parametrize(
-    ('settings', 'resets'),
-    [
-        ({'scheduler': every(2, 2, 8)}, True),
-        ({'scheduler': every(2, 2, 8), 'reset_optimizer': False}, False),
-        (counts(2, 12, 2, 2), False),
-        (counts(2, 12, 2, 2) | {'reset_optimizer': True}, True),
-    ],
-)
+RESETS = [
+    ({'scheduler': every(2, 2, 8)}, True),
+    ({'scheduler': every(2, 2, 8), 'reset_optimizer': False}, False),
+    (counts(2, 12, 2, 2), False),
+    (counts(2, 12, 2, 2) | {'reset_optimizer': True}, True),
+]
+
+
+@pytest.mark.parametrize(('settings', 'resets'), RESETS)
 def test_acdc_zeroes_moments_where_a_dense_phase_begins(settings, resets):
     pruner = jaxpruner.ACDC(**settings, sparsity=0.5)
     *_, (_, state) = states(pruner, 5)  # it begins at step 4
@@ -278,15 +183,15 @@ def test_acdc_zeroes_moments_where_a_dense_phase_begins(settings, resets):
     assert resets or momentum > 1.5 * of_one_gradient
 
 
-@pytest.mark.parametrize(
-    ('settings', 'words'),
-    [
-        (counts(-1, 4, 2, 2), 'init_dense_steps_end.*-1'),
-        (counts(9, 4, 2, 2), '4.*9'),
-        (counts(3, 9, 0, 2), 'cycle_sparse_steps'),
-        ({**counts(3, 9, 2, 2), 'scheduler': every(2)}, 'scheduler'),
-    ],
-)
+BAD_COUNTS = [
+    (counts(-1, 4, 2, 2), 'init_dense_steps_end.*-1'),
+    (counts(9, 4, 2, 2), '4.*9'),
+    (counts(3, 9, 0, 2), 'cycle_sparse_steps'),
+    ({**counts(3, 9, 2, 2), 'scheduler': every(2)}, 'scheduler'),
+]
+
+
+@pytest.mark.parametrize(('settings', 'words'), BAD_COUNTS)
 def test_bad_counts(settings, words):
     with pytest.raises(ValueError, match=words):
         jaxpruner.ACDC(**settings)
@@ -332,27 +237,18 @@ def test_iterative_nm_removes_one_more_of_each_group_at_a_time():
 # Masks that are given.
 
 
-@pytest.mark.parametrize('given_packed', [False, True])
-@pytest.mark.parametrize('packed', [False, True])
-def test_masks_of_a_pruned_checkpoint_are_kept(packed, given_packed):
+@pytest.mark.parametrize('given', [jnp.packbits, lambda mask: mask == 1])
+def test_masks_of_a_pruned_checkpoint_are_kept(given):
     pruned, _ = make('MagnitudePruning').instant_sparsify(PARAMS | {'bias': jnp.zeros(6)})
     masks = jaxpruner.masks_from_zeros(pruned)
     assert masks['bias'] is None
-    if given_packed:
-        masks = jax.tree.map(jnp.packbits, masks)
-    pruner = jaxpruner.FixedMask(masks, use_packed_masks=packed)
+    pruner = jaxpruner.FixedMask(jax.tree.map(given, masks), use_packed_masks=True)
+    steps.assert_equal(pruner.instant_sparsify(pruned), (pruned, masks))
     (params, state) = steps.history(pruner, 3, pruned, tx=optax.adam(0.1))[-1]
     assert float(state.target_sparsities['a']) == 0.5
     for name in PARAMS:
         np.testing.assert_array_equal(params[name] != 0, pruned[name] != 0)
         assert not np.array_equal(params[name], pruned[name])
-
-
-def test_given_masks_of_booleans_are_applied_once():
-    masks = {'a': PARAMS['a'] > 0, 'b': None}
-    pruned, found = jaxpruner.FixedMask(masks).instant_sparsify(PARAMS)
-    np.testing.assert_array_equal(pruned['a'], jnp.maximum(PARAMS['a'], 0))
-    assert found['a'].dtype == jnp.uint8
 
 
 def test_what_was_not_pruned_gets_no_mask():

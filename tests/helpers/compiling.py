@@ -1,6 +1,5 @@
 """What users' programs are, where a test is about that: conftest.py settles that programs in tests compile quickly."""
 
-import contextlib
 import os
 
 import jax
@@ -18,30 +17,6 @@ AS_USERS = {
 def as_written(lowered):
     """Compiles a program that a test reads, or whose memory it asks for: users' operations, not optimized by LLVM."""
     return lowered.compile(compiler_options=AS_USERS | {'xla_backend_optimization_level': 0})
-
-
-# A setting that is part of the key of each traced program, and means nothing where no matrices are multiplied.
-_PRECISIONS = {
-    'cpu': None,
-    'gpu': 'bfloat16',
-    'several devices': 'tensorfloat32',
-    'small counters': 'float32',
-}
-
-
-@contextlib.contextmanager
-def traced_as(machine):
-    """Inside, programs that were traced for other machines are not used, and those made here are used here alone.
-
-    `jax.clear_caches` would have tests that follow compile everything anew.
-    """
-    with jax.default_matmul_precision(_PRECISIONS[machine]):
-        yield
-
-
-def environment_of_users():
-    """For processes that train long enough to be worth optimizing."""
-    return {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
 
 
 class Programs:

@@ -1,8 +1,8 @@
 """A training that runs in one process on one device, or in two that share a mesh of four devices.
 
-As a script this is one of the two: `python two_processes.py PORT PROCESS GROUP FILE` trains the cases of a group and
-writes what the process holds of the results, for `test_processes.py` to compare. All processes see the same numbers:
-weights, batches and, but in REAL, gradients are drawn on the host.
+As a script this is one of the two: `python two_processes.py PORT PROCESS FILE` trains all cases and writes what the
+process holds of the results, for `test_processes.py` to compare. All processes see the same numbers: weights and
+gradients are drawn on the host.
 """
 
 import pathlib
@@ -23,13 +23,13 @@ SHAPES = {
     'first': {'kernel': (32, 64), 'bias': (64,)},
     'second': {'kernel': (64, 24), 'bias': (24,)},
 }
-ALGORITHMS = ('magnitude', 'global_magnitude', 'rigl', 'magnitude_ste')
-# Algorithm, whether masks are packed, whether gradients are those of a loss.
-REAL = ('magnitude', True, True)
-GROUPS = {
-    'packed': [(name, name != 'rigl', False) for name in ALGORITHMS],
-    'real': [REAL],
-}
+# Algorithm, and whether masks are packed.
+CASES = [
+    ('magnitude', True),
+    ('global_magnitude', True),
+    ('rigl', False),
+    ('magnitude_ste', True),
+]
 
 
 def draw(seed):
@@ -61,18 +61,12 @@ def place(tree, mesh):
     return jax.tree.map(placed, tree)
 
 
-def loss(params, batch):
-    hidden = jax.nn.relu(batch @ params['first']['kernel'] + params['first']['bias'])
-    return jnp.mean((hidden @ params['second']['kernel'] + params['second']['bias'] - 1) ** 2)
-
-
-def train(case, mesh):
+def train(algorithm, is_packed, mesh):
     """Trains one case.
 
     Returns:
       By step, layer and name: the mask as the state holds it, and the weights as the forward pass uses them.
     """
-    algorithm, is_packed, is_real = case
     schedule = {
         'update_freq': 2,
         'update_start_step': 0,
@@ -84,12 +78,7 @@ def train(case, mesh):
     tx = updater.wrap_optax(optax.adam(0.05))
 
     @jax.jit
-    def step(params, state, given):
-        grads = (
-            jax.grad(lambda p: loss(updater.pre_forward_update(p, state), given))(params)
-            if is_real
-            else given
-        )
+    def step(params, state, grads):
         updates, state = tx.update(grads, state, params)
         params = optax.apply_updates(params, updates)
         return params, state, updater.pre_forward_update(params, state)
@@ -98,9 +87,7 @@ def train(case, mesh):
     state = tx.init(params)
     history, recorded = {}, MaskHistory()
     for number in range(1, STEPS + 1):
-        given = draw(number)
-        given = given['first']['kernel'].T if is_real else place(given, mesh)
-        params, state, used = step(params, state, given)
+        params, state, used = step(params, state, place(draw(number), mesh))
         for layer in SHAPES:
             history[number, layer, 'masks'] = state.masks[layer]['kernel']
             history[number, layer, 'used'] = used[layer]['kernel']
@@ -116,13 +103,13 @@ def own_part(array):
     return [(shard.index, np.asarray(shard.data)) for shard in array.addressable_shards]
 
 
-def main(port, process, group, path):
+def main(port, process, path):
     jax.config.update('jax_cpu_collectives_implementation', 'gloo')
     jax.distributed.initialize(
         f'localhost:{port}', num_processes=2, process_id=int(process), initialization_timeout=60
     )
     assert (jax.process_count(), jax.local_device_count(), jax.device_count()) == (2, 2, 4)
-    parts = {case: jax.tree.map(own_part, train(case, everywhere())) for case in GROUPS[group]}
+    parts = {case: jax.tree.map(own_part, train(*case, everywhere())) for case in CASES}
     pathlib.Path(path).write_bytes(pickle.dumps(parts))
     jax.distributed.shutdown()
 

@@ -1,6 +1,7 @@
 """Strategies: read from dicts and files, refused where they cannot be meant."""
 
 import json
+import re
 
 import pytest
 
@@ -19,13 +20,8 @@ def entry(method='unstr_global', rate=0.9, **more):
 # A setting, and for each entry its epoch, method and rates.
 GOOD = {
     'a density': ({1: entry()}, [(1, 'unstr_global', 0.9)]),
-    'a tuple': ({0: entry('str_global', (2, 4))}, [(0, 'str_global', pattern(2, 4))]),
     'a list': ({0: entry('str_global', [2, 4])}, [(0, 'str_global', pattern(2, 4))]),
     'text': ({'3': entry('str_local', ' 2 : 4 ')}, [(3, 'str_local', pattern(2, 4))]),
-    'an axis': (
-        {3: entry('str_local', (1, 2), prune_axis=0)},
-        [(3, 'str_local', pattern(1, 2, 0), 0)],
-    ),
     'a type': ({0: entry('str_global', NByM(2, 4, 0))}, [(0, 'str_global', pattern(2, 4, 0))]),
     'layers': (
         {1: entry('unstr_local', {'head': None, 'out': 'dense', '*-kernel': 0.5})},
@@ -43,8 +39,7 @@ GOOD = {
 def test_what_is_read(setting, entries):
     strategy = PruningStrategy.parse(setting)
     assert strategy == PruningStrategy(tuple(PruningEntry(*each) for each in entries))
-    read = [(each.epoch, each.method, each.rates) for each in strategy.entries]
-    assert read == [each[:3] for each in entries]
+    assert [(each.epoch, each.method, each.rates) for each in strategy.entries] == entries
     assert hash(strategy) == hash(PruningStrategy.parse(setting))
     assert PruningStrategy.parse(strategy) is strategy
 
@@ -117,14 +112,9 @@ def test_gradual_strategies(arguments, method, rates):
     assert [each.rates for each in strategy.entries] == rates
 
 
-@pytest.mark.parametrize(
-    ('arguments', 'error', 'message'),
-    [
-        (([], 0.5), ValueError, r'epochs must be ascending whole numbers, at least one, got \[\]'),
-        (([1, 1], 0.5), ValueError, r'got \[1, 1\]'),
-        (([1], 0.5, None, 0), ValueError, r'power must be positive'),
-    ],
-)
-def test_gradual_strategies_that_are_refused(arguments, error, message):
-    with pytest.raises(error, match=message):
-        gradual_strategy(*arguments)
+def test_gradual_strategies_that_are_refused():
+    for epochs in ([], [1, 1]):
+        with pytest.raises(ValueError, match=rf'epochs must .* got {re.escape(str(epochs))}'):
+            gradual_strategy(epochs, 0.5)
+    with pytest.raises(ValueError, match='power must be positive'):
+        gradual_strategy([1], 0.5, None, 0)

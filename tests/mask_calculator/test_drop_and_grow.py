@@ -19,18 +19,16 @@ def replace_weights(mask, drop, grow, fraction):
 MASK = jnp.array([1, 1, 1, 0, 0, 0], jnp.uint8)
 DROP = jnp.array([3.0, 1.0, 2.0, 0.0, 0.0, 0.0])
 GROW = jnp.array([9.0, 5.0, 9.0, 1.0, 7.0, 2.0])
-CASES = [
-    ('the smallest goes, the largest comes', DROP, GROW, 1 / 3, [1, 0, 1, 0, 1, 0]),
-    ('what is dropped may be grown at once', DROP, GROW.at[1].set(8), 1 / 3, [1, 1, 1, 0, 0, 0]),
-    ('a kept zero stands above what is pruned', DROP.at[0].set(0), GROW, 0.0, [1, 1, 1, 0, 0, 0]),
-    ('NaN are dropped first', DROP.at[2].set(jnp.nan), -GROW, 1 / 3, [1, 1, 0, 1, 0, 0]),
-    ('NaN are grown last', DROP, GROW.at[4].set(jnp.nan), 1 / 3, [1, 1, 1, 0, 0, 0]),
-]
+CASES = {
+    'what is dropped may be grown at once': (DROP, GROW.at[1].set(8), [1, 1, 1, 0, 0, 0]),
+    'NaN are dropped first': (DROP.at[2].set(jnp.nan), -GROW, [1, 1, 0, 1, 0, 0]),
+    'NaN are grown last': (DROP, GROW.at[4].set(jnp.nan), [1, 1, 1, 0, 0, 0]),
+}
 
 
-@pytest.mark.parametrize(('drop', 'grow', 'fraction', 'expected'), [c[1:] for c in CASES])
-def test_weights_are_replaced(drop, grow, fraction, expected):
-    assert replace_weights(MASK, drop, grow, fraction).tolist() == expected
+@pytest.mark.parametrize(('drop', 'grow', 'expected'), CASES.values(), ids=CASES)
+def test_weights_are_replaced(drop, grow, expected):
+    assert replace_weights(MASK, drop, grow, 1 / 3).tolist() == expected
 
 
 def reference(mask, drop, grow, fraction):
@@ -62,17 +60,10 @@ def test_no_weight_is_lost_whatever_the_scores_are(bad):
     assert new[2:4].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize(
-    'dtypes', [('float32', 'bfloat16'), ('float8_e4m3fn', 'float8_e5m2'), ('float16', 'int32')]
-)
+@pytest.mark.parametrize('dtypes', [('float32', 'bfloat16'), ('float8_e4m3fn', 'int32')])
 def test_both_scores_may_be_of_other_dtypes(dtypes):
     with jax.numpy_dtype_promotion('strict'):
         new = replace_weights(MASK, DROP.astype(dtypes[0]), GROW.astype(dtypes[1]), 1 / 3)
-    assert new.tolist() == [1, 0, 1, 0, 1, 0]
-
-
-def test_scores_may_be_numpys():
-    new = replace_weights(np.asarray(MASK), np.float64(DROP), np.asarray(GROW), np.float64(1 / 3))
     assert new.tolist() == [1, 0, 1, 0, 1, 0]
 
 

@@ -3,7 +3,6 @@
 import fractions
 
 import hypothesis
-import hypothesis.extra.numpy as hypothesis_numpy
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -72,16 +71,6 @@ def test_every_count_of_every_kind_of_scores(shape, dtype):
             np.testing.assert_array_equal(mask, sorted_mask(own, count))
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
-@hypothesis.given(
-    hypothesis_numpy.arrays(np.float32, 33, elements=st.floats(width=32, allow_subnormal=False)),
-    st.integers(0, 33),
-)
-def test_whatever_the_scores(scores, count):
-    mask = selection.keep_largest(jnp.asarray(scores), jnp.uint32(count))
-    np.testing.assert_array_equal(mask, sorted_mask(scores, count))
-
-
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_long_arrays_are_cut_among_ties_that_threads_share(dtype):
     for scores in made((257, 1021), dtype):
@@ -91,14 +80,11 @@ def test_long_arrays_are_cut_among_ties_that_threads_share(dtype):
 
 
 def test_many_arrays_in_one_program():
-    """Of several dtypes and shapes, some of which share a buffer; stacks, whose layers rank alone; lazy ones."""
-    layers = [(3, 40, 41), (70, 6), (2, 400, 330)]
-    shapes = [(7,), (5, 9), (), (130,), (40, 41), (64, 2), (0, 4), *layers] * 2
-    arrays, counts = [], []
-    for i, shape in enumerate(shapes):
-        kinds = made(shape, ('float32', 'bfloat16')[i // len(shapes) % 2], seed=i)
-        arrays.append(kinds[i % len(kinds)])
-        counts.append(int(np.prod(shape[int(shape in layers) :])) // 3)
+    """Of several dtypes and shapes, some of which share a buffer; every second one is lazy."""
+    arrays = []
+    for i, shape in enumerate([(7,), (5, 9), (), (130,), (40, 41), (64, 2), (0, 4)] * 2):
+        arrays.append(made(shape, ('float32', 'bfloat16')[i % 2], seed=i)[i % len(VALUES)])
+    counts = [array.size // 3 for array in arrays]
 
     @jax.jit
     def select(arrays, counts):
@@ -106,40 +92,35 @@ def test_many_arrays_in_one_program():
             selection.LazyScores(array, jnp.abs) if i % 2 else jnp.abs(array)
             for i, array in enumerate(arrays)
         ]
-        whole = [i for i, shape in enumerate(shapes) if shape not in layers]
-        masks = [
-            selection.keep_largest(own, jnp.full(len(array), count))
-            for own, array, count in zip(scores, arrays, counts, strict=True)
-            if array.shape in layers
-        ]
-        return masks, selection.keep_largest_each([(scores[i], counts[i]) for i in whole])
+        return selection.keep_largest_each([*zip(scores, counts, strict=True)])
 
-    of_layers, of_arrays = map(iter, select([jnp.asarray(array) for array in arrays], counts))
-    for shape, array, count in zip(shapes, arrays, counts, strict=True):
-        mask = next(of_layers if shape in layers else of_arrays)
-        rows = np.abs(array) if shape in layers else np.abs(array)[None]
-        expected = [sorted_mask(row, count) for row in rows]
-        np.testing.assert_array_equal(mask, np.reshape(expected, shape))
+    masks = select([jnp.asarray(array) for array in arrays], counts)
+    for mask, array, count in zip(masks, arrays, counts, strict=True):
+        np.testing.assert_array_equal(mask, sorted_mask(np.abs(array), count))
 
 
-@pytest.mark.parametrize(
-    'dtypes', [('float32',) * 4, ('bfloat16',) * 4, ('float32', 'bfloat16') * 2]
-)
+@pytest.mark.parametrize('shape', [(3, 40, 41), (70, 6), (2, 400, 330)])
+def test_layers_of_a_stack_rank_alone(shape):
+    scores, count = made(shape, 'float32')[1], 5
+    mask = jax.jit(selection.keep_largest)(jnp.asarray(scores), jnp.full(shape[0], count))
+    np.testing.assert_array_equal(mask, [sorted_mask(row, count) for row in scores])
+
+
+@pytest.mark.parametrize('dtypes', [('bfloat16',) * 4, ('float32', 'bfloat16') * 2])
 @pytest.mark.parametrize('divisors', [None, (3, 0.7, 11, 1e-3)])
 def test_one_ranking_over_many_arrays(dtypes, divisors):
     keep = jax.jit(selection.keep_largest_jointly)
-    shapes = [(7,), (3, 4, 5), (), (9, 10)]
+    leaves = [*zip([(7,), (3, 4, 5), (), (9, 10)], dtypes, divisors or (1,) * 4, strict=True)]
+    divided = None if divisors is None else [jnp.float32(divisor) for divisor in divisors]
     for seed in range(len(VALUES)):
-        arrays = []
-        for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True)):
-            arrays.append(made(shape, dtype, seed)[(seed + i) % len(VALUES)])
-        quotients = [np.asarray(array, np.float32) for array in arrays]
-        if divisors is not None:
-            with np.errstate(over='ignore', invalid='ignore'):
-                quotients = [q / np.float32(d) for q, d in zip(quotients, divisors, strict=True)]
-        flat = np.concatenate([quotient.ravel() for quotient in quotients])
+        arrays = [made(*leaf[:2], seed)[(seed + i) % len(VALUES)] for i, leaf in enumerate(leaves)]
+        with np.errstate(over='ignore', invalid='ignore'):
+            quotients = [
+                array.astype(np.float32).ravel() / np.float32(divisor)
+                for array, (_, _, divisor) in zip(arrays, leaves, strict=True)
+            ]
+        flat = np.concatenate(quotients)
         for count in (0, 1, flat.size // 3, flat.size - 1, flat.size):
-            divided = None if divisors is None else [jnp.float32(d) for d in divisors]
             masks = keep([jnp.asarray(array) for array in arrays], count, divided)
             found = np.concatenate([np.ravel(mask) for mask in masks])
             np.testing.assert_array_equal(found, sorted_mask(flat, count))
@@ -189,15 +170,6 @@ def test_the_number_to_keep_is_that_of_float32_and_exact_above(size, sparsity):
     expected = max(1, int(expected))
     assert int(selection.number_to_keep(size, sparsity)) == expected
     assert selection.number_to_keep_on_host(size, sparsity) == expected
-
-
-@hypothesis.settings(max_examples=100, deadline=None)
-@hypothesis.given(st.integers(0, 2**32 - 1), st.floats(0, 1, width=32))
-def test_a_share_of_a_count_is_rounded_as_exactly(count, share):
-    fixed = round(fractions.Fraction(float(np.float32(share))) * 2**31)
-    expected = round(fractions.Fraction(count * fixed, 2**31))
-    found = selection.share_of(jnp.uint32(count), jnp.float32(share), most=2**32 - 1)
-    assert int(found) == expected
 
 
 def test_what_32_bits_cannot_count():
