@@ -190,19 +190,10 @@ class BaseUpdater:
         Returns:
           A tree of uint8 masks, `None` where dense.
         """
-        paths, arrays, treedef = tree_lib.flatten_with_paths(
-            scores, is_leaf=selection.is_score_leaf
-        )
+        paths, arrays, treedef = selection.flatten_scores(scores)
         targets = tree_lib.leaves_like(treedef, sparsities)
         leaves = self.describe_leaves(paths, arrays)
-        scored: list[mask_calculator.ScoredLeaf | None] = [None] * len(paths)
-        for i, leaf in enumerate(leaves):
-            if leaf.sparsity_type is not None and targets[i] is not None:
-                mask_calculator.check_scores(arrays[i], leaf.name)
-                scored[i] = mask_calculator.ScoredLeaf(
-                    arrays[i], targets[i], leaf.sparsity_type, leaf.layer_axis
-                )
-        masks = mask_calculator.mask_leaves(leaves, scored, self.topk_fn)
+        masks = mask_calculator.mask_leaves(leaves, arrays, targets, self.topk_fn)
         return tree_lib.unflatten(treedef, masks, arrays)
 
     def get_initial_masks(self, params: PyTree, target_sparsities: PyTree) -> PyTree:
@@ -646,7 +637,10 @@ class BaseUpdater:
         """Tells the sparsity type of each leaf, given its array or shape, and whether layers are stacked in it."""
         setting = sparsity_types.normalize_setting(self.sparsity_type)
         types = sparsity_types.resolve_types(setting, paths, arrays)
-        return sparsity_types.resolve_leaves(paths, arrays, types, self.stacked)
+        shapes = [tuple(getattr(array, 'shape', ())) for array in arrays]
+        dtypes = [getattr(array, 'dtype', None) for array in arrays]
+        axes = tree_lib.layer_axes(self.stacked, paths, shapes)
+        return list(map(sparsity_types.Leaf, paths, shapes, dtypes, types, axes))
 
     def _other_target(self, state, params):
         """Says of the first leaf whose target in a state is not that of this pruner which they are, else `None`."""

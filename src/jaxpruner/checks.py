@@ -318,7 +318,7 @@ def targets_of_leaves(
     Args:
       distribution: from parameters (and the names of stacked leaves, if it takes them) to sparsities; `None` for none.
       params: the parameters, or their shapes.
-      leaves: the same, as `sparsity_types.resolve_leaves` describes them.
+      leaves: the same, as `describe_leaves` of a pruner tells them.
       stacked: which leaves are stacks of layers.
       check: refuses sparsity types of the leaves that are to be pruned.
       types_decide: N:M sets the target of its leaves to its share, but for a sparsity of 0 that a user gave.
@@ -332,7 +332,6 @@ def targets_of_leaves(
         return [None] * len(leaves)
     paths, treedef = [leaf.path for leaf in leaves], jax.tree.structure(params)
     names = tree_lib.as_names(stacked)
-    tree_lib.check_names(names, paths, 'stacked')
     named = {'stacked': stacked if isinstance(stacked, Mapping) else names} if names else {}
     if known_arguments(distribution, named) != named:
         raise ValueError(
@@ -549,7 +548,7 @@ def warn_of_emptied(masks: PyTree, scores: PyTree) -> None:
 
     >>> warn_of_emptied({'w': jnp.array([1, 0], jnp.uint8)}, {'w': jnp.array([2.0, jnp.nan])})
     """
-    paths, leaves, treedef = tree_lib.flatten_with_paths(scores, is_leaf=selection.is_score_leaf)
+    paths, leaves, treedef = selection.flatten_scores(scores)
     of_masks = tree_lib.leaves_like(treedef, masks)
     if tree_lib.has_traced(of_masks):
         return

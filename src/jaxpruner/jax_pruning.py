@@ -309,27 +309,27 @@ def _resolve(
     strategy: PruningStrategy, params: Any, stacked: tree_lib.Stacked
 ) -> dict[int, _Resolved]:
     """Resolves and checks the entry of every epoch, and warns of partial groups."""
-    axes, shapes = {}, {}
-    for path, array in zip(*tree_lib.flatten_with_paths(params)[:2], strict=True):
+    all_paths, arrays, _ = tree_lib.flatten_with_paths(params)
+    for path, array in zip(all_paths, arrays, strict=True):
         if not hasattr(array, 'shape') or not hasattr(array, 'dtype'):
             raise TypeError(
                 f'{"-".join(path)} holds {array!r}, no array; pass parameters alone, such as state.params or '
                 'eqx.filter(model, eqx.is_array)'
             )
-        axis = tree_lib.layer_axis(stacked, path, array.shape, _names_leaf)
+    all_shapes = [array.shape for array in arrays]
+    all_axes = tree_lib.layer_axes(stacked, all_paths, all_shapes, _names_leaf)
+    axes, shapes = {}, {}
+    for path, array, axis in zip(all_paths, arrays, all_axes, strict=True):
         if axis is not None:
             axes[path] = axis
         if tree_lib.holds_weights(array):  # what holds no floats has no name
             shapes[path] = tree_lib.layer_shape(array.shape, axis)
     paths = list(shapes)
-    tree_lib.check_names(tree_lib.as_names(stacked), paths, 'stacked', _names_leaf)
     resolved = {}
     for entry in strategy.entries:
         if isinstance(entry.rates, tuple):
-            names, of_names = zip(*entry.rates, strict=True)
-            rules = tree_lib.first_matches(names, paths, entry.where, _names_leaf)
-            pairs = zip(paths, rules, strict=True)
-            rates = {path: of_names[rule] for path, rule in pairs if rule is not None}
+            named = tree_lib.values_by_leaf(dict(entry.rates), paths, entry.where, _names_leaf)
+            rates = {paths[i]: rate for i, rate in named.items()}
         else:
             rates = {path: entry.rates for path in paths if _is_kernel(path, shapes[path])}
             if not rates:

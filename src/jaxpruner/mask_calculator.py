@@ -14,8 +14,6 @@ import jax.numpy as jnp
 
 from jaxpruner import n_by_m, selection, sparsity_types
 from jaxpruner import tree as tree_lib
-from jaxpruner.selection import number_to_keep as number_to_keep
-from jaxpruner.selection import number_to_keep_on_host as number_to_keep_on_host
 from jaxpruner.sparse_state import MASK_DTYPE as MASK_DTYPE
 from jaxpruner.sparsity_types import Leaf
 
@@ -167,26 +165,35 @@ class ScoredLeaf:
 
 
 def mask_leaves(
-    leaves: Sequence[Leaf], scored: Sequence[ScoredLeaf | None], topk_fn: TopkFn | None = None
+    leaves: Sequence[Leaf],
+    scores: Sequence[Any],
+    sparsities: Sequence[Any],
+    topk_fn: TopkFn | None = None,
 ) -> list[jax.Array | None]:
-    """Makes the masks of all leaves of a model.
+    """Makes the masks of all leaves of a model, `None` where a leaf has no sparsity or no sparsity type.
 
     Args:
       leaves: of the model.
-      scored: the scores of each; `None` where it is dense.
+      scores: those of each leaf, lazy or not; `None` where it is dense.
+      sparsities: the share of each leaf to remove; `None` where it is dense.
       topk_fn: a user's own ranking, used instead of those of the types.
 
     Raises:
-      ValueError: a type does not fit its shape, or leaves are not those that their type ties.
+      TypeError: scores have no order.
+      ValueError: there are none, a type does not fit its shape, or leaves are not those that their type ties.
     """
+    scored: dict[int, ScoredLeaf] = {}
+    for i, leaf in enumerate(leaves):
+        if leaf.sparsity_type is not None and sparsities[i] is not None:
+            check_scores(scores[i], leaf.name)
+            scored[i] = ScoredLeaf(scores[i], sparsities[i], leaf.sparsity_type, leaf.layer_axis)
     own_topk = own_topk_fn(topk_fn)
     rank = make_masks if own_topk is None else functools.partial(_make_own_masks, own_topk)
     masks: dict[int, jax.Array] = {}
-    for sparsity_type, indices in tied_leaves(leaves, [leaf is not None for leaf in scored]):
-        tied = sparsity_type.make_masks({path: scored[i] for path, i in indices.items()}, rank)
+    for sparsity_type, indices in tied_leaves(leaves, [i in scored for i in range(len(leaves))]):
+        tied = sparsity_type.make_masks({path: scored.pop(i) for path, i in indices.items()}, rank)
         masks |= {i: tied[path] for path, i in indices.items()}
-    alone = {i: leaf for i, leaf in enumerate(scored) if leaf is not None and i not in masks}
-    masks |= dict(zip(alone, rank(list(alone.values())), strict=True))
+    masks |= zip(scored, rank(list(scored.values())), strict=True)
     return [masks.get(i) for i in range(len(leaves))]
 
 
@@ -198,7 +205,7 @@ def tied_leaves(
     for index, leaf in enumerate(leaves):
         kind = leaf.sparsity_type
         if is_included[index] and sparsity_types.is_joint(kind):
-            if leaf.is_stacked:
+            if leaf.layer_axis is not None:
                 raise ValueError(f'{leaf.name}: {kind!r}: leave the leaf out of `stacked`')
             by_type.setdefault(kind, {})[leaf.path] = index
     return list(by_type.items())
@@ -237,7 +244,7 @@ def make_masks(leaves: Sequence[ScoredLeaf]) -> list[jax.Array]:
             masks[i] = mask | (jnp.asarray(leaf.sparsity) == 0).astype(MASK_DTYPE)
             continue
         scores = _pool(kind, scores)
-        requests[i] = scores, number_to_keep(scores.size, leaf.sparsity)
+        requests[i] = scores, selection.number_to_keep(scores.size, leaf.sparsity)
     selected = selection.keep_largest_each(list(requests.values()))
     for i, mask in zip(requests, selected, strict=True):
         masks[i] = _spread(leaves[i].sparsity_type, mask, leaves[i].scores.shape)
@@ -248,10 +255,7 @@ def _make_own_masks(topk_fn, leaves):
     """Makes the mask of each leaf by a user's own ranking."""
     masks = []
     for leaf in leaves:
-
-        def topk(scores, sparsity=leaf.sparsity):
-            return topk_fn(scores, sparsity)
-
+        topk = lambda scores, sparsity=leaf.sparsity: topk_fn(scores, sparsity)  # noqa: E731
         mask = tree_lib.per_layer(topk, leaf.layer_axis)(selection.read(leaf.scores))
         if mask.shape != leaf.scores.shape:  # it would be read as packed bits
             raise ValueError(f'topk_fn must return shape {leaf.scores.shape}, got {mask.shape}')

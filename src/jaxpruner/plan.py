@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import mask_calculator, sparsity_distributions, text_tables
+from jaxpruner import mask_calculator, selection, sparsity_distributions, text_tables
 from jaxpruner import tree as tree_lib
 from jaxpruner.sparsity_types import Block, Channel, Leaf, NByM, is_joint, is_unstructured
 from jaxpruner.tree import PyTree
@@ -199,11 +199,10 @@ def _kept(leaf, target):
         return 0
     layers = math.prod(leaf.shape) // size
     if isinstance(kind, NByM):
-        length = kind.line_length(shape)
-        return layers * (size // length * kind.kept_in_line(length))
+        return layers * kind.kept_of_shape(shape)
     scores = jax.ShapeDtypeStruct(shape, jnp.float32)
     groups = size if is_unstructured(kind) else jax.eval_shape(kind.group_scores, scores).size
-    kept = mask_calculator.number_to_keep_on_host(groups, target)
+    kept = selection.number_to_keep_on_host(groups, target)
     # Blocks at the edges may have fewer weights.
     blocks = reversed(kind.block_shape) if type(kind) is Block else ()
     are_whole = all(n % block == 0 for n, block in zip(reversed(shape), blocks, strict=False))
@@ -226,13 +225,13 @@ def _kept_in_all(leaves, together):
         return total + sum(leaf.kept for leaf in ranked)
     size = sum(leaf.size for leaf in ranked)
     removed = sum(leaf.target * leaf.size for leaf in ranked)
-    return total + mask_calculator.number_to_keep_on_host(size, removed / size)
+    return total + selection.number_to_keep_on_host(size, removed / size)
 
 
 def _texts(leaf):
     """Writes what equal layers have in common."""
     words = type_words(leaf.sparsity_type)
-    if leaf.is_stacked:
+    if leaf.layer_axis is not None:
         axis = f' of axis {leaf.layer_axis}' if leaf.layer_axis else ''
         words = f'each layer{axis}, {words}'
     if leaf.is_ranked_with_others:

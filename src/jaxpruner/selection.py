@@ -103,13 +103,15 @@ def lazily(of: Callable[[jax.Array], jax.Array], weights: Any) -> Any:
     return LazyScores(weights, of) if is_number else None
 
 
-def is_score_leaf(node: Any) -> bool:
-    """Whether a node of a tree of scores is a leaf that JAX takes for none.
+def flatten_scores(scores: Any) -> tuple[list[tree_lib.Path], list[Any], Any]:
+    """Flattens a tree of scores as `tree.flatten_with_paths` does; its leaves may be lazy, or `None`.
 
-    >>> is_score_leaf(None)
-    True
+    >>> flatten_scores({'a': None})[:2]
+    ([('a',)], [None])
     """
-    return node is None or isinstance(node, LazyScores)
+    return tree_lib.flatten_with_paths(
+        scores, is_leaf=lambda node: node is None or isinstance(node, LazyScores)
+    )
 
 
 def counter_for(size: int) -> jnp.dtype:

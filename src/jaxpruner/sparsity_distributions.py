@@ -123,12 +123,9 @@ def is_default(distribution: Any) -> bool:
     """
     if distribution is None:
         return True
-    if getattr(distribution, 'func', None) is not uniform or list(distribution.keywords) != [
-        'sparsity'
-    ]:
-        return False
-    sparsity = distribution.keywords['sparsity']
-    return not tree_lib.is_traced(sparsity) and sparsity == 0
+    keywords = getattr(distribution, 'keywords', {})
+    is_uniform = getattr(distribution, 'func', None) is uniform and list(keywords) == ['sparsity']
+    return is_uniform and not tree_lib.is_traced(keywords['sparsity']) and keywords['sparsity'] == 0
 
 
 def erk(
@@ -188,7 +185,14 @@ def erk(
     weights = [math.prod(leaf.shape) * tree_lib.holds_weights(leaf) for leaf in selection.leaves]
     sizes: list[float] = list(weights)
     if flops is not None:
-        sizes = _flops_of_leaves(flops, selection)
+        operations = tree_lib.values_by_leaf(flops, selection.paths, 'flops')
+        if unknown := sorted(shapes.keys() - operations.keys()):
+            name = tree_lib.path_string(selection.paths[unknown[0]])
+            raise ValueError(
+                f'flops: nothing is said of {name}, which is to be pruned; give its operations, or leave it out of '
+                f"the budget: custom_sparsity_map={{'{name}': None}}"
+            )
+        sizes = [float(operations.get(i, 0)) for i in range(len(weights))]
         budget = (1 - sparsity) * sum(sizes[i] for i in shapes)
     elif count_excluded:
         kept_outside = sum(
@@ -207,18 +211,6 @@ def erk(
         budget = sum(weights[i] - get_n_zeros(weights[i], sparsity) for i in shapes)
     densities = _densities(list(shapes.values()), [sizes[i] for i in shapes], budget)
     return selection.tree_of({i: 1 - density for i, density in zip(shapes, densities, strict=True)})
-
-
-def _flops_of_leaves(flops, selection):
-    rules, values = tree_lib.first_matches(flops, selection.paths, 'flops'), list(flops.values())
-    for i in selection.layer_shapes:
-        if rules[i] is None:
-            name = tree_lib.path_string(selection.paths[i])
-            raise ValueError(
-                f'flops: nothing is said of {name}, which is to be pruned; give its operations, or leave it out of '
-                f"the budget: custom_sparsity_map={{'{name}': None}}"
-            )
-    return [0.0 if rule is None else float(values[rule]) for rule in rules]
 
 
 def _densities(shapes, sizes, budget, power: float = 1):
@@ -261,12 +253,11 @@ class _Selection(NamedTuple):
 def _select(params, filter_fn, custom_sparsity_map, stacked):
     paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
     custom = custom_sparsities(custom_sparsity_map, paths)
-    tree_lib.check_names(tree_lib.as_names(stacked), paths, 'stacked')
+    axes = tree_lib.layer_axes(stacked, paths, [leaf.shape for leaf in leaves])
     layer_shapes, reasons = {}, ['custom_sparsity_map says None'] * len(paths)
     for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
-        axis = tree_lib.layer_axis(stacked, path, leaf.shape)
-        shape = tree_lib.layer_shape(leaf.shape, axis)
-        layer = leaf if axis is None else jax.ShapeDtypeStruct(shape, leaf.dtype)
+        shape = tree_lib.layer_shape(leaf.shape, axes[i])
+        layer = leaf if axes[i] is None else jax.ShapeDtypeStruct(shape, leaf.dtype)
         if i in custom:
             continue
         if not tree_lib.holds_weights(leaf):
@@ -393,9 +384,7 @@ def custom_sparsities(custom_sparsity_map: Any, paths: Sequence[tree_lib.Path]) 
     {1: 0.5}
     """
     custom_map = check_custom_map(custom_sparsity_map)
-    rules = tree_lib.first_matches(custom_map, paths, 'custom_sparsity_map')
-    sparsities = list(custom_map.values())
-    return {i: sparsities[rule] for i, rule in enumerate(rules) if rule is not None}
+    return tree_lib.values_by_leaf(custom_map, paths, 'custom_sparsity_map')
 
 
 def check_custom_map(custom_sparsity_map: SparsityMap | None) -> dict[Any, float | None]:

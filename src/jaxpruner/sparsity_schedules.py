@@ -90,8 +90,22 @@ def _number(step):
     return int(step) if isinstance(step, int | np.integer) else jnp.asarray(step)
 
 
-class _AtTarget:
-    """Masks are always made at the target sparsity."""
+class _StepsAtTarget:
+    """Masks are updated at the steps that `update_steps` lists, always at the target sparsity."""
+
+    def update_steps(self) -> Sequence[int]:
+        """None."""
+        return ()
+
+    def is_mask_update_iter(self, step: Any) -> Any:
+        """True at the steps that `update_steps` lists; False for no step (`None`)."""
+        is_due: Any = (
+            False  # if no step is listed, the driver leaves the mask update out of the program
+        )
+        if step is not None:
+            for own in self.update_steps():
+                is_due |= _number(step) == own
+        return is_due
 
     def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
         """The targets at every step: `is_mask_update_iter` alone knows when."""
@@ -100,25 +114,16 @@ class _AtTarget:
 
 
 @dataclasses.dataclass(frozen=True)
-class NoUpdateSchedule(_AtTarget):
+class NoUpdateSchedule(_StepsAtTarget):
     """Masks are never updated.
 
     >>> NoUpdateSchedule().is_mask_update_iter(3)
     False
     """
 
-    def is_mask_update_iter(self, step: Any) -> bool:
-        """Always False: the driver leaves the mask update out of the program."""
-        del step
-        return False
-
-    def update_steps(self) -> Sequence[int]:
-        """None."""
-        return ()
-
 
 @dataclasses.dataclass(frozen=True)
-class OneShotSchedule(_AtTarget):
+class OneShotSchedule(_StepsAtTarget):
     """Masks are updated once, to the target sparsity.
 
     Straight-through methods select in every forward pass, at the sparsity of the step, so that they are sparse before
@@ -139,17 +144,13 @@ class OneShotSchedule(_AtTarget):
     def __post_init__(self):
         object.__setattr__(self, 'target_step', checked_step('target_step', self.target_step))
 
-    def is_mask_update_iter(self, step: Any) -> Any:
-        """True at `target_step` alone; False for no step (`None`)."""
-        return step is not None and _number(step) == self.target_step
-
     def update_steps(self) -> Sequence[int]:
         """The one step."""
         return (self.target_step,)
 
 
 @dataclasses.dataclass(frozen=True)
-class StepsSchedule(_AtTarget):
+class StepsSchedule(_StepsAtTarget):
     """Masks are updated at the steps of a list, always at the target sparsity.
 
     Attributes:
@@ -169,22 +170,13 @@ class StepsSchedule(_AtTarget):
         steps = tuple(checked_step('a step', step) for step in self.steps)
         object.__setattr__(self, 'steps', steps)
 
-    def is_mask_update_iter(self, step: Any) -> Any:
-        """True at the steps of the list alone; False for no step (`None`)."""
-        if step is None:
-            return False
-        step = _number(step)
-        if isinstance(step, int):
-            return step in self.steps
-        return jnp.any(step == jnp.asarray(self.steps, jnp.int32))
-
     def update_steps(self) -> Sequence[int]:
         """The steps, in order."""
         return tuple(sorted(self.steps))
 
 
 @dataclasses.dataclass(frozen=True)
-class PeriodicSchedule(_AtTarget):
+class PeriodicSchedule(_StepsAtTarget):
     """Masks are updated every `update_freq` steps, always at the target sparsity.
 
     Attributes:

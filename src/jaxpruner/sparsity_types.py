@@ -89,11 +89,6 @@ def _check_whole(name, value, minimum=None):
         raise ValueError(f'{name} must be at least {minimum}, got {value}')
 
 
-def _check_axis(axis, shape, where):
-    if not -len(shape) <= axis < len(shape):
-        raise ValueError(f'{where}: axis {axis} does not exist in shape {tuple(shape)}')
-
-
 @dataclasses.dataclass(frozen=True)
 class Unstructured(_NamedFields):
     """Every weight stands alone. Config string: `'unstructured'`.
@@ -224,7 +219,7 @@ class Channel(_NamedFields):
 
         >>> Channel(1).check_shape((3, 8), 'dense/kernel')
         """
-        _check_axis(self.axis, shape, where)
+        tree_lib.check_axis(self.axis, shape, where)
 
     def group_scores(self, scores: jax.Array) -> jax.Array:
         """Sums over all other axes: one score for each channel.
@@ -318,16 +313,18 @@ class NByM(_NamedFields):
         """
         return math.prod(shape[axis] for axis in self.axes)
 
-    def kept_in_line(self, length: int) -> int:
-        """Counts the weights of a line that are kept.
+    def kept_of_shape(self, shape: Sequence[int]) -> int:
+        """Counts the weights of a parameter of this shape that are kept.
 
         Args:
-          length: of the line.
+          shape: the parameter's shape.
 
-        >>> NByM(2, 4).kept_in_line(8), NByM(2, 4).kept_in_line(9)
-        (4, 5)
+        >>> NByM(2, 4).kept_of_shape((3, 8)), NByM(2, 4).kept_of_shape((3, 9))
+        (12, 15)
         """
-        return length // self.m * self.n + min(self.n, length % self.m)
+        length = self.line_length(shape)
+        lines = math.prod(shape) // max(length, 1)
+        return lines * (length // self.m * self.n + min(self.n, length % self.m))
 
     def check_shape(self, shape: Sequence[int], where: str) -> None:
         """Refuses a shape whose axis does not divide into groups of m.
@@ -365,7 +362,7 @@ class NByM(_NamedFields):
                 f'{where}: {self} names no axis yet; uses.with_input_axes(…) finds it in the trace of a model'
             )
         for axis in self.axes:
-            _check_axis(axis, shape, where)
+            tree_lib.check_axis(axis, shape, where)
         if len({axis % len(shape) for axis in self.axes}) < len(self.axes):
             raise ValueError(f'{where}: {self} names an axis of shape {tuple(shape)} twice')
         return self.line_length(shape) % self.m
@@ -516,7 +513,7 @@ class Leaf:
       layer_axis: the axis that counts layers, each of which is ranked on its own; `None` where there is none.
       target: the share to remove in the end; `None` where it has no target, or where that is being traced.
 
-    >>> leaf = Leaf(('blocks', 'kernel'), (6, 8, 4), np.float32, Channel(), layer_axis=0, target=None)
+    >>> leaf = Leaf(('blocks', 'kernel'), (6, 8, 4), np.float32, Channel(), layer_axis=0)
     >>> leaf.name, leaf.layer_shape
     ('blocks/kernel', (8, 4))
     """
@@ -526,17 +523,12 @@ class Leaf:
     dtype: Any
     sparsity_type: SparsityType | None
     layer_axis: int | None
-    target: float | None
+    target: float | None = dataclasses.field(default=None, kw_only=True)
 
     @property
     def name(self) -> str:
         """The path as text."""
         return tree_lib.path_string(self.path)
-
-    @property
-    def is_stacked(self) -> bool:
-        """Whether the leaf is a stack of layers."""
-        return self.layer_axis is not None
 
     @property
     def layer_shape(self) -> tuple[int, ...]:
@@ -547,26 +539,6 @@ class Leaf:
         """Raises `ValueError` if the sparsity type does not fit the shape."""
         if self.sparsity_type is not None:
             self.sparsity_type.check_shape(self.layer_shape, self.name)
-
-
-def resolve_leaves(
-    paths: Sequence[tree_lib.Path],
-    arrays: Sequence[Any],
-    types: Sequence[SparsityType | None],
-    stacked: tree_lib.Stacked,
-) -> list[Leaf]:
-    """Describes all leaves of a model, given the sparsity type of each and the names of stacked ones.
-
-    >>> resolve_leaves([('blocks', 'bias')], [np.ones((6, 8))], [None], 'blocks/*')[0].layer_axis
-    0
-    """
-    leaves = []
-    for path, array, sparsity_type in zip(paths, arrays, types, strict=True):
-        shape = tuple(getattr(array, 'shape', ()))
-        axis = None if array is None else tree_lib.layer_axis(stacked, path, shape)
-        dtype = getattr(array, 'dtype', None)
-        leaves.append(Leaf(path, shape, dtype, sparsity_type, axis, target=None))
-    return leaves
 
 
 # One type for all leaves, an ordered mapping from names to types, or a function `(path, leaf) -> type`.
@@ -632,9 +604,8 @@ def resolve_types(
     if isinstance(setting, SparsityType):
         return [setting] * len(paths)
     if isinstance(setting, Mapping):
-        named = list(setting.values())
-        rules = tree_lib.first_matches(setting, paths, 'sparsity_type')
-        return [Unstructured() if rule is None else named[rule] for rule in rules]
+        named = tree_lib.values_by_leaf(setting, paths, 'sparsity_type')
+        return [named.get(i, Unstructured()) for i in range(len(paths))]
     types = map(setting, paths, leaves)
     return [None if entry is None else read_type(entry) for entry in types]
 
@@ -653,21 +624,19 @@ def check_groups(
     Traceback (most recent call last):
     ValueError: a: shape (3, 3) ... not divide. ... leave them dense: sparsity_type={'a': None, '*': '2:4'}
     """
-    reasons, rules = [], {}
+    reasons = {}
     for path, check in checks.items():
         try:
             check()
         except PartialGroupError as error:
-            reasons.append(str(error).partition('; ')[0])
-            rules[tree_lib.path_string(path)] = None
+            reasons[tree_lib.path_string(path)] = str(error).partition('; ')[0]
     if not reasons:
         return
-    if callable(setting) and not isinstance(setting, SparsityType):
-        setting = {'*': '…'}
-    named: Mapping[Any, Any] = setting if isinstance(setting, Mapping) else {'*': setting}
-    for name, entry in named.items():
+    rules: dict[Any, Any] = dict.fromkeys(reasons)
+    others = setting if isinstance(setting, SparsityType) else '…'  # of a function
+    for name, entry in (setting if isinstance(setting, Mapping) else {'*': others}).items():
         is_plain = isinstance(entry, NByM) and entry == NByM(entry.n, entry.m)
         rules.setdefault(name, f'{entry.n}:{entry.m}' if is_plain else entry)
     raise ValueError(
-        f'{"; ".join(reasons)}. Choose another m or axis, or leave them dense: sparsity_type={rules}'
+        f'{"; ".join(reasons.values())}. Choose another m or axis, or leave them dense: sparsity_type={rules}'
     )

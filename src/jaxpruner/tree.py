@@ -126,11 +126,11 @@ def _entries_by_name(treedef, tree):
     entry_by_name = dict(zip(*found[:2], strict=True))
     missing = [name for name, entry in entry_by_name.items() if is_missing(entry)]
     besides = entry_by_name.keys() - missing - set(names)
-    lacking = (
-        set() if isinstance(tree, collections.defaultdict) else set(names) - set(entry_by_name)
-    )
-    for prefix in missing:  # of a subtree, or of what stands inside of a wrapper
-        lacking = {n for n in lacking if n[: len(prefix)] != prefix[: len(n)]}
+    lacking = set(names) - entry_by_name.keys()
+    # Missing subtrees, and what stands inside of a wrapper that is missing.
+    lacking -= {n for n in lacking for p in missing if n[: len(p)] == p[: len(n)]}
+    if isinstance(tree, collections.defaultdict):
+        lacking.clear()
     if lacking or besides:
         lists = [sorted(map(path_string, names))[:4] for names in (lacking, besides)]
         raise ValueError(
@@ -174,8 +174,7 @@ def unflatten(treedef: Any, entries: Iterable[Any], leaves: Iterable[Any]) -> Py
     nodes, outer = jax.tree.flatten(numbered, is_leaf=_is_wrapper)
     placed = []
     for node, entry, leaf in zip(nodes, entries, leaves, strict=True):
-        ranks = [len(array.shape) if hasattr(array, 'shape') else None for array in (entry, leaf)]
-        is_wrapped = entry is not None and ranks[0] == ranks[1]
+        is_wrapped = entry is not None and np.ndim(entry) == np.ndim(leaf)
         placed.append(jax.tree.structure(node).unflatten([entry]) if is_wrapped else entry)
     return jax.tree.unflatten(outer, placed)
 
@@ -237,35 +236,44 @@ def matches_any(names: str | Sequence[str | Path], path: Path) -> bool:
     return any(matches(name, path) for name in as_names(names))
 
 
-def layer_axis(
-    stacked: Stacked, path: Path, shape: tuple[int, ...], matches: Matches = matches
-) -> int | None:
-    """Finds the axis of a leaf that counts layers; `None` where no name of `stacked` means the leaf.
+def check_axis(axis: int, shape: Sequence[int], where: str) -> None:
+    """Refuses an axis that a shape does not have; `where` is how the message begins.
+
+    >>> check_axis(-1, (2, 3), 'kernel')
+    """
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(f'{where}: axis {axis} does not exist in shape {tuple(shape)}')
+
+
+def layer_axes(
+    stacked: Stacked,
+    paths: Sequence[Path],
+    shapes: Sequence[tuple[int, ...]],
+    matches: Matches = matches,
+) -> list[int | None]:
+    """Finds the axis of each leaf that counts layers; `None` where no name of `stacked` means the leaf.
 
     Args:
       stacked: names or globs of leaves whose first axis counts layers, or a mapping from them to axes.
-      path: the leaf's path.
-      shape: its shape.
+      paths: the paths of all leaves.
+      shapes: their shapes; a number is no stack, whatever its name.
       matches: `(name, path) -> bool`, what a name means.
 
     Raises:
-      ValueError: the leaf has no such axis.
+      ValueError: a name matches no leaf, or a leaf has no such axis.
 
-    >>> layer_axis({'layers/*': 1}, ('layers', 'kernel'), (32, 2, 64)), layer_axis('layers/*', ('head',), (32, 4))
-    (1, None)
+    >>> layer_axes({'layers/*': 1}, [('layers', 'kernel'), ('head',)], [(32, 2, 64), (32, 4)])
+    [1, None]
     """
     axes = stacked if isinstance(stacked, Mapping) else dict.fromkeys(as_names(stacked), 0)
-    for name, axis in axes.items():
-        if not matches(name, path):
-            continue
-        if not shape and axis == 0:  # a number beside the stacked leaves
-            return None
-        if not -len(shape) <= axis < len(shape):
-            raise ValueError(
-                f'stacked: {name!r} says axis {axis}, which {path_string(path)} of shape {shape} does not have'
-            )
-        return axis % len(shape)
-    return None
+    check_names(axes, paths, 'stacked', matches)
+    found: list[int | None] = [None] * len(paths)
+    for i, (path, shape) in enumerate(zip(paths, shapes, strict=True)):
+        matching = [axis for name, axis in axes.items() if matches(name, path)]
+        if matching and shape:
+            check_axis(matching[0], shape, f'stacked: {path_string(path)}')
+            found[i] = matching[0] % len(shape)
+    return found
 
 
 def layer_shape(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
@@ -347,39 +355,40 @@ def check_names(
             )
 
 
-def first_matches(
-    rules: Any, paths: Sequence[Path], setting: str, matches: Matches = matches
-) -> list[int | None]:
-    """Finds which of some ordered rules each leaf takes: the first whose name matches it.
+def values_by_leaf(
+    rules: Mapping[Any, Any], paths: Sequence[Path], setting: str, matches: Matches = matches
+) -> dict[int, Any]:
+    """Finds the value that some ordered rules give each leaf: that of the first name which matches it.
 
     Args:
-      rules: names or globs in their order, or a mapping with such keys.
+      rules: from names or globs, in their order, to values.
       paths: the paths of all leaves.
       setting: what the setting is called, for the messages.
       matches: `(name, path) -> bool`, what a name means.
 
     Returns:
-      The rule's index for each leaf, `None` where no rule matches.
+      The value by the index of the leaf, without the leaves that no name matches.
 
     Raises:
       ValueError: a name matches no leaf, or only leaves that earlier rules take.
 
-    >>> first_matches({'head/*': None, '*': 0.5}, [('head', 'kernel'), ('a', 'kernel')], 'custom_sparsity_map')
-    [0, 1]
+    >>> values_by_leaf({'head/*': None, '*/w': 0.5}, [('head', 'w'), ('a', 'w'), ('a', 'b')], 'custom_sparsity_map')
+    {0: None, 1: 0.5}
     """
-    names = list(rules)
-    check_names(names, paths, setting, matches)
-    chosen = [
-        next((i for i, name in enumerate(names) if matches(name, path)), None) for path in paths
-    ]
-    for i, name in enumerate(names):
+    check_names(rules, paths, setting, matches)
+    chosen = {}
+    for i, path in enumerate(paths):
+        matching = [name for name in rules if matches(name, path)]
+        if matching:
+            chosen[i] = matching[0]
+    for i, name in enumerate(rules):
         # A last "all others" may well find nothing left.
-        if i not in chosen and not (name == '*' and i == len(names) - 1):
+        if name not in chosen.values() and not (name == '*' and i == len(rules) - 1):
             raise ValueError(
                 f'{setting}: {name!r} is never used, since earlier names match all of its parameters; put it first (a '
                 'ConfigDict sorts its keys: give a list of pairs)'
             )
-    return chosen
+    return {i: rules[name] for i, name in chosen.items()}
 
 
 def is_traced(value: Any) -> bool:

@@ -53,9 +53,9 @@ def summarize_sparsity(
     if flops is None:
         return summary
     summary['_flops'] = summary['_flops_nnz'] = 0
-    rules, values = tree_lib.first_matches(flops, paths, 'flops'), list(flops.values())
-    for size, nonzero, rule in zip(sizes, nonzeros, rules, strict=True):
-        operations = 0 if rule is None else values[rule]
+    operations_of = tree_lib.values_by_leaf(flops, paths, 'flops')
+    for i, (size, nonzero) in enumerate(zip(sizes, nonzeros, strict=True)):
+        operations = operations_of.get(i, 0)
         summary['_flops'] += operations
         summary['_flops_nnz'] += operations * _ratio(nonzero, size)
     return summary

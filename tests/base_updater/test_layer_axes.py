@@ -113,5 +113,5 @@ def test_names_may_say_different_axes():
 
 def test_axes_that_leaves_do_not_have_are_refused_by_name():
     pruner = jaxpruner.MagnitudePruning(sparsity=0.5, stacked={'layers/*': 2})
-    with pytest.raises(ValueError, match=r"'layers/\*' says axis 2.*layers/scale.*\(3, 8\)"):
+    with pytest.raises(ValueError, match=r'layers/scale: axis 2 does not exist in shape \(3, 8\)'):
         pruner.plan(arrays(0))

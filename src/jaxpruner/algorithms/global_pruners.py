@@ -120,9 +120,7 @@ class GlobalPruningMixin(_Pruner):
         Returns:
           A tree of uint8 masks, `None` where dense.
         """
-        paths, arrays, treedef = tree_lib.flatten_with_paths(
-            scores, is_leaf=selection.is_score_leaf
-        )
+        paths, arrays, treedef = selection.flatten_scores(scores)
         custom = sparsity_distributions.custom_sparsities(self.custom_sparsity_map, paths)
         # The tree of sparsities of a model that is one bare array is one number, too.
         is_number = treedef.num_nodes > 1 and tree_lib.is_number(target_sparsity)
@@ -173,7 +171,7 @@ def _keep_together(arrays, targets, normalization_eps):
         ]
         norms = jnp.sqrt(jnp.stack(squares)) + normalization_eps
     sizes = [array.size for array in arrays]
-    count = mask_calculator.number_to_keep(sum(sizes), total_sparsity(targets, sizes))
+    count = selection.number_to_keep(sum(sizes), total_sparsity(targets, sizes))
     return selection.keep_largest_jointly(arrays, count, norms)
 
 

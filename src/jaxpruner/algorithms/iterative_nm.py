@@ -59,9 +59,7 @@ class IterativeNMPruning(pruners.MagnitudePruning):
         targets = sparse_state.target_sparsities
         sparsities = self.scheduler.get_sparsity_at_step(targets, sparse_state.count)
         scores = self.scores_to_rank(params, sparse_state, grads, extra_args)
-        paths, arrays, treedef = tree_lib.flatten_with_paths(
-            scores, is_leaf=selection.is_score_leaf
-        )
+        paths, arrays, treedef = selection.flatten_scores(scores)
         targets = tree_lib.leaves_like(treedef, targets)
         sparsities = tree_lib.leaves_like(treedef, sparsities)
         masks: list[Any] = [None] * len(paths)

@@ -75,11 +75,11 @@ def choose(
     if len(rules) < len(types):
         raise ValueError(f'types: a name is given twice in {list(types)}; name each once')
     others = rules.pop(None, sparsity_types.Unstructured())
-    matches = tree_lib.first_matches(rules, [(name,) for name in leaves], 'types')
+    named = tree_lib.values_by_leaf(rules, [(name,) for name in leaves], 'types')
     optimizer_state = _optimizer_state(leaves)
     choices: dict[str, Choice | str] = {}
-    for (name, leaf), match in zip(leaves.items(), matches, strict=True):
-        kind = others if match is None else list(rules.values())[match]
+    for i, (name, leaf) in enumerate(leaves.items()):
+        kind = named.get(i, others)
         is_named = name in rules
         if kind is None:
             choices[name] = 'of type dense'
@@ -91,7 +91,7 @@ def choose(
             choices[name] = OPTIMIZER_STATE
         elif leaf.ndim < 2 and not is_named:
             choices[name] = 'one dimension or none'
-        elif match is None and (words := _looks_like(name, leaf.ndim)):
+        elif i not in named and (words := _looks_like(name, leaf.ndim)):
             choices[name] = words
         else:
             kind.check_shape(leaf.shape, name)

@@ -187,8 +187,7 @@ def sparsities_by_name(
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
     tree_lib.check_names([name for name in sparsities if name != _ALL], paths, 'sparsity')
 
-    def target(path: tree_lib.Path, leaf: Any) -> float | None:
-        axis = tree_lib.layer_axis(stacked, path, leaf.shape)
+    def target(path: tree_lib.Path, leaf: Any, axis: int | None) -> float | None:
         layer = jax.ShapeDtypeStruct(tree_lib.layer_shape(leaf.shape, axis), leaf.dtype)
         is_full_name = path in sparsities or tree_lib.path_string(path) in sparsities
         if is_full_name or (tree_lib.holds_weights(layer) and filter_fn(path, layer)):
@@ -197,7 +196,8 @@ def sparsities_by_name(
                     return sparsity
         return None
 
-    return tree_lib.unflatten(treedef, map(target, paths, leaves), leaves)
+    axes = tree_lib.layer_axes(stacked, paths, [leaf.shape for leaf in leaves])
+    return tree_lib.unflatten(treedef, map(target, paths, leaves, axes), leaves)
 
 
 def names_of(pruner: BaseUpdater) -> IsNamed:
@@ -274,9 +274,7 @@ def plan_with_model(pruner, params, apply_fn, batches, needs_inputs=False) -> Pr
             reason = why_dense[leaf.path]
             leaf = dataclasses.replace(leaf, target=None, kept=leaf.size, why_dense=reason)
         elif leaf.kept is None and isinstance(kind, NByM) and kind.axis != INPUT_AXIS:
-            length = kind.line_length(leaf.shape)
-            kept = leaf.size // max(length, 1) * kind.kept_in_line(length)
-            leaf = dataclasses.replace(leaf, kept=kept)
+            leaf = dataclasses.replace(leaf, kept=kind.kept_of_shape(leaf.shape))
         leaves.append(leaf)
     counts = [leaf.kept for leaf in leaves]
     kept = plan.kept if None in counts else sum(counts)

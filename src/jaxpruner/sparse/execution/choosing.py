@@ -412,14 +412,13 @@ def asked_formats(products: Products, matrices: Matrices, setting: Any) -> Forma
       ValueError: there is no such format, or a name matches no leaf that can run in its format.
     """
     rules = setting if isinstance(setting, Mapping) else {'*': setting}
-    numbers = tree_lib.first_matches(list(rules), list(products.paths.values()), 'formats')
-    texts = list(rules.values())
+    texts = tree_lib.values_by_leaf(rules, list(products.paths.values()), 'formats')
     chosen, reasons = {}, dict(products.refused)
-    for name, number in zip(products.paths, numbers, strict=True):
-        if number is None or name not in matrices:
+    for i, name in enumerate(products.paths):
+        if i not in texts or name not in matrices:
             continue
         leaf = products.by_leaf[name]
-        format = parse(texts[number], leaf, matrices[name] != 0)
+        format = parse(texts[i], leaf, matrices[name] != 0)
         reason = format and format.why_not(leaf)
         if reason:
             reasons[name] = reason

@@ -642,11 +642,11 @@ def _made(
     seeds.check_seed(rng_seed)
     checks.check_drop_fraction(drop_fraction_fn(0), 'drop_fraction_fn(0)')
     paths = products.paths
-    numbers = tree_lib.first_matches(list(rules), list(paths.values()), 'sparsity')
+    sparsity_of = tree_lib.values_by_leaf(rules, list(paths.values()), 'sparsity')
     planned: dict[str, PlannedLeaf] = {}
     leaves = products.by_name(products.params).items()
-    for (name, leaf), number in zip(leaves, numbers, strict=True):
-        own_sparsity = None if number is None else list(rules.values())[number]
+    for i, (name, leaf) in enumerate(leaves):
+        own_sparsity = sparsity_of.get(i)
         layout = None
         if name in products.refused:
             note = products.refused[name]
