@@ -633,8 +633,8 @@ def check_groups(
     if not reasons:
         return
     rules: dict[Any, Any] = dict.fromkeys(reasons)
-    others = setting if isinstance(setting, SparsityType) else '…'  # of a function
-    for name, entry in (setting if isinstance(setting, Mapping) else {'*': others}).items():
+    named: Any = setting if isinstance(setting, Mapping | SparsityType) else '…'  # of a function
+    for name, entry in (named if isinstance(named, Mapping) else {'*': named}).items():
         is_plain = isinstance(entry, NByM) and entry == NByM(entry.n, entry.m)
         rules.setdefault(name, f'{entry.n}:{entry.m}' if is_plain else entry)
     raise ValueError(
