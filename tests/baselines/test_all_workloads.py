@@ -38,27 +38,19 @@ def test_a_workload_trains_under_rigl(name):
 
 
 REFUSED = [
-    ('resnet', 'data', {}, 'needs --data-dir: a folder with MNIST'),
-    ('t5', 'data', {}, 'needs --data-dir: a folder with tinyshakespeare.txt'),
-    ('vit', 'default', {'data': 'c4'}, "data 'c4' cannot be read by vit: 'digits', 'mnist' and"),
-    ('t5', 'default', {'data': 'mnist'}, "t5 reads .*, not 'mnist'"),
-    pytest.param('dqn', 'default', {'data': 'Pong'}, "not 'Pong'", marks=NEEDS_GYMNAX),
+    ('resnet', 'data', {}, None, 'needs --data-dir: a folder with MNIST'),
+    ('t5', 'data', {}, None, 'needs --data-dir: a folder with tinyshakespeare.txt'),
+    ('vit', 'default', {'data': 'c4'}, None, "'c4' cannot be read by vit: 'digits', 'mnist' and"),
+    ('t5', 'default', {'data': 'mnist'}, None, "t5 reads .*, not 'mnist'"),
+    ('federated', 'default', {}, 'here', 'digits is read from no folder: leave --data-dir here out'),
+    ('t5', 'default', {}, 'here', 'pydoc is read from no folder'),
+    ('dqn', 'default', {}, 'here', 'is read from no folder'),
+    pytest.param('dqn', 'default', {'data': 'Pong'}, None, "not 'Pong'", marks=NEEDS_GYMNAX),
 ]
 
 
-@pytest.mark.parametrize(('name', 'preset', 'changes', 'words'), REFUSED)
-def test_data_that_cannot_be_read_are_refused(name, preset, changes, words):
+@pytest.mark.parametrize(('name', 'preset', 'changes', 'folder', 'words'), REFUSED)
+def test_data_that_cannot_be_read_are_refused(name, preset, changes, folder, words):
     workload = WORKLOADS[name]
     with pytest.raises(ValueError, match=words):
-        workload.data(workload.default(preset).updated(changes), None)
-
-
-@pytest.mark.parametrize('name', ['resnet', 'federated', 't5', 'dqn'])
-def test_what_does_not_belong_to_a_workload_is_refused(name, tmp_path):
-    workload = WORKLOADS[name]
-    recipe = workload.default('default')
-    words = f'{recipe.data} is read from no folder: leave --data-dir {tmp_path} out'
-    with pytest.raises(ValueError, match=words):
-        workload.data(recipe, tmp_path)
-    with pytest.raises(ValueError, match=f"{name} has no preset 'ful'; did you mean 'full'"):
-        workload.default('ful')
+        workload.data(workload.default(preset).updated(changes), folder)

@@ -34,11 +34,9 @@ def write(folder, form, **changes):
         return
     for key, name in data.IDX_NAMES.items():
         content = idx_bytes(arrays[key])
-        is_packed = form.endswith('.gz')
-        path = folder / (
-            form.replace('idx', name) if form != 'dotted' else name.replace('-idx', '.idx')
-        )
-        path.write_bytes(gzip.compress(content) if is_packed else content)
+        name = name.replace('-idx', '.idx') if form == 'dotted' else form.replace('idx', name)
+        content = gzip.compress(content) if form == 'idx.gz' else content
+        (folder / name).write_bytes(content)
 
 
 @pytest.mark.parametrize('form', ['npz', 'idx', 'idx.gz', 'dotted'])
@@ -74,14 +72,10 @@ def half(content):
 
 DAMAGE = [
     ('idx', IMAGES, half, [IMAGES, 'again']),
-    ('idx', IMAGES, lambda content: b'', [IMAGES, 'again']),
-    ('idx', IMAGES, lambda content: content[:8], [IMAGES, 'again']),
     ('idx', IMAGES, lambda content: content + b'more', [IMAGES, 'again']),
     ('idx', LABELS, lambda content: idx_bytes(np.zeros(3, np.uint8)), ['uint8[3]', 'original']),
     ('idx.gz', f'{IMAGES}.gz', half, [f'{IMAGES}.gz', 'again']),
-    ('idx.gz', f'{IMAGES}.gz', gzip.decompress, [f'{IMAGES}.gz', 'again']),
     ('npz', 'mnist.npz', half, ['mnist.npz', 'again']),
-    ('npz', 'mnist.npz', lambda content: b'version https://git-lfs', ['mnist.npz', 'again']),
 ]
 
 

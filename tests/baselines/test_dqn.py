@@ -1,10 +1,8 @@
-import functools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
@@ -12,17 +10,15 @@ import jaxpruner
 from jaxpruner.baselines.atari import Transitions
 from jaxpruner.baselines.dqn import DQNWorkload
 from jaxpruner.baselines.models import QNetwork
-from jaxpruner.baselines.task import Carry
-from jaxpruner.sparsity_distributions import uniform
-from jaxpruner.sparsity_schedules import OneShotSchedule
+from jaxpruner.baselines.training import Training
 
 pytest.importorskip('gymnax', reason='the games are those of gymnax')
 WORKLOAD = DQNWorkload()
-HALF = functools.partial(uniform, sparsity=0.5)
 TINY = {
     'steps': 8,
     'batch_size': 4,
     'model': {'filters': [2], 'hidden': 4},
+    'pruning': {'start': 0.0, 'frequency': 0.25},
     'task': {
         'environments': 2,
         'replay': 12,
@@ -48,28 +44,13 @@ def transitions(rewards, terminal=False):
 @pytest.fixture(scope='module')
 def played():
     """The first carry, and those after 3 and after 8 steps of a tiny run with a pruner, all under jit."""
-    task = WORKLOAD.task(WORKLOAD.default('default').updated(TINY))
-    updater = jaxpruner.MagnitudePruning(
-        scheduler=OneShotSchedule(target_step=1), sparsity_distribution_fn=HALF
-    )
-    tx = updater.wrap_optax(optax.adam(1e-2))
-
-    @jax.jit
-    def start():
-        params = task.init(jax.random.key(0))
-        return Carry(
-            params, task.init_state(params, jax.random.key(1)), tx.init(params), jax.random.key(2)
-        )
-
-    @jax.jit
-    def advance(carry, first, stop):
-        return jax.lax.fori_loop(
-            first, stop, lambda number, carry: task.step(updater, tx, carry, number), carry
-        )
-
-    first = start()
+    recipe = WORKLOAD.default('default').updated(TINY)
+    training = Training(WORKLOAD, recipe, 'magnitude')
+    targets = training.targets(None, 0.5)
+    first = jax.jit(lambda: training.start(None, training.init(None, 0), targets, 0))()
+    advance = jax.jit(lambda carry, *steps: training.advance(None, carry, targets, *steps))
     third = advance(first, 0, 3)
-    return task, first, third, advance(third, 3, 8)
+    return WORKLOAD.task(recipe), first, third, advance(third, 3, 8)
 
 
 def test_the_loss_is_that_of_the_action_taken(played):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from helpers import eight_devices
-from helpers.tiny_feed import RECIPE, TinyFeed, TinyWorkload
-from helpers.tiny_sweeps import Watch
+from helpers.tiny_feed import RECIPE, TinyWorkload
 from jaxpruner.baselines.checkpointing import Checkpoints
 from jaxpruner.baselines.programs import Programs, masks_by_path
 from jaxpruner.baselines.sweeps import Sweep, plan
@@ -58,19 +57,6 @@ def test_a_killed_sweep_goes_on_bit_for_bit_one_cell_after_the_other(tmp_path, m
             continue
     assert kills == 8
     assert content(tmp_path / 'killed') == content(tmp_path / 'whole')
-
-
-def test_a_feed_whose_position_is_lost_begins_again(tmp_path, monkeypatch):
-    workload, state = TinyWorkload(wants_values=True), TinyFeed.state
-    Sweep(workload, RECIPE, None, tmp_path / 'whole').run(CELLS[:1])
-    sweep = Sweep(workload, RECIPE, None, tmp_path / 'lost')
-    with monkeypatch.context() as patch:
-        patch.setattr(TinyFeed, 'state', lambda feed: {'random': state(feed)['random'][:9]})
-        with pytest.raises(KeyboardInterrupt):
-            sweep.run(CELLS[:1], Watch(stop_after=1).on_chunk)
-    with pytest.warns(UserWarning, match='000000 cannot be resumed from'):
-        sweep.run(CELLS[:1])
-    assert content(tmp_path / 'lost') == content(tmp_path / 'whole')
 
 
 def test_bfloat16_trains_and_parameters_stay_float32():

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from helpers import files_of_data
-from helpers.tiny_sweeps import Watch
 from jaxpruner.baselines import WORKLOADS
-from jaxpruner.baselines.sweeps import Sweep, plan
 from jaxpruner.cli.main import main
 from jaxpruner.report.results import read_cells
 
@@ -61,27 +59,8 @@ def test_the_command_trains(name, tmp_path, capsys):
     assert np.isfinite(cell.value)
 
 
-def resnet(folder, **changes):
-    workload = WORKLOADS['resnet']
-    files_of_data.image_folder(folder, train=24)
-    recipe = workload.default('full').updated(TRAINING).updated(TINY['resnet']).updated(changes)
-    return workload, recipe, workload.data(recipe, folder)
-
-
-def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path):
-    settings = resnet(tmp_path / 'data')
-    cells, results = plan(['rigl'], [0.5], [0]), []
-    for name in ('undisturbed', 'stopped'):
-        sweep = Sweep(*settings, tmp_path / name)
-        if name == 'stopped':
-            with pytest.raises(KeyboardInterrupt):
-                sweep.run(cells, Watch(stop_after=1).on_chunk)
-        sweep.run(cells)
-        (cell,) = read_cells(tmp_path / name)
-        results.append((cell.value, cell.metrics, cell.layers))
-    assert results[0] == results[1]
-
-
 def test_images_of_other_classes_are_refused(tmp_path):
+    files_of_data.image_folder(tmp_path)
+    recipe = WORKLOADS['resnet'].default('full').updated({'task': {'classes': 3}})
     with pytest.raises(ValueError, match=r'has 2 classes and task\.classes is 3'):
-        resnet(tmp_path, task={'classes': 3})
+        WORKLOADS['resnet'].data(recipe, tmp_path)

@@ -4,16 +4,11 @@ import sqlite3
 import sys
 
 import numpy as np
-import PIL.Image
 import pytest
 
 from helpers import files_of_data
 from jaxpruner.baselines import readers
 from jaxpruner.baselines.data import DataError
-
-
-def all_of(pictures):
-    return [readers.middle(picture, 4) for picture in pictures]
 
 
 def test_pictures_and_their_labels(tmp_path):
@@ -22,32 +17,19 @@ def test_pictures_and_their_labels(tmp_path):
     assert (len(files.train), len(files.test), files.classes) == (12, 6, 2)
     random = np.random.default_rng(0)
     parts = [readers.random_part(random, picture, 4) for picture in files.train]
-    for example in (*all_of(files.train), *all_of(files.test), *parts):
+    middles = [readers.middle(picture, 4) for picture in (*files.train, *files.test)]
+    for example in (*middles, *parts):
         assert (example['image'].shape, example['image'].dtype) == ((4, 4, 3), np.uint8)
         assert int(example['label']) == (example['image'].mean() > 120)
-
-
-def test_a_picture_of_one_row_has_its_middle_and_margins_are_left_out(tmp_path):
-    pixels = np.arange(64, dtype=np.uint8)[None, :, None].repeat(3, axis=2)
-    PIL.Image.fromarray(pixels).save(tmp_path / 'row.png')
-    part = readers.random_part(np.random.default_rng(0), (tmp_path / 'row.png', 0), 2)
-    assert set(part['image'].ravel().tolist()) <= {31, 32}
-    PIL.Image.fromarray(pixels.repeat(64, axis=0)).save(tmp_path / 'square.png')
-    cut = readers.middle((tmp_path / 'square.png', 0), 56)['image']  # 4 of 64 from each side
-    np.testing.assert_array_equal(cut[0, :, 0], np.arange(4, 60))
-
-
-def damage(path):
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
 
 
 def test_damaged_images_are_named(tmp_path):
     files_of_data.image_folder(tmp_path)
     train = readers.read_imagenet(tmp_path).train
-    damage(tmp_path / 'train' / 'bee' / 'bee_0.JPEG')
+    damaged = tmp_path / 'train' / 'bee' / 'bee_0.JPEG'
+    damaged.write_bytes(damaged.read_bytes()[:300])
     with pytest.raises(DataError, match=r'bee_0\.JPEG cannot be read as an image .*again'):
-        all_of(train)
+        [readers.middle(picture, 4) for picture in train]
     (tmp_path / 'val' / 'wasp').mkdir()
     with pytest.raises(DataError, match='train has 2 folders and val has 3'):
         readers.read_imagenet(tmp_path)
@@ -76,14 +58,9 @@ def test_feeds_go_on_where_they_were(kind):
     assert [other.next(None).tolist() for _ in range(3)] != batches[:3]
     for each in (begun, again, other):
         each.close()
-
-
-def test_every_example_comes_once_before_any_comes_again():
-    feed = feed_of('mixed')
-    items = np.concatenate([feed.next(None)[:, 0] for _ in range(7)]).reshape(4, 7)
-    feed.close()
-    assert [sorted(epoch) for epoch in items.tolist()] == [list(range(7))] * 4
-    assert len({str(epoch) for epoch in items.tolist()}) > 1
+    if kind == 'mixed':  # every example once before any comes again
+        items = np.concatenate(batches)[:70, 0].reshape(10, 7)
+        assert np.sort(items).tolist() == [list(range(7))] * 10
 
 
 def test_texts_are_packed(tmp_path):
@@ -106,9 +83,6 @@ def test_texts_are_packed(tmp_path):
 def test_texts_that_are_refused(tmp_path, monkeypatch):
     files_of_data.parquet_files(tmp_path, column='content')
     words = r"0000\.parquet cannot be read as a parquet file with a column 'text'"
-    with pytest.raises(DataError, match=words):
-        readers.read_corpus(tmp_path, 100)
-    damage(tmp_path / 'validation' / '0000.parquet')
     with pytest.raises(DataError, match=words):
         readers.read_corpus(tmp_path, 100)
     monkeypatch.setitem(sys.modules, 'pyarrow.parquet', None)

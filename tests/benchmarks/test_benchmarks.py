@@ -1,6 +1,5 @@
 """The benchmarks run and print what they promise; what they measure is no matter of tests."""
 
-import importlib
 import json
 import math
 import os
@@ -20,7 +19,6 @@ from benchmarks import (
     compiled,
     elsewhere,
     report,
-    selection,
     timing,
 )
 from benchmarks.timing import Ratio, Timing, interleaved, interval, ratio
@@ -99,28 +97,11 @@ def test_as_a_command():
     assert 'blocks of 4 x 4, [64, 64]' in table
 
 
-def test_without_subjects_all_are_measured(monkeypatch):
-    measured = []
-    monkeypatch.setattr(importlib, 'import_module', lambda name: measured.append(name) or Nothing)
-    monkeypatch.setattr(report, 'show', lambda *_: None)
-    assert benchmarks.main([]) == 0
-    assert len(set(measured)) == len(benchmarks.SUBJECTS)
-
-
-class Nothing:
-    ROUNDS, COLUMNS = 2, ()
-
-    @staticmethod
-    def run(size, rounds):
-        return []
-
-
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
         (['--rounds', '1'], '--rounds must be at least 2, got 1'),
         (['sorting'], "'sorting'"),
-        (['nm', '--size', 'huge'], "'huge'"),
         (['nm', '--against', 'tests'], 'no src/jaxpruner in --against tests'),
     ],
 )
@@ -129,24 +110,13 @@ def test_wrong_arguments_are_refused(arguments, message, capsys):
         status = benchmarks.main(arguments)
     except SystemExit as exit_of_tyro:
         status = exit_of_tyro.code
-    assert status == 2
-    assert message in ''.join(
-        capsys.readouterr()
-    )  # older versions of tyro print errors with the rest
-
-
-def test_a_reference_with_another_mask_is_refused(monkeypatch):
-    monkeypatch.setattr(selection, 'by_argsort', lambda x, kept: jnp.zeros_like(x))
-    with pytest.raises(
-        AssertionError, match=r'the mask by argsort is another, for float32\[1000\]'
-    ):
-        selection.run('small', 2)
+    printed = capsys.readouterr()  # releases of tyro differ in where they print
+    assert (status, message in printed.out + printed.err) == (2, True)
 
 
 def test_ratios_are_taken_round_by_round():
     slow, fast = Timing([2.0, 40.0, 6.0]), Timing([1.0, 10.0, 2.0])
     assert ratio(slow, fast) == Ratio(3.0, 2.0, 4.0)
-    assert slow.milliseconds == 6000
 
 
 def test_the_interval_of_a_median_is_narrower_than_the_quartiles():
@@ -192,13 +162,6 @@ def test_numbers_with_two_libraries_are_compared(two_libraries):
     assert two_libraries.order == [here, other, other, here, here, other]
 
 
-def test_the_other_library_is_the_one_that_is_measured(monkeypatch, two_libraries):
-    printed = json.dumps({'library': '/elsewhere/jaxpruner', 'rows': []})
-    monkeypatch.setattr(against, 'printed_elsewhere', lambda *_: printed)
-    with pytest.raises(RuntimeError, match='/elsewhere/jaxpruner was measured rather than'):
-        against.compare('nm', (), 'small', 2, two_libraries.other)
-
-
 def test_a_subject_elsewhere_says_which_library_it_measured():
     source = str(against.HERE / against.PACKAGE.parent)
     printed = elsewhere.printed_elsewhere('packing', 'small', 2, True, {'PYTHONPATH': source})
@@ -214,9 +177,6 @@ class Clock:
 
     def perf_counter(self):
         return self.now
-
-    def process_time(self):
-        return 2 * self.now
 
     def call_of(self, seconds):
         def call():
@@ -247,35 +207,10 @@ def test_long_calls_and_cold_ones_are_not_repeated(clock):
     assert clock.calls == 7 + 5
 
 
-def test_laps_follow_one_another(clock):
-    watch = timing.Stopwatch()
-    clock.call_of(3.0)()
-    assert watch.lap() == timing.Lap(3.0, 6.0)
-    clock.call_of(1.0)()
-    assert watch.lap() == timing.Lap(1.0, 2.0)
-
-
-@pytest.mark.parametrize(
-    ('value', 'text', 'in_json'),
-    [
-        (
-            Ratio(1.0144, 0.99, 1.05),
-            '1.014 (0.990–1.050)',
-            {'median': 1.0144, 'low': 0.99, 'high': 1.05},
-        ),
-        (Ratio(3.0, 2.0, 4.0), '3.00 (2.00–4.00)', {'median': 3.0, 'low': 2.0, 'high': 4.0}),
-        (12.345, '12.3', 12.345),
-        (250.4, '250', 250.4),
-        (-0.5, '-0.500', -0.5),
-        (1024, '1024', 1024),
-        ('text', 'text', 'text'),
-        (None, '', None),
-    ],
-)
-def test_a_value_in_a_table_and_in_json(value, text, in_json, capsys):
-    assert report.as_text(value) == text
-    report.show('subject', ('column',), [report.Row('row', (value,))], as_json=True)
-    assert json.loads(capsys.readouterr().out)['rows'] == [{'name': 'row', 'column': in_json}]
+def test_values_in_a_table():
+    values = Ratio(1.0144, 0.99, 1.05), Ratio(3.0, 2.0, 4.0), 12.345, 250.4, -0.5, 1024, 'a', None
+    texts = '1.014 (0.990–1.050)', '3.00 (2.00–4.00)', '12.3', '250', '-0.500', '1024', 'a', ''
+    assert tuple(map(report.as_text, values)) == texts
 
 
 def test_collectives_are_read_off_a_program():
@@ -285,8 +220,6 @@ def test_collectives_are_read_off_a_program():
 
 def test_loops_and_branches_are_counted():
     assert compiled.loops_and_branches(PROGRAM) == 3
-    looped = jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 9, lambda x: 2 * x, x))
-    assert compiled.loops_and_branches(looped.lower(1).compile().as_text()) == 1
 
 
 def test_temporary_bytes_are_those_of_what_is_neither_argument_nor_result():

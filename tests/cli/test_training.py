@@ -3,12 +3,10 @@
 import sys
 import tomllib
 
-import numpy as np
 import pytest
 
-from jaxpruner import api, sparsity_types
+from jaxpruner import api
 from jaxpruner.baselines import data
-from jaxpruner.checkpoints import open_checkpoint, write_safetensors
 from jaxpruner.cli import training
 from jaxpruner.cli.main import main
 from jaxpruner.report import read_cells
@@ -74,38 +72,22 @@ class Largest(jaxpruner.BaseUpdater):
         return jax.tree.map(lambda param: -self.strength * jnp.abs(param), params)
 
 jaxpruner.register_algorithm('largest', Largest)
-jaxpruner.register_sparsity_type(
-    'columns', lambda text: jaxpruner.Channel(int(text.split('_')[1]))
-)
 """
 
 
-def test_algorithms_and_types_of_ones_own(tmp_path, monkeypatch, capsys):
+def test_algorithms_of_ones_own(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(api, 'ALGORITHM_REGISTRY', dict(api.ALGORITHM_REGISTRY))
-    monkeypatch.setattr(sparsity_types, '_OWN_TYPES', {})
     monkeypatch.setattr(sys, 'path', list(sys.path))
     monkeypatch.delitem(sys.modules, 'own_largest', raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'own_largest.py').write_text(MODULE)
-    options = ['digits-lenet', *TINY, 'pruning.strength=2', 'pruning.sparsity_type=columns_-1']
-    options += ['--out', 'out']
+    options = ['digits-lenet', *TINY, 'pruning.strength=2', '--out', 'out']
     assert main(['run', *options]) == 2
     assert "no key 'pruning.strength'" in capsys.readouterr().err
-    write_safetensors(tmp_path / 'w', {'w': np.array([[3.0, 1], [1, 1]])})
-    prune = ['prune', 'w', '--out', 'pruned', '--sparsity', '0.5', '--types', 'columns_-1']
-    assert main(prune) == 2
-    assert "unknown sparsity type 'columns_-1'" in capsys.readouterr().err
-
-    assert main([*prune, '--modules', 'own_largest']) == 0
-    assert open_checkpoint(tmp_path / 'pruned').read('w').tolist() == [[3, 0], [1, 0]]
     assert main(['run', *options, '--modules', 'own_largest', '--algorithm', 'largest']) == 0
     with (tmp_path / 'out' / 'recipe.toml').open('rb') as file:
-        pruning = tomllib.load(file)['pruning']
-    assert (pruning['strength'], pruning['sparsity_type']) == (2.0, 'columns_-1')
-    with np.load(tmp_path / 'out' / 'masks' / 'largest_0.8_0.npz') as masks:
-        last = masks['dense1/kernel'][-1]
-    assert last.sum(0).tolist().count(64) == 1  # of four columns
-    assert last.sum() == 64
+        assert tomllib.load(file)['pruning']['strength'] == 2.0
+    assert (tmp_path / 'out' / 'masks' / 'largest_0.8_0.npz').exists()
 
 
 def test_a_comparison_prints_its_table_draws_and_goes_on(tmp_path, monkeypatch, capsys):

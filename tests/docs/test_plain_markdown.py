@@ -45,6 +45,7 @@ def test_pages_are_plain(pages):
         assert not re.search(r'^ *[`:]{3,}\{', text, re.MULTILINE), name
         assert not re.search(r'\{(?:py:\w+|doc|ref|term|download|nb-download)\}`', text), name
         assert ' object at 0x' not in text, name
+        assert MADE.get(name, '') in text, name
 
 
 def test_links_lead_to_plain_pages(pages):
@@ -57,11 +58,6 @@ def test_links_lead_to_plain_pages(pages):
                 assert page.removesuffix('.md') in pages, f'{name}: {target}'
                 followed += 1
     assert followed > 100
-
-
-@pytest.mark.parametrize('name', MADE)
-def test_what_is_made_stands_in_the_text(pages, name):
-    assert MADE[name] in pages[name]
 
 
 def test_every_entry_of_the_reference_has_its_docstring(pages):
@@ -96,5 +92,4 @@ def test_the_list_names_each_page_once_with_a_sentence(pages):
     entries = re.findall(r'^- \[[^]]+\]\((.*)\.md\)(: \S.*)?$', made, re.MULTILINE)
     assert sorted(name for name, _ in entries) == sorted(pages)
     assert sum(bool(sentence) for _, sentence in entries) > 0.9 * len(pages)
-    assert made.count('\n## ') == 5
     assert made.index('## Tutorials') < made.index('quick_start.md') < made.index('## How-to')

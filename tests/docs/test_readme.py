@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 import ci.long_description
-from docs.extensions import blocks_of_code
-
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / 'README.md').read_text()
 WORDS = ' '.join(README.split())
@@ -58,14 +56,6 @@ def test_versions_are_those_of_the_package():
     bounds = dict(text.split('>=') for text in requirements)
     names = f'JAX {bounds["jax"]} and optax {bounds["optax"]} or newer'
     assert f'{names}; for Flax models, flax {bounds["flax"]} or newer' in WORDS
-
-
-def test_a_model_in_training_takes_six_lines_and_a_trained_one_three():
-    _, training, trained, _ = (
-        block.code for block in blocks_of_code.blocks('README.md') if block.label == 'python'
-    )
-    assert len(training.splitlines()) == 6
-    assert len(trained.splitlines()) == 3
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,6 @@ def test_the_model_is_the_documents():
 @pytest.mark.parametrize(
     ('strategy', 'densities'),
     [
-        ('half', [0.5, 0.5, 0.5, 0.5]),
         # Of the 10 outputs of Dense_1 the last two are a group of their own.
         ('example-3', [0.25, 0.25, 0.25, 0.3]),
         ('example-4', [1, 1, 0.9, 0.8]),
@@ -74,16 +73,3 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(tmp_path, capsys,
     again = run(capsys, '--out', tmp_path / 'cut')
     assert again[0].startswith('Continuing: 2 of 3 epochs')
     assert first + again[1:-1] == whole[:-1]  # the last has the time
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'words'),
-    [
-        (['--strategy', 'hlf'], "'hlf' is no file and no name; choose from half"),
-        (['--activation-density', '0'], 'got 0'),
-        (['--data-dir', 'nowhere'], 'nowhere'),
-    ],
-)
-def test_wrong_settings_are_refused(tmp_path, capsys, arguments, words):
-    assert mnist_strategies.main(['--out', str(tmp_path), *arguments]) == 2
-    assert words in capsys.readouterr().err

@@ -28,27 +28,3 @@ def test_a_quarter_of_the_flops_stays_and_nothing_changes_when_channels_go(
     monkeypatch.setattr(example.Experiment, 'run', lambda *_: pytest.fail('it was done before'))
     assert example.main(arguments) == 0
     assert capsys.readouterr().out == table
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'message'),
-    [
-        (['--seeds', '1', '1'], '--seeds must be different'),
-        (['--steps', '120'], '--steps must be a multiple of 50, got 120'),
-        (['--data-dir', 'nowhere'], 'nowhere'),
-    ],
-)
-def test_wrong_settings_are_refused(arguments, message, tmp_path, capsys):
-    out = tmp_path / 'out'
-    assert example.main(['--out', str(out), *arguments]) == example.REFUSED
-    assert message in capsys.readouterr().err
-    assert not out.exists()
-
-
-def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(example.Experiment, 'run', interrupted)
-    assert example.main([*ARGUMENTS, '--out', str(tmp_path)]) == example.INTERRUPTED
-    assert capsys.readouterr().out == 'Interrupted. The same command goes on.\n'

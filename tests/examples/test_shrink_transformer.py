@@ -25,26 +25,3 @@ def test_half_the_flops_stay_and_a_second_run_trains_nothing(tmp_path, capsys, m
     monkeypatch.setattr(example.Experiment, 'run', lambda *_: pytest.fail('it was done before'))
     assert example.main(arguments) == 0
     assert capsys.readouterr().out == table
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'message'),
-    [
-        (['--seeds', '1', '1'], '--seeds must be different'),
-        (['--steps', '0'], '--steps must be at least 1, got 0'),
-        (['--tune-steps', '-1'], '--tune-steps must be at least 1, got -1'),
-    ],
-)
-def test_wrong_settings_are_refused(arguments, message, tmp_path, capsys):
-    assert example.main(['--small', '--out', str(tmp_path), *arguments]) == example.REFUSED
-    assert message in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(example.Experiment, 'run', interrupted)
-    assert example.main([*ARGUMENTS, '--out', str(tmp_path)]) == example.INTERRUPTED
-    assert capsys.readouterr().out == 'Interrupted. The same command goes on.\n'
