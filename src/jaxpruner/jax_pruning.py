@@ -213,8 +213,7 @@ def gradual_strategy(
         raise ValueError(f'epochs must be ascending whole numbers, at least one, got {numbers}')
     sparsity_schedules.check_power(power, 'power')
     prefix = 'str' if isinstance(final, str | list | tuple | NByM) else 'unstr'
-    rates: Any = final
-    last = PruningEntry(numbers[-1], method or f'{prefix}_unified_local', rates)
+    last = PruningEntry(numbers[-1], method or f'{prefix}_unified_local', final)
     entries = []
     for i, epoch in enumerate(numbers[:-1], 1):
         removed = 1 - (1 - i / len(numbers)) ** power
@@ -280,7 +279,6 @@ class _Resolved(NamedTuple):
         """Makes the core's pruner that carries the entry out, at these sparsities."""
 
         def distribution(params: Any, stacked: Any = ()) -> Any:
-            del stacked
             return _tree_of({path: sparsities[path] for path in self.types}, params)
 
         if self.is_global:
@@ -307,7 +305,7 @@ class _Resolved(NamedTuple):
 
 def _resolve(
     strategy: PruningStrategy, params: Any, stacked: tree_lib.Stacked
-) -> dict[int, _Resolved]:
+) -> dict[Any, _Resolved]:
     """Resolves and checks the entry of every epoch, and warns of partial groups."""
     all_paths, arrays, _ = tree_lib.flatten_with_paths(params)
     for path, array in zip(all_paths, arrays, strict=True):
@@ -344,8 +342,7 @@ def _resolve(
             if isinstance(rate, NByM):
                 types[path], sparsities[path] = rate, 1 - rate.n / rate.m
                 where, shape = f'{entry.where}: {"-".join(path)}', shapes[path]
-                rest = rate.partial_group(shape, where)
-                if rest:
+                if rest := rate.partial_group(shape, where):
                     caller_warnings.warn(
                         f'{where} has length {rate.line_length(shape)} along {rate.axis_words}, which m={rate.m} '
                         f'does not divide: its last group keeps {min(rate.n, rest)} of {rest}'
@@ -405,11 +402,9 @@ def pruning(
     if prune_strategy is None:
         return False, mask_key
     params, _ = _parameters_of(state)
-    strategy = PruningStrategy.parse(prune_strategy)
-    entries = _resolve(strategy, params, stacked)
-    if epoch not in entries:
+    entry = _resolve(PruningStrategy.parse(prune_strategy), params, stacked).get(epoch)
+    if entry is None:
         return False, mask_key
-    entry = entries[epoch]
     masks = entry.new_masks(params, mask_key, entry.sparsities)
     return True, sparse_state_lib.store_masks(masks, params, use_packed_masks, like=mask_key)
 
@@ -563,9 +558,8 @@ class StrategyPruning(base_updater.BaseUpdater):
     def plan(self, params: tree_lib.PyTree, opt_state: Any = None) -> PruningPlan:
         """What happens to each leaf: what the last entry that means it leaves of it."""
         del opt_state  # entries decide, not the targets in a state
-        plans = {leaf.path: leaf for leaf in base_updater.NoPruning().plan(params)}
-        for path, leaf in plans.items():
-            plans[path] = dataclasses.replace(leaf, why_dense='no entry of the strategy means it')
+        dense, why = base_updater.NoPruning().plan(params), 'no entry of the strategy means it'
+        plans = {leaf.path: dataclasses.replace(leaf, why_dense=why) for leaf in dense}
         for entry in self._resolve(params):
             pruned = entry.pruner(entry.sparsities).plan(params)
             plans |= {leaf.path: leaf for leaf in pruned if leaf.path in entry.types}
@@ -587,11 +581,10 @@ class StrategyPruning(base_updater.BaseUpdater):
             sparsities[path] = jnp.asarray(of_entries, jnp.float32)[due]
         # Entries that differ in their rates alone share a branch, so that a gradual strategy is compiled once.
         plans = [(entry.is_global, entry.types) for entry in entries]
-        firsts = [plans.index(plan) for plan in plans]
-        branches = sorted(set(firsts))
+        branches = [plan for number, plan in enumerate(plans) if plan not in plans[:number]]
         masks = jax.lax.switch(
-            jnp.asarray([branches.index(first) for first in firsts])[due],
-            [entries[first].new_masks for first in branches],
+            jnp.asarray([branches.index(plan) for plan in plans])[due],
+            [entries[plans.index(plan)].new_masks for plan in branches],
             params,
             sparse_state.masks,
             sparsities,

@@ -1,7 +1,5 @@
 """The presets `full` train on files, through the command line and with tiny sizes."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -38,22 +36,15 @@ FILES = {
 }
 
 
-def settings(changes, prefix=''):
-    for key, value in changes.items():
-        if isinstance(value, dict):
-            yield from settings(value, f'{prefix}{key}.')
-        else:
-            yield f'{prefix}{key}={json.dumps(value)}'
-
-
 @pytest.mark.parametrize('name', TINY)
 def test_the_command_trains(name, tmp_path, capsys):
     data, out = tmp_path / 'data', tmp_path / 'out'
     data.mkdir()
     FILES[name](data)
-    command = ['run', name, '--preset', 'full', '--data-dir', str(data), '--out', str(out)]
-    command += ['--sparsity', '0.5', '--set', *settings(TRAINING), *settings(TINY[name])]
-    assert main(command) == 0, capsys.readouterr().err
+    recipe = tmp_path / 'recipe.toml'
+    WORKLOADS[name].default('full').updated(TRAINING).updated(TINY[name]).write(recipe)
+    command = f'run {name} --preset full --recipe {recipe} --data-dir {data} --out {out} --sparsity 0.5'
+    assert main(command.split()) == 0, capsys.readouterr().err
     (cell,) = read_cells(out)
     assert abs(cell.reached - 0.5) < 0.05
     assert np.isfinite(cell.value)

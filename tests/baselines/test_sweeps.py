@@ -1,4 +1,4 @@
-"""Sweeps: results, interruptions, damaged files, and what a checkpoint keeps."""
+"""Sweeps: results, interruptions, damaged files, and a folder that belongs to one recipe and one process at a time."""
 
 import contextlib
 import resource
@@ -19,7 +19,8 @@ from helpers.tiny_sweeps import (
 from jaxpruner.baselines import sweeps
 from jaxpruner.baselines.checkpointing import Checkpoints
 from jaxpruner.baselines.programs import Programs
-from jaxpruner.baselines.sweeps import Sweep, plan
+from jaxpruner.baselines.recipe import Recipe, read_recipe
+from jaxpruner.baselines.sweeps import Sweep, claimed, keep_recipe
 from jaxpruner.cli import main as cli
 from jaxpruner.report.results import read_cells
 
@@ -146,19 +147,6 @@ def test_tensorboard(digits, tmp_path):
     assert list((tmp_path / 'tensorboard' / SEED_CELLS[0].name).glob('events*'))
 
 
-@pytest.mark.parametrize(
-    ('algorithms', 'sparsities', 'seeds', 'message'),
-    [
-        (['sett'], [0.5], [0], "algorithm 'sett' is unknown; did you mean 'set'"),
-        (['set'], [80.0], [0], r'sparsity must lie in \[0, 1\]'),
-        (['set'], [0.5], [-1], 'a seed must be a whole number from 0'),
-    ],
-)
-def test_plans_that_are_refused(algorithms, sparsities, seeds, message):
-    with pytest.raises(ValueError, match=message):
-        plan(algorithms, sparsities, seeds)
-
-
 def test_ctrl_c_keeps_what_is_done(undisturbed, tmp_path, capsys, monkeypatch):
     recipe = tmp_path / 'recipe.toml'
     RECIPE.write(recipe)
@@ -181,3 +169,33 @@ def test_ctrl_c_keeps_what_is_done(undisturbed, tmp_path, capsys, monkeypatch):
     for cell in SEED_CELLS:
         name = f'cells/{cell.name}.json'
         assert content(tmp_path / 'out')[name] == content(undisturbed)[name]
+
+
+SMALL = Recipe('resnet')
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path):
+    words = 'another process is writing to .*: wait until it has finished, or .* to another --out'
+    for _ in range(2):  # it is free again
+        with claimed(tmp_path, SMALL):
+            with pytest.raises(ValueError, match=words), claimed(tmp_path, SMALL):
+                pass
+    assert not (tmp_path / 'recipe.toml').exists()
+
+
+@pytest.mark.parametrize('made', ['cells/set_0.8_0.json', 'checkpoints/set_1a/00000/about/x'])
+def test_another_recipe_or_a_damaged_one_is_refused_once_a_cell_has_begun(made, tmp_path):
+    other = SMALL.updated({'steps': 10})
+    with claimed(tmp_path, SMALL):
+        keep_recipe(tmp_path, SMALL)
+    with claimed(tmp_path, other):
+        keep_recipe(tmp_path, other)
+    assert read_recipe(tmp_path / 'recipe.toml', SMALL) == other
+    (tmp_path / made).parent.mkdir(parents=True)
+    (tmp_path / made).touch()
+    words = r"is another recipe \('steps = 10' there, 'steps = 1000' now\).*another --out"
+    with pytest.raises(ValueError, match=words), claimed(tmp_path, SMALL):
+        pass
+    (tmp_path / 'recipe.toml').write_text('steps = [')
+    with pytest.raises(ValueError, match=r'recipe\.toml'), claimed(tmp_path, SMALL):
+        pass

@@ -39,6 +39,7 @@ REFUSED = {
     'mnist-lenet': "the preset 'data' of lenet needs --data-dir",
     'lenet --set step=3': "--set step=3: the recipe has no key 'step'; did you mean 'steps'?",
     'lenet --algorithms riggl': "'riggl' is unknown; did you mean 'rigl'?",
+    'lenet --seeds -1': 'a seed must be a whole number from 0',
     'lenet --sparsities 80': 'sparsity must lie in [0, 1] (the share of weights removed), got 80.0',
 }
 

@@ -16,7 +16,7 @@ import oneshot_shakespeare_training
 from jaxpruner.baselines.checkpointing import Checkpoints
 from oneshot_shakespeare_differences import over_seeds, over_sequences
 from oneshot_shakespeare_pruning import DENSE, OUTPUT_ERROR, read_cells, results_of, variants
-from oneshot_shakespeare_training import RECIPE, SMALL, Text, Training, draw, windows
+from oneshot_shakespeare_training import SMALL, Text, Training, draw, windows
 
 EXAMPLE = pathlib.Path(example.__file__)
 ROOT = EXAMPLE.parents[1]
@@ -113,12 +113,6 @@ def test_an_interrupted_training_ends_as_any_other(tmp_path, monkeypatch):
     losses = training.evaluate(whole.params, windows(TEXT.validation, 16))
     assert losses.shape == (18,)
     assert losses.mean() < np.log(7)
-
-
-def test_the_model_has_a_million_parameters():
-    training = Training(RECIPE, Text(TEXT.train, TEXT.validation, 65))
-    sizes = jax.tree.leaves(jax.eval_shape(lambda: training.start(0)))
-    assert sum(leaf.size for leaf in sizes) == 1_278_785
 
 
 def test_sequences_of_a_text():

@@ -79,11 +79,6 @@ def make_games(recipe: Recipe, count: int, longest: int) -> Any:
     )
 
 
-def count_actions(recipe: Recipe) -> int:
-    """How many actions the recipe's game knows."""
-    return int(make_games(recipe, 1, 1).single_action_space.n)
-
-
 def choose(
     observations: np.ndarray, actions: int, values: Values, epsilon: float, rng: Any
 ) -> np.ndarray:

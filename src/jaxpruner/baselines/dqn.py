@@ -98,7 +98,6 @@ _FULL = _ATARI.updated(
         },
     }
 )
-_RECIPES = {'default': _DEFAULT, 'atari': _ATARI, 'full': _FULL}
 
 
 class DQNWorkload(Workload):
@@ -110,7 +109,7 @@ class DQNWorkload(Workload):
     """
 
     name = 'dqn'
-    recipes = _RECIPES
+    recipes = {'default': _DEFAULT, 'atari': _ATARI, 'full': _FULL}
 
     def data(self, recipe: Recipe, data_dir: Path | None) -> None:
         """There is none: the game makes it. A `ValueError` for an unknown game, or for a folder."""
@@ -159,7 +158,8 @@ def _check_numbers(recipe: Recipe) -> None:
 
 def _atari_task(recipe: Recipe) -> Task:
     """The training on an Atari game, which is played on the host."""
-    learning = _DeepQLearning(recipe, atari.SHAPE, atari.count_actions(recipe))
+    actions = int(atari.make_games(recipe, 1, 1).single_action_space.n)
+    learning = _DeepQLearning(recipe, atari.SHAPE, actions)
 
     def evaluate_host(values, seed):
         returns = atari.returns(recipe, values, seed, recipe.task['test_epsilon'])
@@ -321,9 +321,8 @@ class _Playing:
         """A move in each environment, put in place of the oldest ones; `inserted` were ever inserted."""
         actions = _explore(keys[0], values, epsilon)
         after, games, new, _ = self._play(keys[1], agent.games, agent.observations, actions)
-        start = (
-            inserted % self.recipe.task['replay']
-        )  # both are multiples of the number of environments
+        # Both are multiples of the number of environments.
+        start = inserted % self.recipe.task['replay']
 
         def write(kept, values):
             values = values.astype(kept.dtype)

@@ -64,11 +64,6 @@ _EMNIST = {
         'client_learning_rate': 10**-1.5,
     },
 }
-_RECIPES = {
-    'default': _DEFAULT,
-    'data': _DEFAULT.updated(_MNIST),
-    'full': _DEFAULT.updated(_EMNIST),
-}
 
 
 class Clients(NamedTuple):
@@ -89,7 +84,11 @@ class FederatedWorkload(Workload):
     """
 
     name = 'federated'
-    recipes = _RECIPES
+    recipes = {
+        'default': _DEFAULT,
+        'data': _DEFAULT.updated(_MNIST),
+        'full': _DEFAULT.updated(_EMNIST),
+    }
 
     def data(self, recipe: Recipe, data_dir: Path | None) -> Clients:
         """As `Workload.data`."""
@@ -168,9 +167,7 @@ class _Rounds:
         size, steps = self.recipe.batch_size, self.recipe.task['local_steps']
         key_order, key_loss = jax.random.split(key)
         order = jax.random.permutation(key_order, members.shape[1])
-        order = order[
-            jnp.argsort(order >= count)
-        ]  # stable: those of the client, as they were drawn
+        order = order[jnp.argsort(order >= count)]  # stable: those of the client, as drawn
         examples = members[client, order[jnp.arange(steps * size) % count]]
         sgd = optax.sgd(self.recipe.task['client_learning_rate'])
 

@@ -41,9 +41,8 @@ class Schedule:
 
     warmup: float = 0.0  # share of the steps, linearly from 0
     decay: str = 'cosine'  # cosine (to 0), steps, constant, inverse_sqrt
-    boundaries: tuple[
-        float, ...
-    ] = ()  # of steps: shares of the steps, at each of which a tenth of the rate is left
+    # Of steps: shares of the steps, at each of which a tenth of the rate is left.
+    boundaries: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,9 +185,8 @@ def _merge(old: Any, changes: Any, path: str) -> Any:
         name = f'{path}.{key}' if path else key
         if key in own:
             settings = {**merged['own'], key: _convert(value, own[key], name)}
-            merged['own'] = dict(
-                sorted(settings.items())
-            )  # recipes of equal values are equal files
+            # Recipes of equal values are equal files.
+            merged['own'] = dict(sorted(settings.items()))
         elif key not in merged or key == 'own':
             nearest = tree_lib.nearest(key, [known for known in (*merged, *own) if known != 'own'])
             hint = '; fields of algorithms of your own need --modules' if path == 'pruning' else ''

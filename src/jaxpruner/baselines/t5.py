@@ -59,9 +59,8 @@ def noise_mask(key: jax.Array, lengths: Lengths) -> jax.Array:
     key_kept, key_noise = jax.random.split(key)
     kept = _segments(key_kept, lengths.text - lengths.noise, lengths.spans)
     noise = _segments(key_noise, lengths.noise, lengths.spans)
-    ends = jnp.cumsum(
-        jnp.stack([kept, noise], axis=1).reshape(-1)
-    )  # of runs, kept and noise in turn
+    # Of runs, kept and noise in turn.
+    ends = jnp.cumsum(jnp.stack([kept, noise], axis=1).reshape(-1))
     run = jnp.searchsorted(ends, jnp.arange(lengths.text), side='right')
     return run % 2 == 1
 
