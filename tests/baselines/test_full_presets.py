@@ -43,7 +43,9 @@ def test_the_command_trains(name, tmp_path, capsys):
     FILES[name](data)
     recipe = tmp_path / 'recipe.toml'
     WORKLOADS[name].default('full').updated(TRAINING).updated(TINY[name]).write(recipe)
-    command = f'run {name} --preset full --recipe {recipe} --data-dir {data} --out {out} --sparsity 0.5'
+    command = (
+        f'run {name} --preset full --recipe {recipe} --data-dir {data} --out {out} --sparsity 0.5'
+    )
     assert main(command.split()) == 0, capsys.readouterr().err
     (cell,) = read_cells(out)
     assert abs(cell.reached - 0.5) < 0.05

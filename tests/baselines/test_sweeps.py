@@ -177,9 +177,12 @@ SMALL = Recipe('resnet')
 def test_two_processes_do_not_share_a_folder(tmp_path):
     words = 'another process is writing to .*: wait until it has finished, or .* to another --out'
     for _ in range(2):  # it is free again
-        with claimed(tmp_path, SMALL):
-            with pytest.raises(ValueError, match=words), claimed(tmp_path, SMALL):
-                pass
+        with (
+            claimed(tmp_path, SMALL),
+            pytest.raises(ValueError, match=words),
+            claimed(tmp_path, SMALL),
+        ):
+            pass
     assert not (tmp_path / 'recipe.toml').exists()
 
 

@@ -8,7 +8,6 @@ import sys
 import types
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import pytest
 

@@ -79,7 +79,9 @@ def test_what_a_file_cannot_say_is_told(capsys):
     write_safetensors('model', tensors)
     shown = words(run('prune model --types 2:4 --out a', capsys).out)
     assert 'left: looks like an output head: 1 tensors, 64 weights, first lm_head.weight' in shown
-    assert 'left: looks like an embedding: 1 tensors, 64 weights, first embed_tokens.weight' in shown
+    assert (
+        'left: looks like an embedding: 1 tensors, 64 weights, first embed_tokens.weight' in shown
+    )
     run('prune model --types lm_head*=nm_2,4,-2 *=dense --out b', capsys)
     assert (open_checkpoint('b').read('lm_head.weight') == 0).mean() == 0.5
 

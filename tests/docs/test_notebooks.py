@@ -12,6 +12,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT / 'docs' / 'notebooks'
 NOTEBOOKS = sorted(path.stem for path in FOLDER.glob('*.py'))
+
+
 def read(name):
     return jupytext.read(FOLDER / f'{name}.py')
 

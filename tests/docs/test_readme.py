@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import ci.long_description
+
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / 'README.md').read_text()
 WORDS = ' '.join(README.split())

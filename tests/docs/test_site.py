@@ -22,6 +22,8 @@ from jaxpruner.cli.main import commands
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / 'docs'
+
+
 def test_every_public_name_has_an_entry():
     """A name that is missing goes into a block of entries on a page of docs/reference."""
     assert coverage.names_without_entry() == []

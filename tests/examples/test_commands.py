@@ -1,8 +1,9 @@
 """What the commands of the examples refuse before any work, and what Ctrl-C says."""
 
+import pytest
+
 import mnist_strategies
 import oneshot_shakespeare
-import pytest
 import shrink_cnn
 import shrink_transformer
 import train_block_sparse

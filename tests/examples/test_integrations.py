@@ -25,8 +25,8 @@ IN_ENVIRONMENTS_OF_THEIR_OWN = {'dopamine_dqn', 'kauldron_trainer'}
 # Keras 3.15 asks JAX for int64 where it traces a layer.
 @pytest.mark.filterwarnings('ignore:Explicitly requested dtype int64:UserWarning')
 def test_runs(script, monkeypatch):
-    pytest.importorskip(SCRIPTS[script])
     monkeypatch.setenv('KERAS_BACKEND', 'jax')  # what the scripts set is taken back
+    pytest.importorskip(SCRIPTS[script])
     monkeypatch.setitem(vars(jax), 'tree_map', jax.tree.map)
     runpy.run_path(str(FOLDER / f'{script}.py'), run_name='__main__')
 

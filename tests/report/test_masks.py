@@ -120,6 +120,8 @@ def test_other_files_are_refused_by_name(tmp_path):
 
 
 WEIGHTS = np.random.default_rng(0).normal(size=(8, 12, 16)).astype(np.float32)
+
+
 @pytest.mark.parametrize(('n', 'axes'), [(1, (1,)), (3, ())])  # sparser and denser than asked
 def test_the_axes_of_n_by_m_are_those_of_the_type(n, axes):
     params = {'layer': {'kernel': jnp.asarray(WEIGHTS), 'bias': jnp.ones(16)}}

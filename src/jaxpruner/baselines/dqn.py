@@ -98,6 +98,7 @@ _FULL = _ATARI.updated(
         },
     }
 )
+_RECIPES = {'default': _DEFAULT, 'atari': _ATARI, 'full': _FULL}
 
 
 class DQNWorkload(Workload):
@@ -109,7 +110,7 @@ class DQNWorkload(Workload):
     """
 
     name = 'dqn'
-    recipes = {'default': _DEFAULT, 'atari': _ATARI, 'full': _FULL}
+    recipes = _RECIPES
 
     def data(self, recipe: Recipe, data_dir: Path | None) -> None:
         """There is none: the game makes it. A `ValueError` for an unknown game, or for a folder."""

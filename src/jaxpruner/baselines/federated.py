@@ -64,6 +64,11 @@ _EMNIST = {
         'client_learning_rate': 10**-1.5,
     },
 }
+_RECIPES = {
+    'default': _DEFAULT,
+    'data': _DEFAULT.updated(_MNIST),
+    'full': _DEFAULT.updated(_EMNIST),
+}
 
 
 class Clients(NamedTuple):
@@ -84,11 +89,7 @@ class FederatedWorkload(Workload):
     """
 
     name = 'federated'
-    recipes = {
-        'default': _DEFAULT,
-        'data': _DEFAULT.updated(_MNIST),
-        'full': _DEFAULT.updated(_EMNIST),
-    }
+    recipes = _RECIPES
 
     def data(self, recipe: Recipe, data_dir: Path | None) -> Clients:
         """As `Workload.data`."""
