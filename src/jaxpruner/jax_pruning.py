@@ -213,7 +213,8 @@ def gradual_strategy(
         raise ValueError(f'epochs must be ascending whole numbers, at least one, got {numbers}')
     sparsity_schedules.check_power(power, 'power')
     prefix = 'str' if isinstance(final, str | list | tuple | NByM) else 'unstr'
-    last = PruningEntry(numbers[-1], method or f'{prefix}_unified_local', final)
+    rates: Any = final
+    last = PruningEntry(numbers[-1], method or f'{prefix}_unified_local', rates)
     entries = []
     for i, epoch in enumerate(numbers[:-1], 1):
         removed = 1 - (1 - i / len(numbers)) ** power
