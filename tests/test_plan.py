@@ -127,7 +127,7 @@ REASONS = [
     (magnitude(0.001), 'head/kernel', 'less than one weight'),
     (magnitude(sparsity_type=DENSE_HEAD), 'head/kernel', 'sparsity type'),
     (OWN, 'head/kernel', 'own_distribution'),
-    (UNSET, 'head/kernel', 'sparsity_distribution_fn'),
+    (UNSET, 'head/kernel', 'MagnitudePruning'),
     (uniform(custom_sparsity_map={'head/*': None}), 'head/kernel', 'custom_sparsity_map'),
     (uniform(filter_fn=lambda path, leaf: False), 'head/kernel', 'filter_fn'),
     (jaxpruner.NoPruning(), 'head/kernel', 'NoPruning'),

@@ -17,7 +17,7 @@ from jaxpruner.tree import nearest
 
 ALGORITHMS = ALGORITHM_REGISTRY
 
-# Algorithms that prune once and train nothing; `oneshot` registers them.
+# Algorithms that prune once and train nothing; `oneshot` puts them here.
 ONE_SHOT_REGISTRY: dict[str, type[BaseUpdater]] = {}
 
 _DISTRIBUTIONS = {'uniform': sparsity_distributions.uniform, 'erk': sparsity_distributions.erk}
@@ -63,28 +63,7 @@ def register_algorithm(algorithm_name: str, algorithm: type[BaseUpdater]) -> Non
 
     >>> register_algorithm('magnitude', algorithms.MagnitudePruning)
     """
-    _register(algorithm_name, algorithm, ALGORITHM_REGISTRY)
-    ONE_SHOT_REGISTRY.pop(algorithm_name, None)
-
-
-def register_one_shot_algorithm(algorithm_name: str, algorithm: type[BaseUpdater]) -> None:
-    """As `register_algorithm`, for one that prunes once and wraps no optimizer.
-
-    Args:
-      algorithm_name: its name in configs.
-      algorithm: a subclass of `BaseUpdater`, decorated with `dataclasses.dataclass` if it annotates fields.
-
-    Raises:
-      TypeError: it is no such class, it annotates fields and lacks the decorator, or the name is no string.
-
-    >>> from jaxpruner.oneshot import Wanda
-    >>> register_one_shot_algorithm('wanda', Wanda)
-    """
-    _register(algorithm_name, algorithm, ONE_SHOT_REGISTRY)
-    ALGORITHM_REGISTRY.pop(algorithm_name, None)
-
-
-def _register(name, algorithm, registry):
+    name = algorithm_name
     if not isinstance(name, str):
         raise TypeError(
             f"the name of an algorithm must be a string, such as 'my_pruner', got {name!r}"
@@ -103,7 +82,8 @@ def _register(name, algorithm, registry):
                 f'{name!r}: {base.__name__} annotates {", ".join(settings)}, which are no fields, since it is no '
                 'dataclass; write @dataclasses.dataclass above it (or ClassVar[…] for what is no setting)'
             )
-    registry[name] = algorithm
+    ALGORITHM_REGISTRY[name] = algorithm
+    ONE_SHOT_REGISTRY.pop(name, None)
 
 
 def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
@@ -197,7 +177,7 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
 
 def _algorithm(config):
     """Finds the algorithm of a configuration; refuses names of keys and algorithms that nobody knows."""
-    # `oneshot` registers its algorithms when it is loaded, which `import jaxpruner.api` alone does not do.
+    # `oneshot` names its algorithms when it is loaded, which `import jaxpruner.api` alone does not do.
     importlib.import_module('jaxpruner.oneshot')
     known_algorithms = ALGORITHM_REGISTRY | ONE_SHOT_REGISTRY
     known = set(checks.SETTINGS)

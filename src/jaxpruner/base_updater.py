@@ -10,7 +10,6 @@ The methods that an algorithm overrides see unpacked masks, and may return them 
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -38,8 +37,6 @@ from jaxpruner.sparse_state import apply_mask as apply_mask
 from jaxpruner.tree import PyTree
 
 __all__ = ['BaseUpdater', 'NoPruning', 'SparseState', 'apply_mask']
-
-logger = logging.getLogger(__name__)
 
 DistributionFn = Callable[..., PyTree]
 _SEED = seeds.SeedField()
@@ -90,6 +87,10 @@ class BaseUpdater:
     keeps_count: ClassVar[bool] = False
     # Scores are made of gradients, which integers have none of.
     needs_gradients: ClassVar[bool] = False
+    # Weights may be removed; else nobody is warned that none are.
+    prunes: ClassVar[bool] = True
+    # The fields that say together how sparse leaves are to be, as arguments of `uniform`.
+    fields_of_distribution: ClassVar[tuple[str, ...]] = ('sparsity',)
     # What one ranking holds: a 'leaf' (or a layer), the 'model', or 'other' sets, whose counts a plan cannot tell.
     ranked_together: ClassVar[str] = 'leaf'
     # Groups of N:M lie along the inputs, whatever axis is named, so that a shape without a model says nothing.
@@ -117,11 +118,11 @@ class BaseUpdater:
         if type(self) is not type(other):
             return NotImplemented
         (mine, own_form), (others, form) = (jax.tree.flatten(vars(p)) for p in (self, other))
-        pairs = zip(mine, others, strict=False)
-        return own_form == form and all(
-            a is b or (not (hasattr(a, 'shape') or hasattr(b, 'shape')) and a == b)
-            for a, b in pairs
-        )
+
+        def is_equal(a, b):
+            return a is b or (not hasattr(a, 'shape') and not hasattr(b, 'shape') and a == b)
+
+        return own_form == form and all(map(is_equal, mine, others))
 
     def __hash__(self) -> int:
         return hash(type(self))
@@ -228,14 +229,20 @@ class BaseUpdater:
         """
         params = tree_lib.as_arrays(params)
         paths, arrays, treedef = tree_lib.flatten_with_paths(params)
-        targets = checks.targets_of_leaves(
-            self.distribution(),
-            params,
-            self.describe_leaves(paths, arrays),
-            self.stacked,
-            lambda pruned: checks.check_pruned(self, pruned),
-            types_decide=mask_calculator.own_topk_fn(self.topk_fn) is None,
-        )
+        checks.check_arrays(paths, arrays)
+        leaves = self.describe_leaves(paths, arrays)
+        distribution = self.distribution()
+        targets: list[Any] = [None] * len(leaves)
+        if distribution is not None:
+            named = {'stacked': self.stacked} if self.stacked else {}
+            if checks.known_arguments(distribution, named) != named:
+                raise ValueError(
+                    'stacked layers change what a distribution selects, and this sparsity_distribution_fn takes no '
+                    'argument `stacked`; pass functools.partial(uniform, sparsity=…), or a function of params and '
+                    'stacked'
+                )
+            given = tree_lib.leaves_like(treedef, distribution(params, **named))
+            targets = checks.check_targets(self, distribution, leaves, given)
         return tree_lib.unflatten(treedef, targets, arrays)
 
     def init_state(self, params: PyTree) -> SparseState:
@@ -252,17 +259,11 @@ class BaseUpdater:
         """
         params = tree_lib.as_arrays(params)
         targets = self.get_target_sparsities(params)
-        if logger.isEnabledFor(logging.INFO) and not tree_lib.has_traced(targets):
-            logger.info('target_sparsities: %s', jax.tree.map(float, targets))
-        masks = sparse_state_lib.store_masks(
-            self.get_initial_masks(params, targets), params, self.packs_masks()
-        )
-
+        masks = self.get_initial_masks(params, targets)
         return SparseState(
-            masks=masks,
+            masks=sparse_state_lib.store_masks(masks, params, self.packs_masks()),
             target_sparsities=jax.tree.map(lambda t: jnp.asarray(t, jnp.float32), targets),
             count=jnp.zeros([], jnp.int32),
-            sizes=sparse_state_lib.mask_sizes(masks, params),
             algorithm_state=self.init_algorithm_state(params, targets),
         )
 
@@ -330,7 +331,7 @@ class BaseUpdater:
           sparse_state: a `SparseState`, or any optimizer state that holds one; its masks are as stored.
           opt_state: another name of `sparse_state`.
         """
-        state = sparse_state_lib.only_sparse_state(checks.given_state(sparse_state, opt_state))
+        state = sparse_state_lib.only_sparse_state(sparse_state, opt_state)
         return self.apply_masks(params, state.masks)
 
     def moments_to_reset(self, old_state: SparseState, new_state: SparseState) -> PyTree | None:
@@ -400,23 +401,15 @@ class BaseUpdater:
             with caller_warnings.silence():  # `init_state` has given them
                 plan = self.plan(params)
             # Masks are looked at only where a warning may follow: a program for each shape counts in the first step.
-            is_fine = plan.pruned and checks.reaches_target(self.scheduler)
             masks = jax.tree.leaves(state.masks)
-            is_checked = self.starts_sparse or is_fine or tree_lib.has_traced(masks)
-            if is_checked or all(map(checks.keeps_all, masks)):  # else first masks of a user's own
+            is_fine = plan.pruned and checks.reaches_target(self.scheduler)
+            is_told = self.starts_sparse or is_fine or tree_lib.has_traced(masks)
+            if is_told or all(map(jnp.all, masks)):  # else first masks of a user's own are sparse
                 self.check_plan(plan)
-            # A user's own `init_state` may store masks in another way, and know nothing of the other fields.
+            # A user's own `init_state` may store masks in another way, and know nothing of their sizes.
             masks = sparse_state_lib.store_masks(state.masks, params, self.packs_masks())
-            algorithm_state = state.algorithm_state
-            if algorithm_state is None:
-                targets = sparse_state_lib.leaf_targets(state)
-                algorithm_state = self.init_algorithm_state(params, targets)
-            return state._replace(
-                masks=masks,
-                inner_state=optimizer.init(params),
-                sizes=sparse_state_lib.mask_sizes(masks, params),
-                algorithm_state=algorithm_state,
-            )
+            sizes = sparse_state_lib.mask_sizes(masks, params)
+            return state._replace(masks=masks, inner_state=optimizer.init(params), sizes=sizes)
 
         def update(updates, state, params=None, *, update_masks=None, **extra_args):
             if params is None:  # in the words of optax
@@ -430,11 +423,49 @@ class BaseUpdater:
                     'init of the wrapped optimizer, and restore checkpoints with the target '
                     '`jax.eval_shape(tx.init, params)`'
                 )
-            params = tree_lib.as_arrays(params)
-            is_due = _is_due(self.scheduler, state, update_masks)
-            return _step(
-                self, optimizer, is_due, tree_lib.as_arrays(updates), state, params, extra_args
-            )
+            is_due: Any = update_masks
+            if is_due is None:
+                is_due = self.scheduler.is_mask_update_iter(state.count)
+            elif not isinstance(is_due, bool | np.bool_):
+                raise TypeError(
+                    f'update_masks must be a Python bool, got {update_masks!r}; under jit it has to be static '
+                    "(static_argnames='update_masks'), and bool(pruner.scheduler.is_mask_update_iter(step)) gives it "
+                    'for a step that the host counts'
+                )
+            is_due = is_due if tree_lib.is_traced(is_due) else bool(is_due)
+            params, grads, old = tree_lib.as_arrays(params), tree_lib.as_arrays(updates), state
+            state, tracked = _track(self, state, params, grads, extra_args)
+
+            def optimize(grads, inner_state, params, masks):
+                if self.is_sparse_gradients:
+                    grads = apply_mask(grads, masks)
+                return optimizer.update(grads, inner_state, params, **extra_args)
+
+            def make_masks(state, params, grads, tracked):
+                if self.ranks_next_params:
+                    # The optimizer runs once more. Taken from outside of the loop, its updates would be written in
+                    # every step.
+                    updates, _ = optimize(grads, state.inner_state, params, state.masks)
+                    landed = sparse_state_lib.land(updates, params, state.masks)
+                    params = optax.apply_updates(params, landed)
+                return _new_masks(self, state, params, grads, extra_args, tracked)
+
+            if is_due is not False and self.skip_gradients:
+                updates, state = _masks_or_updates(
+                    self, is_due, make_masks, optimize, (grads, state), params, tracked
+                )
+            else:
+                state = control.run_once(is_due, make_masks, state, params, grads, tracked)
+                masks = old.masks if self.ranks_next_params else state.masks
+                updates, inner_state = optimize(grads, state.inner_state, params, masks)
+                state = state._replace(inner_state=inner_state)
+            if self.lands_on_zero:
+                # Where masks are not due, old and new ones are the same.
+                regrows = self.regrows_from_zero and not self.skip_gradients
+                masks = (old.masks, state.masks) if regrows else (state.masks,)
+                updates = sparse_state_lib.land(updates, params, *masks)
+            # The count stays at its maximum rather than becoming negative.
+            return updates, state._replace(count=optax.safe_increment(state.count))
 
         return optax.GradientTransformationExtraArgs(init, update)
 
@@ -497,10 +528,9 @@ class BaseUpdater:
         if opt_state is not None:
             state = sparse_state_lib.only_sparse_state(opt_state)
             if difference := self._other_target(state, params):
-                remedy = 'state = pruner.retarget(state, params) replaces all that differ'
-                if self.keeps_count:  # as many weights as its first masks do
-                    remedy = 'make a new state with the init of the wrapped optimizer'
-                caller_warnings.warn(f'{difference}. The one in the state holds; {remedy}')
+                caller_warnings.warn(
+                    f'{difference}. The one in the state holds; pruner.retarget(state, params) replaces all that differ'
+                )
         return plan_leaves(self, params)
 
     def retarget(self, opt_state: Any, params: PyTree) -> Any:
@@ -534,17 +564,11 @@ class BaseUpdater:
                 'targets; make a new state with the init of the wrapped optimizer'
             )
         new = self.init_state(params).target_sparsities
-        forms = []
-        for targets in (state.target_sparsities, new):
-            paths, leaves, _ = tree_lib.flatten_with_paths(targets)
-            forms.append(
-                {(tree_lib.path_string(p), x.shape) for p, x in zip(paths, leaves, strict=True)}
-            )
-        if forms[0] != forms[1]:
-            name, shape = min(forms[0] ^ forms[1])
+        if change := checks.first_change(state.target_sparsities, new):
+            name, held, own = change
             raise ValueError(
-                f'the state and this pruner prune other leaves: one of them alone has a target of shape {shape} for '
-                f'{name}; make a new state with the init of the wrapped optimizer (or, for several trainings in one '
+                f'the state and this pruner prune other leaves: the target of {name} is {held} in the state, and {own} '
+                'here; make a new state with the init of the wrapped optimizer (or, for several trainings in one '
                 'state, call jax.vmap(pruner.retarget))'
             )
         return sparse_state_lib.replace_state(opt_state, state._replace(target_sparsities=new))
@@ -566,14 +590,14 @@ class BaseUpdater:
           TypeError: `calculate_scores` does not take an extra argument, or its scores are complex.
           ValueError: sparsities or shapes do not fit, or scores need a state.
         """
-        name = type(self).__name__
-        checks.check_taken(self.calculate_scores, extra_args, f'{name}.calculate_scores')
+        if extra_args:
+            name = f'{type(self).__name__}.calculate_scores'
+            checks.check_taken(self.calculate_scores, extra_args, name)
         arrays, grads = tree_lib.as_arrays(params), tree_lib.as_arrays(grads)
         targets = self.get_target_sparsities(arrays)
         scores = self.scores_to_rank(arrays, None, grads, extra_args)
         masks = self.create_masks(scores, targets)
-        checks.warn_of_emptied(masks, scores)
-        checks.check_masks(self, arrays, masks)
+        checks.check_masks(self, arrays, masks, scores)
         return self.apply_masks(params, masks), masks
 
     def apply_masks(self, params: PyTree, masks: PyTree, is_packed: bool = False) -> PyTree:
@@ -584,16 +608,20 @@ class BaseUpdater:
 
     def distribution(self) -> DistributionFn | None:
         """Returns what `sparsity` and `sparsity_distribution_fn` mean together; `None` for no target at all."""
-        given, settings = self.sparsity_distribution_fn, self.distribution_settings()
+        given = self.sparsity_distribution_fn
         if isinstance(given, FromSettings):  # `dataclasses.replace` may have changed the settings
             given = type(self).sparsity_distribution_fn
+        own = {name: getattr(self, name) for name in self.fields_of_distribution}
+        settings = {name: value for name, value in own.items() if value is not None}
         changed = [
             name
             for name, value in settings.items()
             if tree_lib.is_traced(value) or value != getattr(type(self), name)
         ]
-        if settings and sparsity_distributions.is_default(given) and (changed or given is not None):
-            return FromSettings(sparsity_distributions.uniform, **settings)
+        if sparsity_distributions.is_default(given) and (
+            changed or (settings and given is not None)
+        ):
+            return FromSettings(sparsity_distributions.uniform, **({'sparsity': 0.0} | settings))
         # The field `sparsity` may be one of a user's class, which then means something else.
         if not changed or not checks.is_of_library(type(self), 'sparsity'):
             return given
@@ -602,10 +630,6 @@ class BaseUpdater:
             'how sparse leaves are to be; give one of them. functools.partial(f, sparsity=0.7, '
             'custom_sparsity_map=…) gives a distribution f a sparsity'
         )
-
-    def distribution_settings(self) -> dict[str, Any]:
-        """Returns those settings of the pruner that `uniform` takes, to stand for a distribution."""
-        return {} if self.sparsity is None else {'sparsity': self.sparsity}
 
     def scores_to_rank(
         self, params: PyTree, sparse_state: Any, grads: Any, extra_args: Any
@@ -622,10 +646,6 @@ class BaseUpdater:
             return tree_lib.unflatten(treedef, scores, leaves)
         given = {**extra_args, 'sparse_state': sparse_state, 'grads': grads}
         return checks.call(self.calculate_scores, params, **given)
-
-    def why_dense(self, params: PyTree) -> list[str]:
-        """Tells for each leaf why `get_target_sparsities` gives it no target, if it does not."""
-        return sparsity_distributions.why_dense(self.distribution(), params, self.stacked)
 
     def packs_masks(self) -> bool:
         """Whether the state holds masks at one bit per weight; a subclass may lack the base's `__post_init__`."""
@@ -649,10 +669,9 @@ class BaseUpdater:
             new = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
         held = tree_lib.leaves_like(treedef, sparse_state_lib.leaf_targets(state))
         for path, old, own in zip(paths, held, new, strict=True):
-            if old is None or own is None or tree_lib.has_traced((old, own)):
-                continue
-            # They are held in float32; of several trainings in one state nothing is said.
-            if not jnp.shape(old) and abs(float(old) - float(own)) > 1e-6:
+            if old is None or own is None or jnp.shape(old) or tree_lib.has_traced((old, own)):
+                continue  # of several trainings in one state nothing is said
+            if abs(float(old) - float(own)) > 1e-6:  # they are held in float32
                 return (
                     f'{tree_lib.path_string(path)}: the target in the state is {float(old):.4g}, and that of '
                     f'{type(self).__name__} {float(own):.4g}'
@@ -671,85 +690,53 @@ class FromSettings(functools.partial):
 # The step.
 
 
-def _is_due(scheduler, state, update_masks):
-    """Tells whether this step updates the masks: a bool where that is known now, else a traced scalar."""
-    if update_masks is None:
-        is_due = scheduler.is_mask_update_iter(state.count)
-        return is_due if tree_lib.is_traced(is_due) else bool(is_due)
-    if not isinstance(update_masks, bool | np.bool_):
-        raise TypeError(
-            f'update_masks must be a Python bool, got {update_masks!r}; under jit it has to be static '
-            "(static_argnames='update_masks'), and bool(pruner.scheduler.is_mask_update_iter(step)) gives it for a "
-            'step that the host counts'
+def _masks_or_updates(pruner, is_due, make_masks, optimize, grads_and_state, params, tracked):
+    """Makes new masks, or takes a step of the optimizer; returns the updates and the next state.
+
+    These are two loops, of which one runs. To save memory they write updates over the gradients, which the carry holds
+    until then, and nothing reads the old masks after the first. Where updates have other dtypes the carry begins as
+    zeros, and gradients stay an input.
+    """
+    grads, state = grads_and_state
+    carried, beside = grads, None
+    shapes, _ = jax.eval_shape(optimize, grads, state.inner_state, params, state.masks)
+    zeros = jax.tree.map(lambda u, g: jnp.zeros_like(g, dtype=u.dtype), shapes, grads)
+    if [u.dtype for u in jax.tree.leaves(zeros)] != [g.dtype for g in jax.tree.leaves(grads)]:
+        carried, beside = zeros, grads
+
+    def only_masks(carry, beside, params, tracked):
+        grads, state = carry[0] if beside is None else beside, carry[1]
+        new = make_masks(state, params, grads, tracked)
+        updates = jax.tree.map(jnp.zeros_like, carry[0])
+        if pruner.regrows_from_zero and pruner.lands_on_zero:
+            updates = sparse_state_lib.land(updates, params, state.masks, new.masks)
+        return updates, new
+
+    def only_update(carry, beside, params, masks):
+        return optimize(carry[0] if beside is None else beside, carry[1], params, masks)
+
+    updates, state = control.run_once(is_due, only_masks, (carried, state), beside, params, tracked)
+    if is_due is not True:
+        updates, inner_state = control.run_once(
+            ~is_due, only_update, (updates, state.inner_state), beside, params, state.masks
         )
-    return bool(update_masks)
-
-
-def _step(pruner, optimizer, is_due, grads, old_state, params, extra_args):
-    """Takes one training step; `is_due` is a bool, or a traced scalar. Returns the updates and the next state."""
-    state, tracked = _track(pruner, old_state, params, grads, extra_args)
-
-    def optimize(grads, inner_state, params, masks):
-        if pruner.is_sparse_gradients:
-            grads = apply_mask(grads, masks)
-        return optimizer.update(grads, inner_state, params, **extra_args)
-
-    def make_masks(state, params, grads, tracked):
-        if pruner.ranks_next_params:
-            # The optimizer runs once more. Taken from outside of the loop, its updates would be written in every step.
-            updates, _ = optimize(grads, state.inner_state, params, state.masks)
-            landed = sparse_state_lib.land(updates, params, state.masks)
-            params = optax.apply_updates(params, landed)
-        return _new_masks(pruner, state, params, grads, extra_args, tracked)
-
-    if is_due is False or not pruner.skip_gradients:
-        state = control.run_once(is_due, make_masks, state, params, grads, tracked)
-        masks = old_state.masks if pruner.ranks_next_params else state.masks
-        updates, inner_state = optimize(grads, state.inner_state, params, masks)
         state = state._replace(inner_state=inner_state)
-    else:
-        # New masks, or a step of the optimizer: two loops, of which one runs. To save memory they write updates over
-        # the gradients, which the carry holds until then, and nothing reads the old masks after the first. Where
-        # updates have other dtypes the carry begins as zeros, and gradients stay an input.
-        carried, beside = grads, None
-        shapes, _ = jax.eval_shape(optimize, grads, state.inner_state, params, state.masks)
-        zeros = jax.tree.map(lambda u, g: jnp.zeros_like(g, dtype=u.dtype), shapes, grads)
-        if [u.dtype for u in jax.tree.leaves(zeros)] != [g.dtype for g in jax.tree.leaves(grads)]:
-            carried, beside = zeros, grads
-
-        def only_masks(carry, beside, params, tracked):
-            grads, state = carry[0] if beside is None else beside, carry[1]
-            new = make_masks(state, params, grads, tracked)
-            updates = jax.tree.map(jnp.zeros_like, carry[0])
-            if pruner.regrows_from_zero and pruner.lands_on_zero:
-                updates = sparse_state_lib.land(updates, params, state.masks, new.masks)
-            return updates, new
-
-        def only_update(carry, beside, params, masks):
-            return optimize(carry[0] if beside is None else beside, carry[1], params, masks)
-
-        updates, state = control.run_once(
-            is_due, only_masks, (carried, state), beside, params, tracked
-        )
-        if is_due is not True:
-            updates, inner_state = control.run_once(
-                ~is_due, only_update, (updates, state.inner_state), beside, params, state.masks
-            )
-            state = state._replace(inner_state=inner_state)
-    if pruner.lands_on_zero:
-        # Where masks are not due, old and new ones are the same.
-        regrows = pruner.regrows_from_zero and not pruner.skip_gradients
-        masks = (old_state.masks, state.masks) if regrows else (state.masks,)
-        updates = sparse_state_lib.land(updates, params, *masks)
-    # The count stays at its maximum rather than becoming negative.
-    return updates, state._replace(count=optax.safe_increment(state.count))
+    return updates, state
 
 
 def _track(pruner, state, params, grads, extra_args):
     """Lets the algorithm track each step; it gets the gradients and extra arguments that it names."""
     named = {**extra_args, 'grads': grads}
     named.pop('sparse_state', None)
-    return checks.check_tracked(pruner, state, checks.call(pruner.track, state, params, **named))
+    returned = checks.call(pruner.track, state, params, **named)
+    is_pair = isinstance(returned, tuple | list) and len(returned) == 2
+    if not is_pair or not isinstance(returned[0], SparseState):
+        raise TypeError(
+            f'{type(pruner).__name__}.track must return two values, the SparseState and what update_state gets as '
+            f'its argument tracked, got {type(returned).__name__}; write `return sparse_state._replace(…), None`'
+        )
+    checks.check_algorithm_state(pruner, 'track', state, returned[0])
+    return returned
 
 
 def _new_masks(pruner, state, params, grads, extra_args, tracked=None):
@@ -760,7 +747,7 @@ def _new_masks(pruner, state, params, grads, extra_args, tracked=None):
     if tracked is not None:
         named['tracked'] = tracked
     new = checks.call(pruner.update_state, old, params, grads, **named)
-    checks.check_algorithm_state(pruner, 'update_state', old.algorithm_state, new.algorithm_state)
+    checks.check_algorithm_state(pruner, 'update_state', old, new)
     # Algorithms whose masks never change return the same tree; it is stored as it was.
     stored = state.masks
     if new.masks is not old.masks:
@@ -780,16 +767,16 @@ def _jitted_new_masks(pruner, state, params, grads, extra_args):
     def is_foreign(node):  # a parameter that optax.masked gives to another optimizer
         return isinstance(node, optax.MaskedNode)
 
-    if any(map(is_foreign, jax.tree.leaves(state.masks, is_leaf=is_foreign))):
-        params, grads = (
-            jax.tree.map(
-                lambda mask, leaf: mask if is_foreign(mask) else leaf,
-                state.masks,
-                tree,
-                is_leaf=lambda node: node is None or is_foreign(node),
-            )
-            for tree in (params, grads)
+    def without_foreign(tree):
+        return jax.tree.map(
+            lambda mask, leaf: mask if is_foreign(mask) else leaf,
+            state.masks,
+            tree,
+            is_leaf=lambda node: node is None or is_foreign(node),
         )
+
+    if any(map(is_foreign, jax.tree.leaves(state.masks, is_leaf=is_foreign))):
+        params, grads = without_foreign(params), without_foreign(grads)
 
     def make_masks(state):
         tracked_state, tracked = _track(pruner, state, params, grads, extra_args)
@@ -811,31 +798,15 @@ class NoPruning(BaseUpdater):
     """
 
     keeps_count: ClassVar[bool] = True
+    prunes: ClassVar[bool] = False
 
     sparsity_distribution_fn: DistributionFn | None = None
 
-    def get_target_sparsities(self, params: PyTree) -> PyTree:
+    def get_target_sparsities(self, params):
         """Gives no leaf a target."""
-        return jax.tree.map(lambda _: None, params)
-
-    def why_dense(self, params):
-        """Says that it prunes nothing."""
-        return ['NoPruning gives it no target'] * len(jax.tree.leaves(params))
-
-    def check_plan(self, plan):
-        """Warns of nothing: dense is what was asked for."""
-
-    def instant_sparsify(self, params, grads=None):
-        """Returns the parameters as they are, and no masks."""
-        del grads
-        return params, tree_lib.map_with_missing(lambda _: None, params)
-
-    def update_state(self, sparse_state, params, grads):
-        """Changes nothing."""
-        del params, grads
-        return sparse_state
+        return tree_lib.map_with_missing(lambda _: None, params)
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """Scores nothing."""
         del sparse_state, grads
-        return jax.tree.map(lambda _: None, params)
+        return tree_lib.map_with_missing(lambda _: None, params)

@@ -7,6 +7,7 @@ value, the place and the remedy. What would run to the end and prune nothing, or
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,13 +25,13 @@ from jaxpruner import (
     sparsity_schedules,
 )
 from jaxpruner import tree as tree_lib
-from jaxpruner.sparsity_types import NByM, check_groups, is_joint, normalize_setting
+from jaxpruner.sparsity_types import Leaf, NByM, check_groups, is_joint, normalize_setting
 from jaxpruner.tree import PyTree, holds_weights
 
 # Settings: the fields of pruners and the keys of configurations.
 
 
-def _expected(words, has_type, is_in_range=None):
+def _must_be(words, has_type, is_in_range=None):
     """Makes a check of a value by its type, and of a value of that type by its range."""
 
     def check(key, value):
@@ -42,118 +43,115 @@ def _expected(words, has_type, is_in_range=None):
     return check
 
 
+def _one_of(*words):
+    return _must_be(' or '.join(map(repr, words)), _is_text, words.__contains__)
+
+
+def _number(words, low, high=math.inf):
+    is_in_range = lambda value: low <= float(value) <= high and math.isfinite(float(value))  # noqa: E731
+    return _must_be(words, tree_lib.is_number, is_in_range)
+
+
+def _is_text(value, depth=0):
+    """Whether a value is text, or holds it in lists: a path is a list of names, a setting one of paths."""
+    if depth and isinstance(value, list | tuple):
+        return all(_is_text(entry, depth - 1) for entry in value)
+    return isinstance(value, str)
+
+
 def _is_whole(value):
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def _is_list_of(is_entry, value):
-    return isinstance(value, list | tuple) and all(map(is_entry, value))
-
-
-_is_text = lambda value: isinstance(value, str)  # noqa: E731
-_is_name = lambda value: _is_text(value) or _is_list_of(_is_text, value)  # noqa: E731
-_are_names = lambda value: _is_text(value) or _is_list_of(_is_name, value)  # noqa: E731
-_are_blocks = lambda value: _is_list_of(_are_names, value)  # noqa: E731
-
-
 def _are_stacks(value):
     if not isinstance(value, Mapping):
-        return _are_names(value)
-    return all(map(_is_name, value)) and all(map(_is_whole, value.values()))
+        return _is_text(value, depth=2)
+    return all(_is_text(name, depth=1) and _is_whole(axis) for name, axis in value.items())
 
 
-def _scheduler(key, value):
-    for method in ('is_mask_update_iter', 'get_sparsity_at_step'):
-        if isinstance(value, type) or not callable(getattr(value, method, None)):
-            raise TypeError(
-                f'{key} must be an object with the method {method}, as the schedules of sparsity_schedules are, got '
-                f'{value!r}'
-            )
+def _are_blocks(value):
+    return not isinstance(value, str) and _is_text(value, depth=3)
 
 
-def _distribution(key, value):
+def _is_schedule(value):
+    methods = (
+        getattr(value, name, None) for name in ('is_mask_update_iter', 'get_sparsity_at_step')
+    )
+    return not isinstance(value, type) and all(map(callable, methods))
+
+
+def _check_distribution(key, value):
     """Refuses what is no distribution, and wrong numbers in the usual one, which is a partial with keywords."""
-    _FUNCTION(key, value)
+    _must_be('a function of the parameters', callable)(key, value)
     keywords = getattr(value, 'keywords', {})
     for name in ('sparsity', 'filter_fn', 'custom_sparsity_map'):
         if keywords.get(name) is not None:
             SETTINGS[name](name, keywords[name])
 
 
-def _sparsity_type(key, value):
+def _check_sparsity_type(key, value):
     try:
         normalize_setting(value)
     except (TypeError, ValueError) as error:
         raise type(error)(f'{key}: {error}') from error
 
 
-def _one_of(*words):
-    return _expected(' or '.join(map(repr, words)), _is_text, words.__contains__)
-
-
-def _numbers(words, low, high=math.inf):
-    is_in_range = lambda value: low <= float(value) <= high and math.isfinite(float(value))  # noqa: E731
-    return _expected(words, tree_lib.is_number, is_in_range)
-
-
-_FLAG = _expected('true or false', lambda value: isinstance(value, bool | np.bool_))
-_FUNCTION = _expected('a function', callable)
-_COUNT = _expected('a whole number from 1 up', _is_whole, lambda value: value >= 1)
-_NOT_NEGATIVE = _numbers('a finite number from 0 up', 0)
-_STEP = sparsity_schedules.checked_step
-_sparsity = lambda key, value: sparsity_distributions.check_sparsity(value, key)  # noqa: E731
+_FLAGS = (
+    'skip_gradients is_sparse_gradients use_packed_masks is_packed count_excluded is_debug normalize_scores '
+    'use_normalization reset_optimizer reset_adam owl sequential keep_zeros'
+)
+_STEPS = (
+    'update_start_step update_end_step init_dense_steps_end final_sparse_steps_start cycle_sparse_steps '
+    'cycle_dense_steps'
+)
+_check_step = sparsity_schedules.checked_step
+_check_sparsity = lambda key, value: sparsity_distributions.check_sparsity(value, key)  # noqa: E731
 
 # Key -> (key, value) -> None, or an error that names both. First those that are alike.
 SETTINGS: dict[str, Callable[[str, Any], Any]] = {
-    key: check
-    for check, keys in (
-        (
-            _FLAG,
-            'skip_gradients is_sparse_gradients use_packed_masks is_packed count_excluded is_debug',
-        ),
-        (
-            _FLAG,
-            'normalize_scores use_normalization reset_optimizer reset_adam owl sequential keep_zeros',
-        ),
-        (_STEP, 'update_start_step update_end_step init_dense_steps_end final_sparse_steps_start'),
-        (_STEP, 'cycle_sparse_steps cycle_dense_steps'),
-        (_NOT_NEGATIVE, 'eps normalization_eps damping'),
-        (_COUNT, 'block_size rounds'),
-        (_sparsity, 'sparsity initial_sparsity'),
-    )
-    for key in keys.split()
-}
-SETTINGS |= {
-    'algorithm': _expected("the name of an algorithm, such as 'magnitude'", _is_text),
+    **dict.fromkeys(
+        _FLAGS.split(), _must_be('true or false', lambda v: isinstance(v, bool | np.bool_))
+    ),
+    **dict.fromkeys(_STEPS.split(), _check_step),
+    **dict.fromkeys(
+        ('eps', 'normalization_eps', 'damping'), _number('a finite number from 0 up', 0)
+    ),
+    **dict.fromkeys(
+        ('block_size', 'rounds'), _must_be('a whole number from 1 up', _is_whole, lambda v: v >= 1)
+    ),
+    **dict.fromkeys(('sparsity', 'initial_sparsity'), _check_sparsity),
+    'algorithm': _must_be("the name of an algorithm, such as 'magnitude'", _is_text),
     # How much of each leaf.
     'dist_type': _one_of('uniform', 'erk'),
-    'filter_fn': _expected('a function (path, leaf) -> bool', callable),
+    'filter_fn': _must_be('a function (path, leaf) -> bool', callable),
     'custom_sparsity_map': lambda key, value: sparsity_distributions.check_custom_map(value),
-    'sparsity_distribution_fn': _distribution,
+    'sparsity_distribution_fn': _check_distribution,
     # When.
-    'update_freq': functools.partial(_STEP, minimum=1),
+    'update_freq': functools.partial(_check_step, minimum=1),
     'power': lambda key, value: sparsity_schedules.check_power(value, key),
-    'scheduler': _scheduler,
+    'scheduler': _must_be(
+        'an object with the methods of sparsity_schedules.BaseSchedule', _is_schedule
+    ),
     # Which weights together.
-    'sparsity_type': _sparsity_type,
-    'stacked': _expected(
+    'sparsity_type': _check_sparsity_type,
+    'stacked': _must_be(
         'a glob of leaves, a list of globs, or a mapping from globs to axes', _are_stacks
     ),
-    'topk_fn': _expected('a function (scores, sparsity) -> mask', callable),
+    'topk_fn': _must_be('a function (scores, sparsity) -> mask', callable),
     'rng_seed': lambda key, value: seeds.check_seed(value),
     # SET and RigL.
-    'drop_fraction': _numbers(
+    'drop_fraction': _number(
         'a number between 0 and 1, the share of kept weights that is replaced', 0, 1
     ),
-    'drop_fraction_fn': _expected(
+    'drop_fraction_fn': _must_be(
         'a function of the step, such as optax.constant_schedule(0.3)', callable
     ),
     # Pruned once.
     'per': _one_of('output', 'layer'),
     'owl_per': _one_of('block', 'leaf'),
-    'owl_multiple': _numbers('a finite number above 0', math.ulp(0.0)),
-    'owl_deviation': _numbers('a number between 0 and 1', 0, 1),
-    'blocks': _expected('a list with a glob or a list of globs for each block', _are_blocks),
+    'owl_multiple': _number('a finite number above 0', math.ulp(0.0)),
+    'owl_deviation': _number('a number between 0 and 1', 0, 1),
+    'blocks': _must_be('a list with a glob or a list of globs for each block', _are_blocks),
 }
 
 # Field of a pruner -> keys of configurations that say the same.
@@ -267,13 +265,6 @@ def check_taken(function: Callable[..., Any], arguments: dict[str, Any], name: s
         )
 
 
-def given_state(state: Any, other: Any) -> Any:
-    """Returns the state that a method was given under one of its two names; refuses none and both."""
-    if (state is None) == (other is None):
-        raise TypeError('give the optimizer state once, as opt_state or as sparse_state')
-    return other if state is None else state
-
-
 def check_mixed_in_first(cls: type, mixin: type, base: type) -> None:
     """Refuses a class in which a mixin comes after the pruner, whose methods then hide those of the mixin."""
     bases = cls.__mro__
@@ -305,94 +296,83 @@ def check_arrays(paths: Sequence[tree_lib.Path], leaves: Sequence[Any]) -> None:
 _ROUNDING = 0.005
 
 
-def targets_of_leaves(
-    distribution: Callable[..., Any] | None,
-    params: PyTree,
-    leaves: Sequence[Any],
-    stacked: tree_lib.Stacked,
-    check: Callable[[Sequence[Any]], None] = lambda pruned: None,
-    types_decide: bool = True,
+def check_targets(
+    pruner: Any, distribution: Any, leaves: Sequence[Leaf], targets: Sequence[Any]
 ) -> list[Any]:
-    """Lists the target of each leaf, `None` where dense; warns of those that contradict N:M, whose share holds.
+    """Checks the targets of leaves; returns them, `None` where nothing can be ranked, and for N:M its own share.
+
+    Warns of targets that contradict N:M, whose share holds.
 
     Args:
-      distribution: from parameters (and the names of stacked leaves, if it takes them) to sparsities; `None` for none.
-      params: the parameters, or their shapes.
-      leaves: the same, as `describe_leaves` of a pruner tells them.
-      stacked: which leaves are stacks of layers.
-      check: refuses sparsity types of the leaves that are to be pruned.
-      types_decide: N:M sets the target of its leaves to its share, but for a sparsity of 0 that a user gave.
+      pruner: which is to prune the leaves.
+      distribution: which made the targets.
+      leaves: all leaves of the model.
+      targets: of each leaf, `None` where it stays dense.
 
     Raises:
-      TypeError: a leaf is no array.
-      ValueError: a sparsity outside [0, 1], or a name without a leaf.
+      ValueError: a sparsity outside [0, 1], or a leaf that the pruner cannot prune, because of its dtype, sparsity type
+        or shape.
     """
-    check_arrays([leaf.path for leaf in leaves], jax.tree.leaves(params))
-    if distribution is None:
-        return [None] * len(leaves)
-    paths, treedef = [leaf.path for leaf in leaves], jax.tree.structure(params)
-    names = tree_lib.as_names(stacked)
-    named = {'stacked': stacked if isinstance(stacked, Mapping) else names} if names else {}
-    if known_arguments(distribution, named) != named:
-        raise ValueError(
-            'stacked layers change what a distribution selects, and this sparsity_distribution_fn takes no '
-            'argument `stacked`; pass functools.partial(uniform, sparsity=…), or a function of params and stacked'
-        )
-    targets = tree_lib.leaves_like(treedef, distribution(params, **named))
+    # Flags and random keys cannot be ranked.
+    can_be_ranked = [
+        leaf.sparsity_type is not None and jnp.issubdtype(leaf.dtype, jnp.number) for leaf in leaves
+    ]
+    checked = [own if can_be else None for own, can_be in zip(targets, can_be_ranked, strict=True)]
     custom = sparsity_distributions.custom_sparsities(
-        getattr(distribution, 'keywords', {}).get('custom_sparsity_map'), paths
+        getattr(distribution, 'keywords', {}).get('custom_sparsity_map'),
+        [leaf.path for leaf in leaves],
     )
-    can_be_ranked = []
-    for i, leaf in enumerate(leaves):
-        # Flags and random keys cannot be ranked.
-        is_ranked = leaf.sparsity_type is not None and jnp.issubdtype(leaf.dtype, jnp.number)
-        can_be_ranked.append(is_ranked)
-        targets[i] = targets[i] if is_ranked else None
-    filter_fn = sparsity_distributions.filter_of(distribution)
-    if filter_fn is sparsity_distributions.NOT_DIM_ONE_FILTER:
-        _warn_of_vectors(
-            leaves, [i for i, t in enumerate(targets) if t is not None and i not in custom]
-        )
+    if sparsity_distributions.filter_of(distribution) is sparsity_distributions.NOT_DIM_ONE_FILTER:
+        is_selected = [own is not None and i not in custom for i, own in enumerate(checked)]
+        _warn_of_vectors(leaves, is_selected)
     for sparsity_type, indices in mask_calculator.tied_leaves(leaves, can_be_ranked):
         shapes = {path: leaves[i].shape for path, i in indices.items()}
-        tied = sparsity_type.targets_of(shapes, {path: targets[i] for path, i in indices.items()})
+        tied = sparsity_type.targets_of(shapes, {path: checked[i] for path, i in indices.items()})
         for path, i in indices.items():
-            targets[i] = tied[path]
-    pruned = [leaf for leaf, target in zip(leaves, targets, strict=True) if target is not None]
-    for leaf, target in zip(leaves, targets, strict=True):
-        if target is not None:
-            sparsity_distributions.check_sparsity(target, f'the sparsity of {leaf.name}')
-    check(pruned)
-    contradictions = []
-    is_default = isinstance(distribution, sparsity_distributions.NotGiven)
-    for i, leaf in enumerate(leaves):
-        target, kind = targets[i], leaf.sparsity_type
-        if not types_decide or target is None or not isinstance(kind, NByM):
+            checked[i] = tied[path]
+    types_decide = mask_calculator.own_topk_fn(pruner.topk_fn) is None
+    shape_checks, contradictions = {}, []
+    for i, (leaf, target) in enumerate(zip(leaves, checked, strict=True)):
+        if target is None:
             continue
-        share, is_given = (kind.m - kind.n) / kind.m, not is_default or i in custom
+        sparsity_distributions.check_sparsity(target, f'the sparsity of {leaf.name}')
+        if pruner.needs_gradients and not holds_weights(leaf):
+            raise ValueError(
+                f'{leaf.name}: {type(pruner).__name__} scores weights by their gradients, and {leaf.dtype} has none; '
+                f"leave it dense: sparsity_type={{'{leaf.name}': None, '*': …}}"
+            )
+        kind: Any = leaf.sparsity_type
+        pruner.check_type(kind, f'{leaf.name}: ')
+        if types_decide and not pruner.finds_input_axes:
+            shape_checks[leaf.path] = leaf.check_shape
+        if not types_decide or not isinstance(kind, NByM):
+            continue
+        share = (kind.m - kind.n) / kind.m
+        is_given = i in custom or not isinstance(distribution, sparsity_distributions.NotGiven)
         if tree_lib.is_traced(target):
-            targets[i] = jnp.where(target == 0, 0.0, share)
-        elif float(target) != 0 or not is_given:
-            targets[i] = share
+            checked[i] = jnp.where(target == 0, 0.0, share)
+        elif not is_given or float(target) != 0:  # a given 0 keeps everything
+            checked[i] = share
             if is_given and abs(float(target) - share) > _ROUNDING:
                 words = f'{float(target):.4g}, where {kind.n}:{kind.m} removes {share:.4g}'
                 contradictions.append(f'{leaf.name} ({words})')
+    check_groups(shape_checks, normalize_setting(pruner.sparsity_type))
     if contradictions:
         caller_warnings.warn(
             f'the sparsity of {_some_of(contradictions)} contradicts the sparsity type, whose share holds; leave the '
             'sparsity out, give that share, or choose another type'
         )
-    return targets
+    return checked
 
 
-def _warn_of_vectors(leaves, selected):
+def _warn_of_vectors(leaves, is_selected):
     """Warns once of leaves that the default filter takes for kernels, and that have the names of biases or norms.
 
     Either an axis counts layers that were stacked for a `scan`, and `stacked` does not say so, or a bias has axes of
     its own, as in attention.
     """
     vectors = []
-    for leaf in (leaves[i] for i in selected):
+    for leaf in itertools.compress(leaves, is_selected):
         name, rank = leaf.path[-1], len(leaf.layer_shape)
         # Leaves that a type ties are not selected by the filter. In LoRA `a` and `b` are kernels.
         beside = [other.layer_shape for other in leaves if other.path[:-1] == leaf.path[:-1]]
@@ -411,23 +391,7 @@ def _warn_of_vectors(leaves, selected):
         )
 
 
-def check_pruned(pruner: Any, pruned: Sequence[Any]) -> None:
-    """Refuses leaves that a pruner is to prune and cannot, because of their dtype, sparsity type or shape."""
-    for leaf in pruned:
-        if pruner.needs_gradients and not holds_weights(leaf):
-            raise ValueError(
-                f'{leaf.name}: {type(pruner).__name__} scores weights by their gradients, and {leaf.dtype} has none; '
-                f"leave it dense: sparsity_type={{'{leaf.name}': None, '*': …}}"
-            )
-        pruner.check_type(leaf.sparsity_type, f'{leaf.name}: ')
-    if mask_calculator.own_topk_fn(pruner.topk_fn) is None and not pruner.finds_input_axes:
-        shape_checks = {leaf.path: leaf.check_shape for leaf in pruned}
-        check_groups(shape_checks, normalize_setting(pruner.sparsity_type))
-
-
 # What prunes nothing, or too little.
-
-_SEE_PLAN = 'print(pruner.plan(params)) shows each leaf'
 
 
 def update_steps(schedule: Any) -> Sequence[int] | None:
@@ -463,7 +427,7 @@ def warn_of_shortfall(name: str, schedule: Any) -> None:
 def check_plan(pruner: Any, plan: Any) -> None:
     """Warns where no leaf is pruned, masks are never updated, or the last update falls short of the target."""
     if not plan.pruned:
-        _warn_that_nothing_is_pruned(plan)
+        _warn_that_nothing_is_pruned(pruner, plan)
         return
     # Masks that are made once, or in each forward pass, need no update.
     if (pruner.starts_sparse and not pruner.regrows_from_zero) or not pruner.lands_on_zero:
@@ -472,9 +436,9 @@ def check_plan(pruner: Any, plan: Any) -> None:
     if steps is not None and not steps:
         caller_warnings.warn(
             f'{plan.algorithm} never updates its masks, which stay as they are first made: {pruner.scheduler!r} has no '
-            f'update step{_why_never(pruner.scheduler)}. Give a schedule that updates, such as '
-            'PolynomialSchedule(update_freq, update_start_step, update_end_step); or call instant_sparsify to prune '
-            'once without training, or pruner.new_masks where your own loop decides'
+            'update step. Give a schedule that updates, such as PolynomialSchedule(update_freq, update_start_step, '
+            'update_end_step); or call instant_sparsify to prune once without training, or pruner.new_masks where '
+            'your own loop decides'
         )
     # Of N:M any sparsity above 0 means N of M.
     elif not pruner.starts_sparse and not reaches_target(pruner.scheduler):
@@ -483,14 +447,49 @@ def check_plan(pruner: Any, plan: Any) -> None:
             warn_of_shortfall(plan.algorithm, pruner.scheduler)
 
 
-def _why_never(schedule):
-    if not isinstance(schedule, sparsity_schedules.PeriodicSchedule):
-        return ''
-    start, end = schedule.update_start_step, schedule.update_end_step
-    return f', since no multiple of update_freq={schedule.update_freq} lies from {start} to {end}'
+def check_masks(pruner: Any, params: PyTree, masks: PyTree, scores: PyTree = None) -> None:
+    """Warns where masks that were made once remove nothing, or all of a leaf, whose scores are NaN alone.
+
+    Of masks that are being traced the plan tells.
+
+    >>> import jaxpruner, jax.numpy as jnp
+    >>> check_masks(jaxpruner.MagnitudePruning(), {'w': jnp.ones(2)}, {'w': jnp.array([1, 0], jnp.uint8)})
+    """
+    is_traced = tree_lib.has_traced(masks)
+    if is_traced or all(map(jnp.all, jax.tree.leaves(masks))):
+        plan = pruner.plan(params)
+        if not plan.pruned:
+            _warn_that_nothing_is_pruned(pruner, plan)
+        elif not is_traced:
+            caller_warnings.warn(
+                f'{plan.algorithm} prunes nothing: its masks keep every weight, those of '
+                f'{_some_of([leaf.name for leaf in plan.pruned])}, too, which it was to prune; look at its scores and '
+                'its topk_fn'
+            )
+        return
+    if scores is None:
+        return
+    paths, of_leaves, treedef = selection.flatten_scores(scores)
+    names = [
+        tree_lib.path_string(path)
+        for path, own, mask in zip(
+            paths, of_leaves, tree_lib.leaves_like(treedef, masks), strict=True
+        )
+        if mask is not None
+        and mask.size
+        and not mask.any()
+        and jnp.isnan(selection.read(own)).all()
+    ]
+    if names:
+        caller_warnings.warn(
+            f'the scores of {_some_of(names)} are NaN alone: nothing is kept, and all becomes zero; look where NaN '
+            'come from'
+        )
 
 
-def _warn_that_nothing_is_pruned(plan):
+def _warn_that_nothing_is_pruned(pruner, plan):
+    if not pruner.prunes:
+        return
     if not len(plan):
         caller_warnings.warn(
             f'{plan.algorithm} prunes nothing: there are no parameters in the tree that init was given'
@@ -501,8 +500,9 @@ def _warn_that_nothing_is_pruned(plan):
         names.setdefault(str(leaf.why_dense), []).append(leaf.name)
     reasons = '; '.join(f'{_some_of(leaves)}: {reason}' for reason, leaves in names.items())
     caller_warnings.warn(
-        f'{plan.algorithm} prunes no leaf of {len(plan)}. {reasons}. {_SEE_PLAN}. Give a sparsity above 0, such as '
-        'sparsity=0.9, and a filter_fn that selects kernels; or take NoPruning() for training without pruning'
+        f'{plan.algorithm} prunes no leaf of {len(plan)}. {reasons}. print(pruner.plan(params)) shows each leaf. Give '
+        'a sparsity above 0, such as sparsity=0.9, and a filter_fn that selects kernels; or take NoPruning() for '
+        'training without pruning'
     )
 
 
@@ -510,94 +510,40 @@ def _some_of(names):
     return ', '.join(names[:3]) + (f' and {len(names) - 3} more' if len(names) > 3 else '')
 
 
-@jax.jit
-def keeps_any(mask: jax.Array) -> jax.Array:
-    """Whether a mask keeps anything, in one program."""
-    return jnp.any(mask != 0)
-
-
-@jax.jit
-def keeps_all(mask: jax.Array) -> jax.Array:
-    """Whether a mask keeps everything, in one program."""
-    return jnp.all(mask != 0)
-
-
-def check_masks(pruner: Any, params: PyTree, masks: PyTree) -> None:
-    """Warns where masks that were made once remove nothing; of masks that are being traced the plan tells.
-
-    >>> import jaxpruner, jax.numpy as jnp
-    >>> check_masks(jaxpruner.MagnitudePruning(), {'w': jnp.ones(2)}, {'w': jnp.array([1, 0], jnp.uint8)})
-    """
-    leaves = jax.tree.leaves(masks)
-    is_traced = tree_lib.has_traced(leaves)
-    if not is_traced and not all(map(keeps_all, leaves)):
-        return
-    plan = pruner.plan(params)
-    if not plan.pruned:
-        _warn_that_nothing_is_pruned(plan)
-    elif not is_traced:
-        caller_warnings.warn(
-            f'{plan.algorithm} prunes nothing: its masks keep every weight, those of '
-            f'{_some_of([leaf.name for leaf in plan.pruned])}, too, which it was to prune; look at its scores and its '
-            'topk_fn'
-        )
-
-
-def warn_of_emptied(masks: PyTree, scores: PyTree) -> None:
-    """Names the leaves that lose every weight because their scores are NaN throughout.
-
-    >>> warn_of_emptied({'w': jnp.array([1, 0], jnp.uint8)}, {'w': jnp.array([2.0, jnp.nan])})
-    """
-    paths, leaves, treedef = selection.flatten_scores(scores)
-    of_masks = tree_lib.leaves_like(treedef, masks)
-    if tree_lib.has_traced(of_masks):
-        return
-    # All are computed before the first is waited for.
-    kept = [None if mask is None or not mask.size else keeps_any(mask) for mask in of_masks]
-    names = [
-        tree_lib.path_string(path)
-        for path, score, any_kept in zip(paths, leaves, kept, strict=True)
-        if any_kept is not None and not any_kept and bool(jnp.isnan(selection.read(score)).all())
-    ]
-    if names:
-        caller_warnings.warn(
-            f'the scores of {_some_of(names)} are NaN alone: nothing is kept, and all becomes zero; look where NaN '
-            'come from'
-        )
-
-
 # What hooks return.
 
 
 def check_algorithm_state(pruner: Any, method: str, before: Any, after: Any) -> None:
-    """Refuses a method that changes the structure, shapes or dtypes of `algorithm_state`.
+    """Refuses a method that changes the structure, shapes or dtypes of a state's `algorithm_state`.
 
     If a dtype changed, a loop in Python would compile the step a second time, `scan` would refuse it, and restoring a
     checkpoint into the shapes of `init` would cast it in silence. The check reads shapes alone, while a step is traced.
     """
-
-    def form(state):
-        paths, leaves, _ = tree_lib.flatten_with_paths({'algorithm_state': state})
-        words = (f'{jnp.result_type(leaf)}{list(jnp.shape(leaf))}' for leaf in leaves)
-        return dict(zip(map(tree_lib.path_string, paths), words, strict=True))
-
-    old, new = form(before), form(after)
-    for name in sorted(old | new):
-        if old.get(name) != new.get(name):
-            raise TypeError(
-                f'{type(pruner).__name__}.{method} changes {name} from {old.get(name, "nothing")} to '
-                f'{new.get(name, "nothing")}. Structure, shapes and dtypes must stay from step to step: make each leaf '
-                'in init_algorithm_state as it is computed later, such as jnp.zeros_like(param, dtype=jnp.float32)'
-            )
-
-
-def check_tracked(pruner: Any, state: Any, returned: Any) -> tuple[Any, Any]:
-    """Returns what `track` returned; refuses anything but a state and what it tracked."""
-    is_pair = isinstance(returned, tuple | list) and len(returned) == 2
-    if not is_pair or not isinstance(returned[0], type(state)):
+    if after.algorithm_state is before.algorithm_state:
+        return
+    of_both = ({'algorithm_state': state.algorithm_state} for state in (before, after))
+    if change := first_change(*of_both):
+        name, old, new = change
         raise TypeError(
-            f'{type(pruner).__name__}.track must return two values, the SparseState and what update_state gets as '
-            f'its argument tracked, got {type(returned).__name__}; write `return sparse_state._replace(…), None`'
+            f'{type(pruner).__name__}.{method} changes {name} from {old} to {new}. Structure, shapes and dtypes must '
+            'stay from step to step: make each leaf in init_algorithm_state as it is computed later, such as '
+            'jnp.zeros_like(param, dtype=jnp.float32)'
         )
-    check_algorithm_state(pruner, 'track', state.algorithm_state, returned[0].algorithm_state)
-    return returned[0], returned[1]
+
+
+def first_change(before: PyTree, after: PyTree) -> tuple[str, str, str] | None:
+    """Names the first leaf whose dtype or shape two trees do not share, and says what it is in each.
+
+    >>> first_change({'w': jnp.ones(2)}, {'w': jnp.ones(3)})
+    ('w', 'float32[2]', 'float32[3]')
+    """
+    forms = []
+    for tree in (before, after):
+        paths, leaves, _ = tree_lib.flatten_with_paths(tree)
+        words = (f'{jnp.result_type(leaf)}{list(jnp.shape(leaf))}' for leaf in leaves)
+        forms.append(dict(zip(map(tree_lib.path_string, paths), words, strict=True)))
+    for name in sorted(forms[0] | forms[1]):
+        old, new = (form.get(name, 'nothing') for form in forms)
+        if old != new:
+            return name, old, new
+    return None

@@ -1,6 +1,7 @@
 """What will happen to each leaf, told from shapes alone: which are pruned, how far, and why the others are not."""
 
 import dataclasses
+import itertools
 import math
 import textwrap
 from collections.abc import Iterator
@@ -109,14 +110,12 @@ class PruningPlan:
             text_tables.Column('type, or why it stays dense', overflow='wrap'),
             *(text_tables.Column(name, align='right') for name in ('target', 'kept', 'of')),
         ]
-        alike = [(*_texts(leaf), leaf.kept is None) for leaf in self.leaves]
+        texts = list(map(_texts, self.leaves))
         rows = []
-        for name, indices in text_tables.group_layers([leaf.name for leaf in self.leaves], alike):
-            *texts, is_unknown = alike[indices[0]]
-            kept = None if is_unknown else sum(self.leaves[i].kept or 0 for i in indices)
-            rows.append(
-                [name, *texts, _count(kept), _count(sum(self.leaves[i].size for i in indices))]
-            )
+        for name, indices in text_tables.group_layers([leaf.name for leaf in self.leaves], texts):
+            kept = _sum([self.leaves[i].kept for i in indices])
+            size = sum(self.leaves[i].size for i in indices)
+            rows.append([name, *texts[indices[0]], _count(kept), _count(size)])
         share = _UNKNOWN if self.kept is None else f'{1 - self.kept / max(self.size, 1):.4g}'
         total = ['total', '', '', '', share, _count(self.kept), _count(self.size)]
         up_to = 'up to ' if self.note else ''
@@ -135,35 +134,44 @@ def plan_leaves(pruner: Any, params: PyTree) -> PruningPlan:
     params = tree_lib.as_arrays(params)
     paths, arrays, treedef = tree_lib.flatten_with_paths(params)
     targets = tree_lib.leaves_like(treedef, pruner.get_target_sparsities(params))
-    reasons = pruner.why_dense(params)
+    leaves = pruner.describe_leaves(paths, arrays)
     # In one ranking over the model, leaves with a sparsity of their own are left out.
     named = getattr(pruner, 'custom_sparsity_map', None)
     custom = sparsity_distributions.custom_sparsities(named, paths)
     is_global = pruner.ranked_together == 'model'
-    together = [is_global and i not in custom for i in range(len(paths))]
-    has_own_ranking = mask_calculator.own_topk_fn(pruner.topk_fn) is not None
-    is_counted = not has_own_ranking and pruner.ranked_together in ('leaf', 'model')
+    together = [is_global and i not in custom for i in range(len(leaves))]
     # One total: the target of any leaf in the ranking prunes the others, too.
     others_prune = any(
-        target is not None and ranked and (tree_lib.is_traced(target) or float(target) > 0)
-        for target, ranked in zip(targets, together, strict=True)
+        target is not None and (tree_lib.is_traced(target) or float(target) > 0)
+        for target in itertools.compress(targets, together)
     )
+    has_own_ranking = mask_calculator.own_topk_fn(pruner.topk_fn) is not None
+    is_counted = not has_own_ranking and pruner.ranked_together in ('leaf', 'model')
+    kept_of_tied = {}
+    if is_counted and not is_global:
+        has_target = [target is not None and not tree_lib.is_traced(target) for target in targets]
+        for sparsity_type, indices in mask_calculator.tied_leaves(leaves, has_target):
+            shapes = {path: leaves[i].shape for path, i in indices.items()}
+            own = {path: targets[i] for path, i in indices.items()}
+            for path, kept in sparsity_type.kept_weights(shapes, own).items():
+                kept_of_tied[indices[path]] = kept
     planned = []
-    for i, leaf in enumerate(pruner.describe_leaves(paths, arrays)):
+    for i, leaf in enumerate(leaves):
         size, kept, why_dense = math.prod(leaf.shape), None, None
         target = None if tree_lib.is_traced(targets[i]) else targets[i]
         is_ranked = together[i] and others_prune
-        if leaf.sparsity_type is None:
-            why_dense = 'its sparsity type is None'
-        elif not jnp.issubdtype(leaf.dtype, jnp.number):
-            why_dense = 'it holds no numbers that can be ranked'
-        elif targets[i] is None:
-            why_dense = reasons[i]
+        is_number = jnp.issubdtype(leaf.dtype, jnp.number)
+        if targets[i] is None or leaf.sparsity_type is None or not is_number:
+            why_dense = _why_without_target(pruner, leaf)
+        elif i in kept_of_tied:
+            kept = kept_of_tied[i]
+            target = 1 - kept / size
+            why_dense = 'its groups lose less than one channel' if kept == size else None
         elif target is not None:
             target = float(target)
             if target == 0 and not is_ranked:
                 why_dense = 'its target is 0'
-            elif is_counted and not together[i] and not is_joint(leaf.sparsity_type):
+            elif is_counted and not together[i]:
                 kept = _kept(leaf, target)
                 why_dense = 'less than one weight would go' if kept == size else None
         leaf_plan = LeafPlan(
@@ -174,21 +182,35 @@ def plan_leaves(pruner: Any, params: PyTree) -> PruningPlan:
             is_ranked_with_others=is_ranked and why_dense is None,
         )
         planned.append(leaf_plan)
-    if is_counted and not is_global:
-        has_target = [target is not None for target in targets]
-        for sparsity_type, indices in mask_calculator.tied_leaves(planned, has_target):
-            shapes = {path: planned[i].shape for path, i in indices.items()}
-            own = {path: targets[i] for path, i in indices.items()}
-            if tree_lib.has_traced(own):
-                continue
-            for path, kept in sparsity_type.kept_weights(shapes, own).items():
-                leaf = planned[indices[path]]
-                why = 'its groups lose less than one channel' if kept == leaf.size else None
-                share = 1 - kept / leaf.size
-                planned[indices[path]] = dataclasses.replace(
-                    leaf, kept=kept, target=share, why_dense=why
-                )
     return PruningPlan(type(pruner).__name__, tuple(planned), _kept_in_all(planned, together))
+
+
+def _why_without_target(pruner, leaf):
+    """Says why a pruner gives a leaf no target."""
+    if leaf.sparsity_type is None:
+        return 'its sparsity type is None'
+    if not jnp.issubdtype(leaf.dtype, jnp.number):
+        return 'it holds no numbers that can be ranked'
+    distribution = pruner.distribution()
+    if distribution is None:
+        return f'{type(pruner).__name__} gives it no target'
+    filter_fn = sparsity_distributions.filter_of(distribution)
+    if filter_fn is None:
+        return f'{_name_of(distribution, "sparsity_distribution_fn")} gives it no target'
+    custom = sparsity_distributions.check_custom_map(
+        distribution.keywords.get('custom_sparsity_map')
+    )
+    if tree_lib.matches_any(tuple(custom), leaf.path):
+        return 'custom_sparsity_map says None'
+    if not tree_lib.holds_weights(leaf):
+        return f'{leaf.dtype} is pruned only where custom_sparsity_map names it'
+    if filter_fn is sparsity_distributions.NOT_DIM_ONE_FILTER:
+        return f'the default filter leaves out {len(leaf.layer_shape)}-D leaves'
+    return f'{_name_of(filter_fn, "filter_fn")} leaves it out'
+
+
+def _name_of(function, otherwise):
+    return getattr(function, '__name__', '<lambda>').replace('<lambda>', otherwise)
 
 
 def _kept(leaf, target):
@@ -213,19 +235,21 @@ def _kept(leaf, target):
 
 def _kept_in_all(leaves, together):
     """Counts the kept weights of all leaves; those in one ranking over the model are counted together."""
-    ranked, total = [], 0
+    counts, ranked = [], []
     for leaf, is_ranked in zip(leaves, together, strict=True):
-        if leaf.kept is None and (leaf.target is None or not is_ranked):
-            return None
         if is_ranked and leaf.target is not None:
             ranked.append(leaf)
         else:
-            total += leaf.kept or 0
-    if all(leaf.kept is not None for leaf in ranked):
-        return total + sum(leaf.kept for leaf in ranked)
-    size = sum(leaf.size for leaf in ranked)
-    removed = sum(leaf.target * leaf.size for leaf in ranked)
-    return total + selection.number_to_keep_on_host(size, removed / size)
+            counts.append(leaf.kept)
+    if ranked:
+        size = sum(leaf.size for leaf in ranked)
+        removed = sum(leaf.target * leaf.size for leaf in ranked)
+        counts.append(selection.number_to_keep_on_host(size, removed / max(size, 1)))
+    return _sum(counts)
+
+
+def _sum(counts):
+    return None if None in counts else sum(counts)
 
 
 def _texts(leaf):
@@ -241,7 +265,7 @@ def _texts(leaf):
     target = '-' if leaf.target is None and leaf.why_dense else _UNKNOWN
     if leaf.target is not None:
         target = f'{leaf.target:.4g}'
-    return ['×'.join(map(str, leaf.shape)) or 'scalar', str(leaf.dtype), words, target]
+    return '×'.join(map(str, leaf.shape)) or 'scalar', str(leaf.dtype), words, target
 
 
 def type_words(sparsity_type: Any) -> str:

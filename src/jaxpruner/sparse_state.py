@@ -95,8 +95,11 @@ def without_boxes(state: SparseState) -> SparseState:
     return state._replace(count=next(iter(jax.tree.leaves(state.count)), None))
 
 
-def only_sparse_state(opt_state: Any) -> SparseState:
-    """Finds the one `SparseState` in an optimizer state; refuses none, and more than one."""
+def only_sparse_state(opt_state: Any, other: Any = None) -> SparseState:
+    """Finds the one `SparseState` in an optimizer state, given under one of two names; refuses none, and several."""
+    if (opt_state is None) == (other is None):
+        raise TypeError('give the optimizer state once, as opt_state or as sparse_state')
+    opt_state = other if opt_state is None else opt_state
     if isinstance(opt_state, SparseState):
         return without_boxes(opt_state)
     states = sparse_states(opt_state)

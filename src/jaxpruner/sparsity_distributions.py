@@ -241,7 +241,6 @@ class _Selection(NamedTuple):
     treedef: Any
     custom: dict[int, float | None]  # sparsities that are given by name, by index of the leaf
     layer_shapes: dict[int, tuple[int, ...]]  # of the leaves that the filter selects, by index
-    reasons: list[str]  # why each of the other leaves stays dense
 
     def tree_of(self, sparsities: Mapping[int, Any]) -> PyTree:
         """Makes a tree of targets, from those of the selected leaves and those that are given by name."""
@@ -254,25 +253,13 @@ def _select(params, filter_fn, custom_sparsity_map, stacked):
     paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
     custom = custom_sparsities(custom_sparsity_map, paths)
     axes = tree_lib.layer_axes(stacked, paths, [leaf.shape for leaf in leaves])
-    layer_shapes, reasons = {}, ['custom_sparsity_map says None'] * len(paths)
+    layer_shapes = {}
     for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
         shape = tree_lib.layer_shape(leaf.shape, axes[i])
         layer = leaf if axes[i] is None else jax.ShapeDtypeStruct(shape, leaf.dtype)
-        if i in custom:
-            continue
-        if not tree_lib.holds_weights(leaf):
-            reasons[i] = f'{leaf.dtype} is pruned only where custom_sparsity_map names it'
-        elif filter_fn(path, layer):
+        if i not in custom and tree_lib.holds_weights(leaf) and filter_fn(path, layer):
             layer_shapes[i] = tuple(shape)
-        elif filter_fn is NOT_DIM_ONE_FILTER:
-            reasons[i] = f'the default filter leaves out {len(shape)}-D leaves'
-        else:
-            reasons[i] = f'{_name_of(filter_fn, "filter_fn")} leaves it out'
-    return _Selection(paths, leaves, treedef, custom, layer_shapes, reasons)
-
-
-def _name_of(function, otherwise):
-    return getattr(function, '__name__', '<lambda>').replace('<lambda>', otherwise)
+    return _Selection(paths, leaves, treedef, custom, layer_shapes)
 
 
 def get_n_zeros(size: int, sparsity: float) -> int:
@@ -420,24 +407,3 @@ def filter_of(distribution: Any) -> FilterFn | None:
     if getattr(distribution, 'func', None) not in (uniform, erk):
         return None
     return distribution.keywords.get('filter_fn', NOT_DIM_ONE_FILTER)
-
-
-def why_dense(distribution: Any, params: PyTree, stacked: tree_lib.Stacked = ()) -> list[str]:
-    """For each leaf the reason for which a distribution leaves it dense, if it does.
-
-    Args:
-      distribution: any, `None` for none.
-      params: the parameters, or their shapes.
-      stacked: names of leaves that are stacks of layers.
-
-    >>> why_dense(functools.partial(uniform, sparsity=0.5), {'b': jax.ShapeDtypeStruct((4,), 'float32')})
-    ['the default filter leaves out 1-D leaves']
-    """
-    size = len(jax.tree.leaves(params))
-    if distribution is None:
-        return ['sparsity_distribution_fn is None'] * size
-    filter_fn = filter_of(distribution)
-    if filter_fn is None:
-        return [f'{_name_of(distribution, "sparsity_distribution_fn")} gives it no target'] * size
-    custom_sparsity_map = distribution.keywords.get('custom_sparsity_map')
-    return _select(params, filter_fn, custom_sparsity_map, stacked).reasons

@@ -1,13 +1,11 @@
 """A model as a table: what each leaf has, what its mask keeps, and what that takes in memory."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import text_tables, utils
@@ -140,9 +138,7 @@ def tabulate(params: tree_lib.PyTree, masks: Any = None) -> SparsityTable:
         elif masks is None:
             count = int(utils.count_nonzero(leaf))
         else:
-            fits = functools.partial(sparse_state_lib.unpack_masks, {name: array})
-            jax.eval_shape(fits, {name: leaf})  # checks the shape
-            mask = array if array.dtype == jnp.uint8 else (array != 0).astype(jnp.uint8)
+            mask = sparse_state_lib.unpack_masks({name: array}, {name: leaf})[name]
             count = int(sparse_state_lib.kept_weights(mask))
         itemsize = leaf.dtype.itemsize
         sizes = weights * itemsize, utils.packed_bytes(weights, count, itemsize)

@@ -40,8 +40,8 @@ class FixedMask(BaseUpdater):
             raise ValueError(
                 f'sparsity={settings["sparsity"]!r} has no meaning: the masks say what is pruned; leave it out'
             )
-        settings.setdefault('is_sparse_gradients', True)
-        super().__init__(**settings)
+        defaults = {'is_sparse_gradients': True, 'sparsity_distribution_fn': None}
+        super().__init__(**defaults | settings)
         if masks is None:
             raise ValueError(
                 'FixedMask needs masks: those of a pruner, or masks_from_zeros(params)'
@@ -54,10 +54,6 @@ class FixedMask(BaseUpdater):
             lambda mask: 1 - sparse_state_lib.kept_weights(mask) / max(mask.size, 1),
             self.get_initial_masks(params, None),
         )
-
-    def why_dense(self, params):
-        """Says that the masks name no weights of it."""
-        return ['FixedMask has no mask for it'] * len(jax.tree.leaves(params))
 
     def get_initial_masks(self, params, target_sparsities):
         """Returns the given masks, unpacked, as zeros and ones."""

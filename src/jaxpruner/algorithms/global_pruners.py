@@ -54,6 +54,11 @@ class GlobalPruningMixin(_Pruner):
     ranked_together: ClassVar[str] = 'model'
     # Leaves in `custom_sparsity_map` are ranked apart from the others.
     ranks_named_leaves_alone: ClassVar[bool] = True
+    fields_of_distribution: ClassVar[tuple[str, ...]] = (
+        'sparsity',
+        'filter_fn',
+        'custom_sparsity_map',
+    )
 
     custom_sparsity_map: Any = None
     filter_fn: sparsity_distributions.FilterFn = sparsity_distributions.NOT_DIM_ONE_FILTER
@@ -84,14 +89,6 @@ class GlobalPruningMixin(_Pruner):
                 f'{where}{type(self).__name__} ranks single weights across leaves, so it needs Unstructured(), got '
                 f'{sparsity_type}; use a local algorithm such as MagnitudePruning for N:M, blocks and channels'
             )
-
-    def distribution_settings(self):
-        """Returns the settings that stand for a distribution where none is given."""
-        return {
-            'sparsity': 0.0 if self.sparsity is None else self.sparsity,
-            'filter_fn': self.filter_fn,
-            'custom_sparsity_map': self.custom_sparsity_map,
-        }
 
     def init_state(self, params: PyTree) -> Any:
         """Makes the state as the base does; where `sparsity` is the target of every leaf, the target is one number."""

@@ -48,7 +48,7 @@ class SteMixin(_Pruner):
     def pre_forward_update(self, params, opt_state=None, *, sparse_state=None):
         """Prunes the parameters; the derivative is the identity, so that it may stand inside the loss."""
         params = tree_lib.as_arrays(params)
-        state = sparse_state_lib.only_sparse_state(checks.given_state(opt_state, sparse_state))
+        state = sparse_state_lib.only_sparse_state(opt_state, sparse_state)
         masks = self._selected(params, state)
         return tree_lib.map_with_missing(
             lambda p, m: p if m is None else sparse_state_lib.straight_through(p, m), params, masks

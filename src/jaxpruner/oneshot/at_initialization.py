@@ -159,7 +159,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         empty = [
             tree_lib.path_string(path)
             for path, mask in zip(paths, leaves, strict=True)
-            if mask.size and not checks.keeps_any(mask)
+            if mask.size and not mask.any()
         ]
         if empty and total < 1:
             caller_warnings.warn(

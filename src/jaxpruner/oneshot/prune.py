@@ -15,7 +15,7 @@ from jaxpruner.oneshot.wanda import RIA, Wanda
 from jaxpruner.plan import PruningPlan
 
 for _algorithm in (Wanda, RIA, SparseGPT, SNIP, GraSP, SynFlow):
-    api.register_one_shot_algorithm(_algorithm.__name__.lower(), _algorithm)
+    api.ONE_SHOT_REGISTRY[_algorithm.__name__.lower()] = _algorithm
 
 
 def prune(
