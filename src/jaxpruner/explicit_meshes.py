@@ -20,29 +20,28 @@ def explicit_sharding(array: Any) -> NamedSharding | None:
 
 
 def without_explicit_axes(
-    function: Callable[..., Any], like: Any, *divided: bool
+    function: Callable[..., Any], inputs: Any, results: Any = None
 ) -> Callable[..., Any]:
     """Lets a function do what explicit axes of a mesh leave open, such as a sum over an axis that is divided.
 
     Args:
       function: of arrays.
-      like: one of them.
-      divided: for each result (one, or those of a tuple) whether it is divided as `like` is; others are whole on each
-        device.
+      inputs: those of its arguments that may lie on such a mesh, a pytree.
+      results: for each result an array that is divided alike; by default all are whole on each device.
 
     Returns:
-      The function itself where `like` lies on no such mesh.
+      The function itself where no input lies on such a mesh.
 
     >>> import jax.numpy as jnp
-    >>> without_explicit_axes(jnp.sum, jnp.ones(3), False)(jnp.ones(3))
+    >>> without_explicit_axes(jnp.sum, jnp.ones(3))(jnp.ones(3))
     Array(3., dtype=float32)
     """
-    sharding = explicit_sharding(like)
-    if sharding is None:
+    explicit = next(filter(None, map(explicit_sharding, jax.tree.leaves(inputs))), None)
+    if explicit is None:
         return function
-    whole = NamedSharding(sharding.mesh, PartitionSpec())
-    first, *others = (sharding if one else whole for one in divided)
-    return jax.sharding.auto_axes(function, out_sharding=(first, *others) if others else first)
+    whole = NamedSharding(explicit.mesh, PartitionSpec())
+    alike = jax.tree.map(lambda like: explicit_sharding(like) or whole, results)
+    return jax.sharding.auto_axes(function, out_sharding=whole if results is None else alike)
 
 
 def on_explicit_mesh(tree: Any, like: Any) -> Any:

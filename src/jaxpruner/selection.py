@@ -28,10 +28,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import custom_batching, lax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.explicit_meshes import explicit_sharding
+from jaxpruner.explicit_meshes import without_explicit_axes
 
 _EXACT_IN_FLOAT32 = 2**24  # up to here a float32 holds every whole number
 
@@ -201,12 +200,8 @@ def with_automatic_axes(function: Callable[..., list[Any]]) -> Callable[..., lis
     @jax.jit
     @functools.wraps(function)
     def compiled(trees, *others):
-        explicit = next(filter(None, map(explicit_sharding, jax.tree.leaves(trees))), None)
-        if explicit is None:
-            return function(trees, *others)
-        whole = NamedSharding(explicit.mesh, PartitionSpec())
-        places = [explicit_sharding(jax.tree.leaves(tree)[0]) or whole for tree in trees]
-        return jax.sharding.auto_axes(function, out_sharding=places)(trees, *others)
+        firsts = [jax.tree.leaves(tree)[0] for tree in trees]
+        return without_explicit_axes(function, trees, firsts)(trees, *others)
 
     return compiled
 

@@ -374,11 +374,14 @@ def custom_sparsities(custom_sparsity_map: Any, paths: Sequence[tree_lib.Path]) 
     return tree_lib.values_by_leaf(custom_map, paths, 'custom_sparsity_map')
 
 
-def check_custom_map(custom_sparsity_map: SparsityMap | None) -> dict[Any, float | None]:
+def check_custom_map(
+    custom_sparsity_map: SparsityMap | None, setting: str = 'custom_sparsity_map'
+) -> dict[Any, float | None]:
     """Checks the values of a custom sparsity map.
 
     Args:
       custom_sparsity_map: leaf name or glob -> sparsity (`None` = dense), as a mapping or a list of pairs.
+      setting: what the setting is called, for the messages.
 
     Returns:
       The map as a dict, empty for `None`.
@@ -391,10 +394,10 @@ def check_custom_map(custom_sparsity_map: SparsityMap | None) -> dict[Any, float
     {'head/*': None}
     """
     rules = () if custom_sparsity_map is None else custom_sparsity_map
-    custom_map = tree_lib.read_rules(rules, 'custom_sparsity_map')
+    custom_map = tree_lib.read_rules(rules, setting)
     for name, value in custom_map.items():
         if value is not None:
-            check_sparsity(value, f'custom_sparsity_map[{name!r}]')
+            check_sparsity(value, f'{setting}[{name!r}]')
     return custom_map
 
 

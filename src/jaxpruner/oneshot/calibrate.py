@@ -324,7 +324,7 @@ def input_taps(matrices: Iterable[WeightMatrices], with_gram: bool) -> Taps:
         def take(data: Any, sizes: Any, weights: Any) -> InputStatistics:
             return _statistics_of(use, data, sizes, weights, with_gram)
 
-        return without_explicit_axes(take, data, False)(data, sizes, weights)
+        return without_explicit_axes(take, data)(data, sizes, weights)
 
     return Taps(list(_uses_by_inputs(matrices).values()), statistic)
 

@@ -174,30 +174,23 @@ def sparsities_by_name(
     a stacked leaf), of floats alone; a leaf that is named in full is pruned whatever its shape and dtype.
 
     Raises:
-      ValueError: a sparsity outside [0, 1], or a name that matches no leaf.
+      ValueError: a sparsity outside [0, 1], or a name that matches no leaf, or only leaves that earlier names take.
 
     >>> import jax.numpy as jnp
     >>> params = {'a': {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)}, 'b': {'kernel': jnp.ones((2, 2))}}
     >>> sparsities_by_name(params, {'a/*': 0.5})
     {'a': {'bias': None, 'kernel': 0.5}, 'b': {'kernel': None}}
     """
-    for name, value in sparsities.items():
-        if value is not None:
-            sparsity_distributions.check_sparsity(value, f'sparsity[{name!r}]')
+    rules = sparsity_distributions.check_custom_map(sparsities, 'sparsity')
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-    tree_lib.check_names([name for name in sparsities if name != _ALL], paths, 'sparsity')
-
-    def target(path: tree_lib.Path, leaf: Any, axis: int | None) -> float | None:
-        layer = jax.ShapeDtypeStruct(tree_lib.layer_shape(leaf.shape, axis), leaf.dtype)
-        is_full_name = path in sparsities or tree_lib.path_string(path) in sparsities
-        if is_full_name or (tree_lib.holds_weights(layer) and filter_fn(path, layer)):
-            for name, sparsity in sparsities.items():
-                if tree_lib.matches(name, path):
-                    return sparsity
-        return None
-
+    targets: dict[int, float | None] = tree_lib.values_by_leaf(rules, paths, 'sparsity')
     axes = tree_lib.layer_axes(stacked, paths, [leaf.shape for leaf in leaves])
-    return tree_lib.unflatten(treedef, map(target, paths, leaves, axes), leaves)
+    for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
+        layer = jax.ShapeDtypeStruct(tree_lib.layer_shape(leaf.shape, axes[i]), leaf.dtype)
+        is_full_name = path in rules or tree_lib.path_string(path) in rules
+        if not is_full_name and not (tree_lib.holds_weights(layer) and filter_fn(path, layer)):
+            targets[i] = None
+    return tree_lib.unflatten(treedef, map(targets.get, range(len(leaves))), leaves)
 
 
 def names_of(pruner: BaseUpdater) -> IsNamed:

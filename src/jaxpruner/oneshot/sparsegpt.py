@@ -213,7 +213,7 @@ def prune_by_sparsegpt(
         return tuple(x.reshape(*leading, *x.shape[1:]) for x in pruned)
 
     each = [jnp.broadcast_to(jnp.asarray(x, jnp.float32), leading) for x in (sparsity, damping)]
-    prune_there = without_explicit_axes(prune_all, weights, False, False, False)
+    prune_there = without_explicit_axes(prune_all, weights)
     return PrunedMatrices(*prune_there(weights, gram, *each))
 
 

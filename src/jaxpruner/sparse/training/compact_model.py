@@ -625,10 +625,8 @@ def _made(
     rng_seed: Any,
 ) -> CompactModel:
     """A model in which the leaves that have a sparsity have the layouts of `layout_of`, with notes for the plan."""
-    rules = sparsity if isinstance(sparsity, Mapping) else {'*': sparsity}
-    for rule, value in rules.items():
-        if value is not None:
-            sparsity_distributions.check_sparsity(value, f'sparsity[{rule!r}]')
+    given = sparsity if isinstance(sparsity, Mapping) else {'*': sparsity}
+    rules = sparsity_distributions.check_custom_map(given, 'sparsity')
     if algorithm not in ALGORITHMS:
         near = tree_lib.nearest(str(algorithm), ALGORITHMS)
         raise ValueError(f'algorithm {algorithm!r} does not train compact weights; {near}')
