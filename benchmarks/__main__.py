@@ -3,17 +3,19 @@
 import dataclasses
 import importlib
 import os
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import jax
 import tyro
+from rich.console import Console
 
 from benchmarks import report
 from benchmarks.against import PACKAGE, compare
-from benchmarks.elsewhere import printed_elsewhere
+from benchmarks.elsewhere import command_elsewhere
 from benchmarks.timing import IN_PLACE
 
 Subject = Literal[
@@ -80,10 +82,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
             title = f'{name}, times that of {settings.against}'
             report.show(title, subject.COLUMNS, rows, settings.json)
         elif missing:
-            print(printed_elsewhere(name, size, rounds, settings.json, missing), end='', flush=True)
+            subprocess.run(
+                command_elsewhere(name, size, rounds, settings.json),
+                env={**os.environ, **missing},
+                check=True,
+            )
         else:
-            report.show(name, subject.COLUMNS, subject.run(size, rounds), settings.json)
+            rows: list[report.Row] = []
+            try:
+                for row in _watched(subject.run(size, rounds), name):
+                    rows.append(row)
+            finally:  # Ctrl-C loses no row that is measured
+                report.show(name, subject.COLUMNS, rows, settings.json)
     return 0
+
+
+def _watched(rows: Iterable[report.Row], subject: str) -> Iterator[report.Row]:
+    """Shows which row was measured last, where somebody watches."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield from rows
+        return
+    with console.status(subject) as status:
+        for row in rows:
+            status.update(f'{subject}: {row.name} is done')
+            yield row
 
 
 if __name__ == '__main__':

@@ -50,14 +50,12 @@ PRUNED = 'blocks/*/kernel'
 COMPILED = [(sparsegpt, 'prune_by_sparsegpt')]
 
 
-def run(size: str, rounds: int) -> list[Row]:
+def run(size: str, rounds: int) -> Iterator[Row]:
     """Times calibration and SparseGPT, then counts memory, then prunes in fresh processes."""
-    return [
-        *_calibration(CALIBRATED[size], rounds),
-        *_sparsegpt(LAYERS[size], rounds),
-        *_memory(DEEP[size]),
-        *cold_prunes.rows(size, rounds),
-    ]
+    yield from _calibration(CALIBRATED[size], rounds)
+    yield from _sparsegpt(LAYERS[size], rounds)
+    yield from _memory(DEEP[size])
+    yield from cold_prunes.rows(size, rounds)
 
 
 def _calibration(model: Transformer, rounds: int) -> list[Row]:

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -65,13 +65,14 @@ def environment() -> Mapping[str, str]:
     return {} if needed.items() <= os.environ.items() else needed
 
 
-def run(size: str, rounds: int) -> list[Row]:
+def run(size: str, rounds: int) -> Iterator[Row]:
     """Times each model; here, and in a process with the allocator as it is."""
     cases = _cases(size)
     plain = {}
     if _PLAIN_ALLOCATOR not in os.environ:
         plain = _with_plain_allocator(size, rounds)
-    return [_row(name, case, rounds, plain.get(name)) for name, case in cases.items()]
+    for name, case in cases.items():
+        yield _row(name, case, rounds, plain.get(name))
 
 
 def _row(name: str, case: Case, rounds: int, plain: Ratio | None) -> Row:

@@ -130,16 +130,15 @@ SIZES = {
 }
 
 
-def run(size: str, rounds: int) -> list[Row]:
+def run(size: str, rounds: int) -> Iterator[Row]:
     """Times the steps."""
     sizes = SIZES[size]
-    rows = []
     for name, case in sizes.cases():
-        rows.append(_row(name, _measured(case, rounds)))
+        yield _row(name, _measured(case, rounds))
     mlp = Case(sizes.mlp(sizes.swept_width), {'sparsity': SPARSITY, 'block': sizes.block})
-    rows.append(_row_of_moving(mlp, rounds))
-    rows += [_row(name, _measured(case, rounds)) for name, case in sizes.sweep()]
-    return rows
+    yield _row_of_moving(mlp, rounds)
+    for name, case in sizes.sweep():
+        yield _row(name, _measured(case, rounds))
 
 
 def _row(name: str, columns: Mapping[str, Value]) -> Row:

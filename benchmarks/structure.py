@@ -9,7 +9,7 @@ import fnmatch
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -131,19 +131,17 @@ CASES = {
 }
 
 
-def run(size: str, rounds: int) -> list[Row]:
+def run(size: str, rounds: int) -> Iterator[Row]:
     """Finds groups, then times smaller models, then looks for those of half the latency."""
     cases = CASES[size]
-    rows = []
     for title, (model, limit) in cases.analysed().items():
         columns = {'seconds': _seconds_of_analysis(model), 'limit in seconds': limit}
-        rows.append(_row(f'groups of a {title}, beyond tracing', columns))
+        yield _row(f'groups of a {title}, beyond tracing', columns)
     for title, case in cases.timed().items():
-        rows += _rows_of_case(title, case, rounds)
+        yield from _rows_of_case(title, case, rounds)
     for title, case in cases.timed().items():
         if case.has_budget:
-            rows.append(_row_of_budget(title, case, rounds))
-    return rows
+            yield _row_of_budget(title, case, rounds)
 
 
 def _row(name: str, columns: Mapping[str, Value]) -> Row:
