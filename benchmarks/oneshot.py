@@ -21,7 +21,7 @@ from benchmarks.report import Row
 from benchmarks.selection import environment as environment
 from benchmarks.timing import Timing, bound, interleaved, ratio
 from jaxpruner import oneshot, sparsity_distributions
-from jaxpruner.oneshot import sparsegpt
+from jaxpruner.oneshot import leaves, sparsegpt
 from jaxpruner.oneshot.calibrate import SequentialCalibration
 from jaxpruner.sparsity_types import NByM, Unstructured
 
@@ -135,7 +135,9 @@ def _memory(model: Transformer) -> list[Row]:
         oneshot.calibrate(model.logits, params, [tokens], 'gram', only=PRUNED)
 
     def calibrate_in_turn(params: Any) -> None:
-        run = SequentialCalibration(model.logits, params, [tokens], 'gram', only=PRUNED)
+        graph = leaves.trace_model(model.logits, params, tokens)
+        matrices = leaves.follow_named_leaves(graph, PRUNED).all_matrices
+        run = SequentialCalibration(graph, matrices, [tokens], 'gram')
         for number in range(len(run.blocks)):
             run.take(number, params)
 

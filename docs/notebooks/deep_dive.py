@@ -369,7 +369,7 @@ assert (masks['hidden']['kernel'].sum(axis=0) == 8).all()
 # - `skip_gradients`: the optimizer does not run in a step that moves masks.
 # - `is_sparse_gradients`: the optimizer sees no gradients of pruned weights; `update_state` does.
 # - `regrows_from_zero = True`: regrown weights start at zero.
-# - `moments_to_reset` says which moments the optimizer forgets.
+# - `restart_inner_state` lets the optimizer forget the moments of regrown weights.
 
 
 # %%
@@ -409,14 +409,11 @@ class ConstantFanIn(jaxpruner.BaseUpdater):
             promise = jnp.where(stays, jnp.inf, jnp.abs(grad))
             return (ranks_in_columns(promise) < fan_in).astype(jnp.uint8)
 
-        return sparse_state._replace(
-            masks=tree.map_with_missing(replace, params, sparse_state.masks, grads)
-        )
-
-    def moments_to_reset(self, old_state, new_state):
-        return jax.tree.map(
-            lambda old, new: (old == 0) & (new == 1), old_state.masks, new_state.masks
-        )
+        old = sparse_state.masks
+        new = tree.map_with_missing(replace, params, old, grads)
+        regrown = jax.tree.map(lambda old, new: (old == 0) & (new == 1), old, new)
+        inner_state = sparse_state_lib.restart_inner_state(sparse_state.inner_state, regrown)
+        return sparse_state._replace(masks=new, inner_state=inner_state)
 
     def instant_sparsify(self, params, grads=None):
         raise RuntimeError(

@@ -334,19 +334,6 @@ class BaseUpdater:
         state = sparse_state_lib.only_sparse_state(sparse_state, opt_state)
         return self.apply_masks(params, state.masks)
 
-    def moments_to_reset(self, old_state: SparseState, new_state: SparseState) -> PyTree | None:
-        """Chooses the weights whose moments in the optimizer become zero after a mask update.
-
-        Args:
-          old_state: the state before the update, masks unpacked.
-          new_state: the state after it.
-
-        Returns:
-          A tree of boolean arrays (`None` for none of a leaf), or `None` for none at all.
-        """
-        del old_state, new_state
-        return None
-
     def check_type(self, sparsity_type: sparsity_types.SparsityType, where: str = '') -> None:
         """Refuses a sparsity type with which the algorithm cannot work.
 
@@ -753,10 +740,6 @@ def _new_masks(pruner, state, params, grads, extra_args, tracked=None):
     if new.masks is not old.masks:
         new = new._replace(masks=sparse_state_lib.unpack_masks(new.masks, params))
         stored = sparse_state_lib.store_masks(new.masks, params, pruner.packs_masks(), stored)
-    reset = pruner.moments_to_reset(old, new)
-    if reset is not None:
-        inner_state = sparse_state_lib.restart_inner_state(new.inner_state, reset)
-        new = new._replace(inner_state=inner_state)
     return new._replace(masks=stored)
 
 

@@ -1,7 +1,6 @@
 """AC/DC: dense and sparse phases in turn."""
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -86,7 +85,7 @@ class ACDC(pruners.MagnitudePruning):
     are trained, follow one another. Their steps are given by a schedule or by four counts.
 
     Each update of a (periodic) scheduler begins a phase, the first one sparse. The last update begins a sparse phase
-    that lasts to the end. Without `update_end_step` phases go on for ever.
+    that lasts to the end. Without `update_end_step` phases go on for ever. `scheduler` then holds these phases.
 
     Attributes:
       scheduler: a `PeriodicSchedule`: `update_freq` is the length of a phase.
@@ -103,8 +102,8 @@ class ACDC(pruners.MagnitudePruning):
 
     >>> schedule = sparsity_schedules.PeriodicSchedule(update_freq=10, update_start_step=10, update_end_step=40)
     >>> pruner = ACDC(schedule)
-    >>> [bool(pruner.begins_sparse(step)) for step in (10, 20, 30, 40)]
-    [True, False, True, True]
+    >>> [pruner.scheduler.is_sparse(step) for step in (9, 10, 20, 30, 40)]
+    [False, True, False, True, True]
     """
 
     init_dense_steps_end: int = 0
@@ -115,46 +114,31 @@ class ACDC(pruners.MagnitudePruning):
 
     def __post_init__(self):
         counts = {name: getattr(self, name) for name in COUNTS}
-        has_counts = any(counts.values())
-        if has_counts:
-            if not isinstance(self.scheduler, sparsity_schedules.NoUpdateSchedule | PhasesSchedule):
-                raise ValueError(
-                    f'ACDC takes a scheduler or counts of steps, got {self.scheduler!r} and {counts}'
-                )
-            self.scheduler = PhasesSchedule(**counts)
+        schedule, has_counts = self.scheduler, any(counts.values())
         if self.reset_optimizer is None:
             self.reset_optimizer = not has_counts
+        if has_counts:
+            if not isinstance(schedule, sparsity_schedules.NoUpdateSchedule | PhasesSchedule):
+                raise ValueError(
+                    f'ACDC takes a scheduler or counts of steps, got {schedule!r} and {counts}'
+                )
+            self.scheduler = PhasesSchedule(**counts)
         super().__post_init__()
+        if isinstance(schedule, sparsity_schedules.PeriodicSchedule):
+            if steps := schedule.update_steps():
+                length = schedule.update_freq
+                self.scheduler = PhasesSchedule(steps[0], steps[-1], length, length)
         # The one update of `OneShotSchedule` begins a sparse phase that lasts to the end. With `NoUpdateSchedule`
         # training stays dense.
-        others = sparsity_schedules.OneShotSchedule | sparsity_schedules.NoUpdateSchedule
-        if not isinstance(
-            self.scheduler, PhasesSchedule | sparsity_schedules.PeriodicSchedule | others
+        elif not isinstance(
+            schedule,
+            PhasesSchedule
+            | sparsity_schedules.OneShotSchedule
+            | sparsity_schedules.NoUpdateSchedule,
         ):
             raise TypeError(
-                f'ACDC needs a PeriodicSchedule, whose update_freq is the length of a phase; got {self.scheduler!r}'
+                f'ACDC needs a PeriodicSchedule, whose update_freq is the length of a phase; got {schedule!r}'
             )
-
-    def begins_sparse(self, step):
-        """Whether the phase that an update at `step` begins is sparse.
-
-        Args:
-          step: int32 scalar, an update step.
-
-        Returns:
-          A bool scalar: true of the first update, the third and so on, and of the last.
-        """
-        schedule = self.scheduler
-        if isinstance(schedule, PhasesSchedule):
-            return jnp.asarray(schedule.is_sparse(step))
-        if not isinstance(schedule, sparsity_schedules.PeriodicSchedule):
-            return jnp.bool_(True)  # the only update there is
-        # Updates are numbered by the multiples of `update_freq` that they come at.
-        first = math.ceil(schedule.update_start_step / schedule.update_freq)
-        sparse = (jnp.asarray(step) // schedule.update_freq - first) % 2 == 0
-        if schedule.update_end_step is not None:
-            sparse |= jnp.asarray(step) + schedule.update_freq > schedule.update_end_step
-        return sparse
 
     def check_type(self, sparsity_type, where=''):
         """Refuses channels that are removed from all leaves."""
@@ -167,17 +151,10 @@ class ACDC(pruners.MagnitudePruning):
 
     def update_state(self, sparse_state, params, grads, **extra_args):
         """Keeps the largest weights where a sparse phase begins, all weights where a dense one does."""
-        sparse = self.begins_sparse(sparse_state.count)
-        # A phase is at its target at once, whatever grows in the schedule.
-        targets = jax.tree.map(
-            lambda target: jnp.where(sparse, target, 0.0), sparse_state.target_sparsities
-        )
-        scores = self.scores_to_rank(params, sparse_state, grads, extra_args)
-        return sparse_state._replace(masks=self.create_masks(scores, targets))
-
-    def moments_to_reset(self, old_state, new_state):
-        """Chooses all weights where a dense phase begins."""
-        if not self.reset_optimizer:
-            return None
-        dense = ~self.begins_sparse(old_state.count)
-        return jax.tree.map(lambda mask: jnp.broadcast_to(dense, mask.shape), new_state.masks)
+        state = super().update_state(sparse_state, params, grads, **extra_args)
+        if not self.reset_optimizer or not isinstance(self.scheduler, PhasesSchedule):
+            return state
+        is_dense = ~jnp.asarray(self.scheduler.is_sparse(sparse_state.count))
+        weights = jax.tree.map(lambda mask: jnp.broadcast_to(is_dense, mask.shape), state.masks)
+        inner_state = sparse_state_lib.restart_inner_state(state.inner_state, weights)
+        return state._replace(inner_state=inner_state)

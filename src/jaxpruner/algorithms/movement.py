@@ -8,12 +8,11 @@ import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import ste
-from jaxpruner.base_updater import BaseUpdater
 from jaxpruner.tree import at_least_float32, holds_weights
 
 
 @dataclasses.dataclass
-class MovementPruning(ste.SteMixin, BaseUpdater):
+class MovementPruning(ste.SteMixin):
     r"""Keeps the weights that fine-tuning moves away from zero. Sanh et al., "Movement Pruning", 2020.
 
     The score of a weight is a sum over all steps, $S = -\sum_t w_t \cdot \partial L_t / \partial w_t$, which the state
@@ -48,10 +47,9 @@ class MovementPruning(ste.SteMixin, BaseUpdater):
         )
 
     def track(self, sparse_state, params, grads):
-        """Adds the movement of this step to the scores."""
-        state, _ = super().track(sparse_state, params)
-        scores = _add_movements(params, grads, state.algorithm_state)
-        return state._replace(algorithm_state=scores), None
+        """Adds the movement of this step to the scores, by which masks are then made."""
+        scores = _add_movements(params, grads, sparse_state.algorithm_state)
+        return sparse_state._replace(algorithm_state=scores), None
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """Returns the sums so far; in one-shot pruning those of the given gradients."""

@@ -28,18 +28,17 @@ def generate_random_scores(params: PyTree, rng_seed: Any) -> PyTree:
     """
     leaves, treedef = jax.tree.flatten(params)
     keys = seeds.split_key(seeds.prng_key(rng_seed), len(leaves))
-    scores = [_uniform_like(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
-    return jax.tree.unflatten(treedef, scores)
 
+    def uniform_like(key, leaf):
+        dtype = leaf.dtype if leaf.dtype == jnp.float64 else jnp.dtype('float32')
+        if tree_lib.has_traced((key, leaf)):
+            draw = functools.partial(jax.random.uniform, shape=leaf.shape, dtype=dtype)
+            return control.draw_in_loop(draw, key)
+        if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
+            return _uniform_on_devices(leaf.shape, dtype, leaf.sharding)(key)
+        return jax.random.uniform(key, leaf.shape, dtype)
 
-def _uniform_like(key, leaf):
-    dtype = leaf.dtype if leaf.dtype == jnp.float64 else jnp.dtype('float32')
-    if tree_lib.has_traced((key, leaf)):
-        draw = functools.partial(jax.random.uniform, shape=leaf.shape, dtype=dtype)
-        return control.draw_in_loop(draw, key)
-    if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
-        return _uniform_on_devices(leaf.shape, dtype, leaf.sharding)(key)
-    return jax.random.uniform(key, leaf.shape, dtype)
+    return jax.tree.unflatten(treedef, map(uniform_like, keys, leaves))
 
 
 @functools.lru_cache

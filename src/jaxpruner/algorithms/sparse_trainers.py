@@ -132,6 +132,7 @@ class SET(StaticRandomSparse):
         key = seeds.prng_key(self.rng_seed, sparse_state.count)
         return pruners.generate_random_scores(params, key)
 
+    @selection.says(ranks_all_leaves=True)  # as well as one
     def update_masks(self, old_mask, drop_score, grow_score, drop_fraction):
         """Drops and grows weights of one leaf.
 
@@ -157,14 +158,23 @@ class SET(StaticRandomSparse):
 
     # JaxPruner's names, which `update_state` calls: a subclass may override either.
 
+    @selection.says(is_other_name=True)
     def _get_drop_scores(self, sparse_state, params, grads, **extra_args):
         return checks.call(self.get_drop_scores, sparse_state, params, grads, **extra_args)
 
+    @selection.says(is_other_name=True)
     def _get_grow_scores(self, sparse_state, params, grads, **extra_args):
         return checks.call(self.get_grow_scores, sparse_state, params, grads, **extra_args)
 
+    @selection.says(is_other_name=True)
     def _update_masks(self, old_mask, drop_score, grow_score, drop_fraction):
         return self.update_masks(old_mask, drop_score, grow_score, drop_fraction)
+
+    def _said_by(self, hook, fact):
+        """Finds what a hook says of itself; nothing where a subclass overrides JaxPruner's name for it."""
+        if not selection.said_by(getattr(self, f'_{hook}'), 'is_other_name'):
+            return None
+        return selection.said_by(getattr(self, hook), fact)
 
     def update_state(self, sparse_state, params, grads, **extra_args):
         """Drops and grows weights, as many of each; moments of regrown weights become zero.
@@ -175,21 +185,17 @@ class SET(StaticRandomSparse):
         fraction = self.drop_fraction_fn(sparse_state.count)
         paths, arrays, treedef = tree_lib.flatten_with_paths(params)
         masks = tree_lib.leaves_like(treedef, sparse_state.masks)
-        # All leaves at once, in one selection, unless a subclass has its own rule for a leaf.
-        rules = [
-            getattr(rule, '__func__', None) for rule in (self.update_masks, self._update_masks)
-        ]
-        is_together = rules == [SET.update_masks, SET._update_masks]
+        # All leaves in one selection, of lazy scores; a subclass's own rule sees arrays, one leaf after another.
+        is_together = self._said_by('update_masks', 'ranks_all_leaves')
 
-        def scores(name, weights):
-            """Scores all leaves: lazily where the method says that it scores each weight by itself."""
-            method, function = getattr(self, f'_{name}'), None
-            if is_together and getattr(method, '__func__', None) is vars(SET)[f'_{name}']:
-                function = selection.said_by(getattr(self, name), 'of_each_weight')
-            if function is None:
-                of_leaves = checks.call(method, sparse_state, params, grads, **extra_args)
-                return tree_lib.leaves_like(treedef, of_leaves)
-            return [selection.lazily(function, w) for w in tree_lib.leaves_like(treedef, weights)]
+        def scores(hook, weights):
+            function = self._said_by(hook, 'of_each_weight')
+            if function and is_together:
+                leaves = tree_lib.leaves_like(treedef, weights)
+                return [selection.lazily(function, leaf) for leaf in leaves]
+            method = getattr(self, f'_{hook}')
+            of_leaves = checks.call(method, sparse_state, params, grads, **extra_args)
+            return tree_lib.leaves_like(treedef, of_leaves)
 
         drop, grow = scores('get_drop_scores', params), scores('get_grow_scores', grads)
         masked: dict[int, mask_calculator.MaskedLeaf] = {}

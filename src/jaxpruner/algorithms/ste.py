@@ -1,22 +1,18 @@
 """Straight-through methods: the forward pass is sparse, the weights that are trained stay dense."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import jax
 
-from jaxpruner import checks, seeds
+from jaxpruner import seeds
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 from jaxpruner.base_updater import BaseUpdater
 
-# A mixin calls the methods of the pruner that it is mixed into.
-_Pruner = BaseUpdater if TYPE_CHECKING else object
 
-
-@dataclasses.dataclass(init=False, eq=False)  # those of the pruner
-class SteMixin(_Pruner):
+class SteMixin(BaseUpdater):  # no dataclass: it has the fields and the constructor of the pruner
     """Prunes in `pre_forward_update`, at the scheduled sparsity of each step, and lets gradients pass.
 
     Scores are those of the pruner that it is mixed into.
@@ -36,14 +32,6 @@ class SteMixin(_Pruner):
     """
 
     lands_on_zero: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **settings: Any):
-        super().__init_subclass__(**settings)
-        checks.check_mixed_in_first(cls, SteMixin, BaseUpdater)
-
-    def get_initial_masks(self, params, target_sparsities):
-        """Makes the pruner's masks; no update applies them. JaxPruner's mixin has this method, so it stays callable."""
-        return super().get_initial_masks(params, target_sparsities)
 
     def pre_forward_update(self, params, opt_state=None, *, sparse_state=None):
         """Prunes the parameters; the derivative is the identity, so that it may stand inside the loss."""
@@ -65,12 +53,10 @@ class SteMixin(_Pruner):
         return sparse_state._replace(masks=masks)
 
     def _selected(self, params, state):
-        sparsities = self.scheduler.get_sparsity_at_step(state.target_sparsities, state.count)
         # Scores steer the selection alone; no gradient flows through it.
         detached = jax.lax.stop_gradient(params)
         state = state._replace(masks=sparse_state_lib.unpack_masks(state.masks, params))
-        scores = self.scores_to_rank(detached, state, None, {})
-        return self.create_masks(scores, sparsities)
+        return super().update_state(state, detached, None).masks
 
     def post_gradient_update(self, params, opt_state=None, *, sparse_state=None):
         """Returns the parameters as they are: dense."""

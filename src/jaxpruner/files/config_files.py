@@ -49,7 +49,16 @@ def as_dict(config: Any) -> dict[Any, Any]:
         return read(config)
     # A ConfigDict is no Mapping, but has its methods.
     if isinstance(config, Mapping) or (hasattr(config, 'keys') and hasattr(config, '__getitem__')):
-        return {key: _value(config, key) for key in config}
+        table = {}
+        for key in config:
+            try:
+                value: Any = config[key]
+            except Exception as error:  # a placeholder of a ConfigDict that must be filled
+                raise ValueError(f'config key {key!r} has no value: {error}') from error
+            if hasattr(value, 'to_dict') and not isinstance(value, Mapping):
+                value = value.to_dict()
+            table[key] = value
+        return table
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     if 'algorithm' in getattr(config, '__dict__', {}):  # a namespace
@@ -57,14 +66,3 @@ def as_dict(config: Any) -> dict[Any, Any]:
     raise TypeError(
         f'a configuration is a mapping, a dataclass, or the path of a TOML or JSON file; got {config!r}'
     )
-
-
-def _value(config: Any, key: Any) -> Any:
-    """Returns the value of a key; nested ConfigDicts become dicts."""
-    try:
-        value = config[key]
-    except Exception as error:  # a placeholder of a ConfigDict that must be filled
-        raise ValueError(f'config key {key!r} has no value: {error}') from error
-    if hasattr(value, 'to_dict') and not isinstance(value, Mapping):
-        return value.to_dict()
-    return value

@@ -25,28 +25,22 @@ def named_arrays(tree: tree_lib.PyTree) -> dict[str, tuple[tree_lib.Path, Any]]:
             raise ValueError(
                 f'the leaves {arrays[name][0]} and {path} are both called {name!r} in a file; rename one'
             )
-        arrays[name] = path, _checked_array(name, leaf)
+        array = np.asarray(leaf) if isinstance(leaf, bool | int | float | complex) else leaf
+        has_values = isinstance(array, jax.Array | np.ndarray | np.generic)
+        if isinstance(array, jax.Array):
+            is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+            has_values = not tree_lib.is_traced(array) and not is_key and array.is_fully_addressable
+        if not has_values:
+            raise TypeError(
+                f'{name}: a leaf must be an array whose values this process has, got {type(leaf).__name__}; save '
+                'outside jit, gather what other processes hold (multihost_utils.process_allgather), take '
+                'jax.random.key_data of keys, and leave out what is no array (for Equinox: '
+                'eqx.filter(model, eqx.is_array))'
+            )
+        if not array.dtype.isnative:  # files are read as the machine's own byte order
+            array = array.astype(array.dtype.newbyteorder('='))
+        arrays[name] = path, array
     return arrays
-
-
-def _checked_array(name: str, leaf: Any) -> Any:
-    """Returns a leaf as an array whose values this process has; a `TypeError` names what is none."""
-    if isinstance(leaf, bool | int | float | complex):
-        return np.asarray(leaf)
-    has_values = isinstance(leaf, jax.Array | np.ndarray | np.generic)
-    has_values = has_values and not tree_lib.is_traced(leaf)
-    if has_values and isinstance(leaf, jax.Array):
-        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        has_values = leaf.is_fully_addressable and not is_key
-    if not has_values:
-        raise TypeError(
-            f'{name}: a leaf must be an array whose values this process has, got {type(leaf).__name__}; save outside '
-            'jit, gather what other processes hold (multihost_utils.process_allgather), take jax.random.key_data '
-            'of keys, and leave out what is no array (for Equinox: eqx.filter(model, eqx.is_array))'
-        )
-    # Files are read as the machine's own byte order.
-    is_foreign = not leaf.dtype.isnative
-    return leaf.astype(leaf.dtype.newbyteorder('=')) if is_foreign else leaf
 
 
 def on_host(array: Any) -> np.ndarray:

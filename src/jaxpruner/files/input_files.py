@@ -28,14 +28,14 @@ def parse_json(content: bytes | bytearray) -> Any:
     Raises:
       ValueError: it is no UTF-8 or no JSON, a key is given twice, or it is nested deeper than anything sensible.
     """
+
+    def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) < len(pairs):
+            raise ValueError(f'a key is given twice in {[key for key, _ in pairs][:9]}')
+        return table
+
     try:
-        return json.loads(content.decode(), object_pairs_hook=_without_repetition)
+        return json.loads(content.decode(), object_pairs_hook=without_repetition)
     except RecursionError:
         raise ValueError('its values are nested too deep') from None
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        raise ValueError(f'a key is given twice in {[key for key, _ in pairs][:9]}')
-    return table

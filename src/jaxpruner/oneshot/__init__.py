@@ -25,7 +25,6 @@ from jaxpruner.oneshot.calibrate import Calibration as Calibration
 from jaxpruner.oneshot.calibrate import InputStatistics as InputStatistics
 from jaxpruner.oneshot.calibrate import calibrate as calibrate
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning as CalibratedPruning
-from jaxpruner.oneshot.matrices import MatrixLayout as MatrixLayout
 from jaxpruner.oneshot.matrices import wanda_scores as wanda_scores
 from jaxpruner.oneshot.owl import owl_sparsities as owl_sparsities
 from jaxpruner.oneshot.prune import plan as plan

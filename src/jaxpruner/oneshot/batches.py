@@ -44,14 +44,6 @@ def as_inputs(batch: Any) -> tuple[Any, ...]:
     return batch if type(batch) is tuple else (batch,)
 
 
-def check_model_is_given(algorithm: str, apply_fn: Any, batches: Any) -> None:
-    """Refuses a call that lacks the model or the data, of which one is no use without the other."""
-    if apply_fn is None or batches is None:
-        raise ValueError(
-            f'{algorithm}: give the model and data together, both apply_fn=… and batches=…'
-        )
-
-
 def check_inputs(function: Callable[..., Any], batch: Any, name: str = 'apply_fn') -> None:
     """Refuses a batch that holds other inputs than `function(params, *inputs)` takes."""
     try:

@@ -17,7 +17,7 @@ from jaxpruner.explicit_meshes import on_explicit_mesh, without_explicit_axes
 from jaxpruner.oneshot import batches as batches_lib
 from jaxpruner.oneshot import leaves as leaves_lib
 from jaxpruner.oneshot.leaves import Names, block_of
-from jaxpruner.oneshot.matrices import WeightMatrices, contracted_axes
+from jaxpruner.oneshot.matrices import WeightMatrices, data_axes
 from jaxpruner.progress import progress_bar
 from jaxpruner.trace import Use, contractions
 from jaxpruner.trace.compiled_once import CompiledOnce
@@ -119,20 +119,24 @@ def calibrate(
     """
     if kind not in ('second_moment', 'gram'):
         raise ValueError(f"kind is 'second_moment' or 'gram', got {kind!r}")
-    step = shapes = first = totals = None
-    batches = batches_lib.as_batches(batches)
+    first: Any = None
+    totals: Any = None
+    step: Any = None
+    shapes = None
+    _, batches = batches_lib.first_batch(batches)
     with progress_bar(len(batches) if isinstance(batches, Sized) else None, progress) as show:
         for number, batch in enumerate(batches):
             show('calibrating', number, totals)
             inputs, own_weights = batches_lib.as_inputs(batch), weights_of(batch, weights)
-            if step is None or batches_lib.shapes_of((inputs, own_weights)) != shapes:
-                shapes = batches_lib.shapes_of((inputs, own_weights))
+            own_shapes = batches_lib.shapes_of((inputs, own_weights))
+            if step is None or own_shapes != shapes:
+                shapes = own_shapes
                 graph = leaves_lib.trace_model(apply_fn, params, batch)
                 followed = leaves_lib.follow_named_leaves(graph, only)
                 check_samples_are_told(followed.all_matrices, own_weights)
                 taps = input_taps(followed.all_matrices, kind == 'gram')
                 if first is None:
-                    leaves_lib.warn_of_dense(followed, 'calibrate')
+                    leaves_lib.warn_of_dense('calibrate', followed, followed.unclear)
                     totals, first = on_explicit_mesh(taps.zeros(), (params, inputs)), followed
                 elif _sharing(first.all_matrices) != _sharing(followed.all_matrices):
                     raise ValueError(
@@ -140,21 +144,17 @@ def calibrate(
                         'meet the same value, so that their statistics cannot be added up; give batches of one shape'
                     )
 
-                def add(totals, weights, params, *inputs, taps=taps, graph=graph):
+                def add(totals, weights, params, *inputs, taps=taps, graph=graph) -> Any:
                     return taps.run(graph, totals, params, *inputs, given=(weights,))[1]
 
                 step = CompiledOnce(add, donate_argnums=(0,))
             totals = step(totals, own_weights, params, *inputs)
-    if first is None or totals is None:
-        raise ValueError('batches are empty; calibration needs at least one')
     calibration = Calibration()
     calibration.followed = first
     for matrices, statistics in calibrated(first.all_matrices, totals):
         if not matrices.fills_stacks:  # other trips of the loop read other leaves
             trips = tuple(slice(*axis.range) for axis in matrices.stack if axis.loop)
-            arrays: Any = statistics
-            own: Any = [None if x is None else x[trips] if x.ndim else x for x in arrays]
-            statistics = InputStatistics(*own)
+            statistics = jax.tree.map(lambda x, trips=trips: x[trips] if x.ndim else x, statistics)
         entry = CalibratedMatrices(matrices, statistics)
         calibration[matrices.path] = (*calibration.get(matrices.path, ()), entry)
     return calibration
@@ -206,18 +206,24 @@ def find_blocks(matrices, segments: Segments, blocks: Sequence[Names] = ()) -> l
 class SequentialCalibration:
     """A model that is calibrated one block after another, with parameters that change in between.
 
-    Arguments are those of `calibrate` (all batches have one shape, and are held at once), and `blocks` as in
-    `CalibratedPruning`.
+    Args:
+      graph: of the model.
+      matrices: those that are to be calibrated.
+      batches: all of one shape; they are held at once.
+      kind: as in `calibrate`.
+      named: what a block holds, as `CalibratedPruning.blocks`.
+      weights: as in `calibrate`.
 
     Attributes:
       blocks: in the order in which they have to be pruned.
 
     Raises:
-      ValueError, UnsupportedPrimitive: as in `calibrate`, or batches of several shapes.
+      ValueError: batches of several shapes, or leaves that no block can hold.
 
-    >>> import jax.numpy as jnp
-    >>> params = {'a': jnp.eye(2), 'b': jnp.ones((2, 1))}
-    >>> calibration = SequentialCalibration(lambda p, x: x @ p['a'] @ p['b'], params, [jnp.ones((1, 2))])
+    >>> params, batch = {'a': jnp.eye(2), 'b': jnp.ones((2, 1))}, jnp.ones((1, 2))
+    >>> graph = leaves_lib.trace_model(lambda p, x: x @ p['a'] @ p['b'], params, batch)
+    >>> matrices = leaves_lib.follow_leaves(graph, graph).all_matrices
+    >>> calibration = SequentialCalibration(graph, matrices, [batch])
     >>> def squares(number):
     ...     ((_, statistics),) = calibration.take(number, params)
     ...     return statistics.second_moment.tolist()
@@ -228,10 +234,7 @@ class SequentialCalibration:
     [9.0, 9.0]
     """
 
-    def __init__(
-        self, apply_fn, params, batches, kind='second_moment', only=None, blocks=(), weights=None
-    ):
-        batches = list(batches)
+    def __init__(self, graph, matrices, batches, kind='second_moment', named=(), weights=None):
         given = [(batches_lib.as_inputs(batch), weights_of(batch, weights)) for batch in batches]
         shapes = [batches_lib.shapes_of(each) for each in given]
         if any(each != shapes[0] for each in shapes):
@@ -239,8 +242,6 @@ class SequentialCalibration:
                 'sequential=True takes batches of one shape, and these have several; leave out the last one if it is '
                 'smaller'
             )
-        graph = leaves_lib.trace_model(apply_fn, params, batches[0])
-        matrices = leaves_lib.follow_named_leaves(graph, only).all_matrices
         check_samples_are_told(matrices, given[0][1])
         for part in matrices:
             if not part.fills_stacks:
@@ -250,7 +251,7 @@ class SequentialCalibration:
                 )
         self._with_gram = kind == 'gram'
         self._segments = Segments(graph, [use for part in matrices for use in part.uses])
-        self.blocks = find_blocks(matrices, self._segments, blocks)
+        self.blocks = find_blocks(matrices, self._segments, named)
         # The values of each batch at a step, and its weights.
         self._batches = [(self._segments.begin(*inputs), own) for inputs, own in given]
         self._step = 0
@@ -284,8 +285,8 @@ def inputs_key(matrices: WeightMatrices) -> Hashable:
         data = equation.invars[1 - site.operand]
         how: Any = id(equation)
         if use.op == 'dot':
-            _, _, *data_axes = contracted_axes(equation, site.operand)
-            how = tuple(map(id, equation.invars[2:])), tuple(data_axes)  # sizes of groups of rows
+            sizes_of_groups = tuple(map(id, equation.invars[2:]))
+            how = sizes_of_groups, data_axes(equation, site.operand)
         loops = tuple(axis.loop for axis in site.view.stack)
         keys.append((site.path[:-1], id(data), how, loops))
     return tuple(keys)
@@ -337,11 +338,13 @@ def _statistics_of(use: Use, data, sizes, weights, with_gram: bool) -> InputStat
     equation = use.site.equation
     if weights is not None:
         (axes,) = sample_axes(use, weights.shape)
-        data = weigh(data, weights, axes)
+        own = weights.reshape([data.shape[i] if i in axes else 1 for i in range(data.ndim)])
+        # Squares are weighed. A sample of weight 0 becomes zero, even if it is NaN.
+        data = jnp.where(own == 0, 0, data * jnp.sqrt(own).astype(data.dtype))
     if use.op == 'conv':
         count, moments = _moments_of_windows(equation, data, with_gram)
     else:
-        _, _, contract, batch = contracted_axes(equation, use.site.operand)
+        contract, batch = data_axes(equation, use.site.operand)
         rows = [axis for axis in range(data.ndim) if axis not in {*contract, *batch}]
         sides = [[data.shape[axis] for axis in axes] for axes in (batch, rows, contract)]
         lengths, number_of_rows, inputs = sides[0], math.prod(sides[1]), math.prod(sides[2])
@@ -434,19 +437,6 @@ def check_samples_are_told(matrices: Iterable[WeightMatrices], weights: jax.Arra
                     'lengths coincide give batches of another size. Or leave the leaf dense: '
                     f'{leaves_lib.dense_setting([part.path])}'
                 )
-
-
-def weigh(data: jax.Array, weights: jax.Array, axes: Sequence[int]) -> jax.Array:
-    """Scales the inputs of a product by the roots of the weights, so that their squares are weighed.
-
-    `axes` are those of the samples. A sample of weight 0 becomes zero, even if it is NaN.
-
-    >>> weigh(jnp.array([[1.0, 2.0], [jnp.nan, 4.0]]), jnp.array([4.0, 0.0]), [0]).tolist()
-    [[2.0, 4.0], [0.0, 0.0]]
-    """
-    shape = [data.shape[axis] if axis in axes else 1 for axis in range(data.ndim)]
-    weights = weights.reshape(shape)
-    return jnp.where(weights == 0, 0, data * jnp.sqrt(weights).astype(data.dtype))
 
 
 def sample_axes(use: Use, shape: tuple[int, ...]) -> list[tuple[int, ...]]:

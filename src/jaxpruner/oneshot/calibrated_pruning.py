@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NoReturn
 
@@ -14,7 +13,6 @@ import optax
 from jaxpruner import base_updater, caller_warnings, checks, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.explicit_meshes import on_explicit_mesh
-from jaxpruner.oneshot import batches as batches_lib
 from jaxpruner.oneshot import leaves as leaves_lib
 from jaxpruner.oneshot.calibrate import (
     Calibration,
@@ -28,7 +26,7 @@ from jaxpruner.oneshot.owl import matrix_sparsities
 from jaxpruner.plan import PruningPlan
 from jaxpruner.progress import progress_bar
 from jaxpruner.sparse_state import MASK_DTYPE
-from jaxpruner.sparsity_types import NByM, check_groups, normalize_setting
+from jaxpruner.sparsity_types import NByM
 
 _NOTE = (
     'The model decides which of them: leaves that no contraction reads stay dense, and N:M lies along the inputs. '
@@ -120,9 +118,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
 
     def check_type(self, sparsity_type: sparsity_types.SparsityType, where: str = '') -> None:
         """Refuses all but unstructured and N:M, and OWL with N:M, which leaves no choice of a sparsity."""
-        if not isinstance(sparsity_type, NByM):
-            check_ranking(sparsity_type, self.per, (), where.removesuffix(': '))
-        elif self.owl:
+        check_ranking(sparsity_type, self.per, 0, where.removesuffix(': '))
+        if self.owl and isinstance(sparsity_type, NByM):
             raise ValueError(
                 f'{where}owl=True chooses sparsities, which {sparsity_type!r} sets; leave one out'
             )
@@ -157,40 +154,47 @@ class CalibratedPruning(base_updater.BaseUpdater):
           UnsupportedPrimitive: a selected leaf goes through an operation that is not understood.
         """
         del grads
-        selected = leaves_lib.selected_leaves(self, params)
+        graph: Any = None
         if calibration is None:
-            batches_lib.check_model_is_given(type(self).__name__, apply_fn, batches)
-            first, batches = batches_lib.first_batch(batches)
-            graph = leaves_lib.trace_model(apply_fn, params, first)
-            followed = leaves_lib.follow_leaves(graph, selected)
-            del graph  # holds the traced program
+            followed, graph, batches = leaves_lib.follow_model(self, params, apply_fn, batches)
         elif self.sequential or weights is not None:
             raise ValueError(
                 'a calibration is weighed already, and sequential=True takes statistics as it goes: leave both out, or '
                 'the calibration'
             )
         else:
-            followed = calibration.followed.among(selected)
-        targets = self._targets(params, followed)
-        run = PruningRun(self, params, targets)
+            followed = calibration.followed.among(leaves_lib.selected_leaves(self, params))
+        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+        for names in self.blocks or ():
+            tree_lib.check_names(tree_lib.as_names(names), paths, 'blocks')
+        pruner, why_dense = leaves_lib.along_inputs(self, params, followed)
+        with leaves_lib.ignore_vectors():
+            targets = tree_lib.leaves_like(treedef, pruner.get_target_sparsities(params))
+        described = pruner.describe_leaves(paths, leaves)
+        chosen = {
+            leaf.path: dataclasses.replace(leaf, target=target)
+            for leaf, target in zip(described, targets, strict=True)
+            if leaf.path in followed.matrices and leaf.path not in why_dense
+        }
+        run = PruningRun(self, params, chosen)
         batches = list(batches or ()) if self.sequential else batches
-        model: tuple[Any, Any, Any] = apply_fn, params, batches
         if calibration is None and (self.owl or not self.sequential):
             kind = 'second_moment' if self.sequential else self.kind
-            calibration = calibrate(*model, kind, list(targets), progress, weights)
-        entries = [entry for path in targets for entry in calibration[path]] if calibration else []
+            model: tuple[Any, Any, Any] = apply_fn, params, batches
+            calibration = calibrate(*model, kind, list(chosen), progress, weights)
+        entries = [entry for path in chosen for entry in calibration[path]] if calibration else []
         del calibration  # the statistics are freed one after another
         if self.owl and entries:
-            run.sparsities = matrix_sparsities(entries, targets, run.read, self)
+            run.sparsities = matrix_sparsities(entries, chosen, run.read, self)
         if self.sequential:
             entries.clear()
+            matrices = [part for path in chosen for part in followed.matrices[path]]
             sequence = SequentialCalibration(
-                *model, self.kind, list(targets), self.blocks or (), weights
+                graph, matrices, batches, self.kind, self.blocks or (), weights
             )
             with progress_bar(len(sequence.blocks), progress) as show:
                 for number in range(len(sequence.blocks)):
-                    entries = sequence.take(number, run.params)
-                    run.prune(entries)
+                    run.prune(sequence.take(number, run.params))
                     show('pruning block by block', number + 1, run.params)
         run.prune(entries)
         run.warn()
@@ -227,10 +231,10 @@ class CalibratedPruning(base_updater.BaseUpdater):
         """
         del opt_state
         if apply_fn is not None or batches is not None:
-            return leaves_lib.plan_with_model(self, params, apply_fn, batches, needs_inputs=True)
+            return leaves_lib.plan_with_model(self, params, apply_fn, batches)
         types = {}
         for leaf in self.describe_leaves(*tree_lib.flatten_with_paths(params)[:2]):
-            types[leaf.path] = leaves_lib.along_any_inputs(leaf.sparsity_type)
+            types[leaf.path] = leaves_lib.along_any_inputs(leaf).sparsity_type
         with leaves_lib.ignore_vectors():
             plan = base_updater.BaseUpdater.plan(leaves_lib.with_types(self, types), params)
         return dataclasses.replace(plan, note=_NOTE if plan.pruned else '')
@@ -241,30 +245,6 @@ class CalibratedPruning(base_updater.BaseUpdater):
             f'{type(self).__name__} prunes once and wraps no optimizer; call instant_sparsify(params, apply_fn=…, '
             'batches=…), then FixedMask(masks).wrap_optax(tx) to fine-tune'
         )
-
-    def _targets(self, params: tree_lib.PyTree, followed: leaves_lib.FollowedLeaves) -> LeafTargets:
-        """Describes the leaves that can be pruned, with their targets; says of the others why they stay dense."""
-        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-        for names in self.blocks or ():
-            tree_lib.check_names(tree_lib.as_names(names), paths, 'blocks')
-        leaves_lib.warn_of_dense(followed, type(self).__name__)
-        is_named = leaves_lib.names_of(self)
-        chosen = [path for path in followed.matrices if not followed.why_dense(path, is_named)]
-        described = {leaf.path: leaf for leaf in self.describe_leaves(paths, leaves)}
-        types = {path: described[path].sparsity_type for path in chosen}
-        pruner = leaves_lib.with_types(self, types)
-        with leaves_lib.ignore_vectors():
-            sparsities = pruner.get_target_sparsities(params)
-        targets = dict(zip(paths, tree_lib.leaves_like(treedef, sparsities), strict=True))
-
-        def check(path: tree_lib.Path) -> None:
-            for part in followed.matrices[path]:
-                shape = part.layout.matrices_shape
-                check_ranking(types[path], self.per, shape, tree_lib.path_string(path))
-
-        of_leaves = {path: functools.partial(check, path) for path in chosen}
-        check_groups(of_leaves, normalize_setting(self.sparsity_type))
-        return {path: dataclasses.replace(described[path], target=targets[path]) for path in chosen}
 
 
 class PruningRun:
@@ -319,7 +299,13 @@ class PruningRun:
                     f'{matrices.where}: its new weights are not finite; look for NaN or inf in it and in its inputs'
                 )
             del weights, statistics
-            self._replace(matrices, new, kept)
+            given, mask = self._leaves[path], self._masks.get(path)
+            mask = jnp.ones(jnp.shape(given), MASK_DTYPE) if mask is None else mask
+            leaf, mask = on_explicit_mesh((jnp.asarray(given), mask), given)
+            leaf, mask = matrices.replace(leaf, mask, new, kept)
+            if isinstance(given, jax.Array):  # they stay where the leaf is
+                leaf, mask = jax.device_put((leaf, mask), given.sharding)
+            self._leaves[path], self._masks[path] = leaf, mask
 
     def warn(self) -> None:
         """Warns once of each kind of doubt about what was pruned."""
@@ -354,19 +340,6 @@ class PruningRun:
             gram = jnp.where(is_unseen[..., None, None], jnp.eye(inputs), gram)
         second_moment = jnp.where(is_unseen[..., None], 1, second_moment)
         return InputStatistics(statistics.count, second_moment, gram)
-
-    def _replace(self, matrices: WeightMatrices, new: jax.Array | None, kept: jax.Array) -> None:
-        """Puts new weights and their mask into the leaf and its mask, which stay where they are on devices."""
-        path = matrices.path
-        given = self._leaves[path]
-        mask = self._masks.get(path)
-        if mask is None:
-            mask = jnp.ones(jnp.shape(given), MASK_DTYPE)
-        leaf, mask = on_explicit_mesh((jnp.asarray(given), mask), given)
-        leaf, mask = matrices.replace(leaf, mask, new, kept)
-        if isinstance(given, jax.Array):
-            leaf, mask = jax.device_put((leaf, mask), given.sharding)
-        self._leaves[path], self._masks[path] = leaf, mask
 
 
 _FEW_SAMPLES = (

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,8 +14,13 @@ import jax
 from jaxpruner import caller_warnings, mask_calculator, sparsity_distributions, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater
-from jaxpruner.oneshot.batches import as_inputs, check_inputs, check_model_is_given, first_batch
-from jaxpruner.oneshot.matrices import UnknownWeightsError, WeightMatrices, find_matrices
+from jaxpruner.oneshot.batches import as_inputs, check_inputs, first_batch
+from jaxpruner.oneshot.matrices import (
+    UnknownWeightsError,
+    WeightMatrices,
+    check_ranking,
+    find_matrices,
+)
 from jaxpruner.plan import PruningPlan
 from jaxpruner.sparsity_types import INPUT_AXIS, NByM
 from jaxpruner.trace import UnsupportedPrimitive, UseGraph, param_uses, with_input_axes
@@ -27,6 +33,7 @@ _ALL = '*'  # names nothing in particular
 _DEFAULT_AXIS = -1  # of `NByM`; whether a user has written it does not show
 _UNUSED = 'it has no part in what apply_fn returns'
 _NOT_CONTRACTED = 'no contraction reads it'
+_EMPTY = 'it has no weights'
 _LOOKED_UP = 'data look up its rows (an embedding); a setting that names it prunes it'
 _NOT_CALIBRATED = 'the calibration has no statistics of it'
 
@@ -48,7 +55,7 @@ class FollowedLeaves(NamedTuple):
     @property
     def unclear(self) -> dict[tree_lib.Path, str]:
         """The leaves of which it is not clear which weight meets which input, and the reason."""
-        clear = _UNUSED, _NOT_CONTRACTED
+        clear = _UNUSED, _NOT_CONTRACTED, _EMPTY
         return {path: reason for path, reason in self.reasons.items() if reason not in clear}
 
     @property
@@ -106,10 +113,10 @@ def follow_leaves(graph: UseGraph, paths: Iterable[tree_lib.Path]) -> FollowedLe
         except UnknownWeightsError as error:
             reasons[path] = error.reason
             continue
-        if found:
+        if found and math.prod(found[0].shape):
             matrices[path] = found
         else:
-            reasons[path] = _NOT_CONTRACTED
+            reasons[path] = _EMPTY if found else _NOT_CONTRACTED
     looked_up = [path for path, uses in graph.items() if any(use.op == 'gather' for use in uses)]
     return FollowedLeaves(matrices, reasons, frozenset(looked_up))
 
@@ -134,26 +141,25 @@ def follow_named_leaves(
     return followed
 
 
-def warn_of_dense(followed: FollowedLeaves, algorithm: str, unclear: Any = None) -> None:
-    """Warns once of leaves that the model does not use or that cannot be followed; refuses a model that uses none."""
+def warn_of_dense(
+    algorithm: str, followed: FollowedLeaves, unclear: Mapping[tree_lib.Path, str]
+) -> None:
+    """Warns once of leaves that the model does not use or that are unclear; refuses a model that uses none."""
     unused = {path: reason for path, reason in followed.reasons.items() if reason == _UNUSED}
     if unused and unused == followed.reasons and not followed.matrices:
+        names = ', '.join(map(tree_lib.path_string, unused))
         raise ValueError(
             f'{algorithm}: what apply_fn returns does not depend on the leaves that are to be pruned '
-            f'({_names(unused)}), so that it does not use its first argument. Apply the model to the params that it is '
-            'given: lambda params, x: model.apply(params, x); with nnx merge them first: nnx.merge(graphdef, params)(x)'
+            f'({names}), so that it does not use its first argument. Apply the model to the params that it is given: '
+            'lambda params, x: model.apply(params, x); with nnx merge them first: nnx.merge(graphdef, params)(x)'
         )
-    dense = unused | dict(followed.unclear if unclear is None else unclear)
+    dense = unused | dict(unclear)
     if dense:
         reasons = [f'{tree_lib.path_string(path)}: {reason}' for path, reason in dense.items()]
         caller_warnings.warn(
             f'these leaves stay dense: {"; ".join(reasons)}. A setting that leaves them out avoids this warning, such '
             f'as {dense_setting(dense)}'
         )
-
-
-def _names(paths: Iterable[tree_lib.Path]) -> str:
-    return ', '.join(map(tree_lib.path_string, paths))
 
 
 def dense_setting(paths: Iterable[tree_lib.Path]) -> str:
@@ -255,9 +261,29 @@ def selected_leaves(pruner: BaseUpdater, params: tree_lib.PyTree) -> list[tree_l
     return [path for path, target in zip(paths, targets, strict=True) if target is not None]
 
 
-def plan_with_model(pruner, params, apply_fn, batches, needs_inputs=False) -> PruningPlan:
+def follow_model(
+    pruner: BaseUpdater, params: tree_lib.PyTree, apply_fn: Any, batches: Any
+) -> tuple[FollowedLeaves, UseGraph, Iterable[Any]]:
+    """Sorts the leaves that a pruner selects by what the model does with them.
+
+    Returns:
+      The leaves, the graph of the model, traced with the first batch, and an iterable of all batches.
+    """
+    if apply_fn is None or batches is None:
+        raise ValueError(
+            f'{type(pruner).__name__}: give the model and data together, both apply_fn=… and batches=…'
+        )
+    first, batches = first_batch(batches)
+    graph = trace_model(apply_fn, params, first)
+    return follow_leaves(graph, selected_leaves(pruner, params)), graph, batches
+
+
+def plan_with_model(
+    pruner: BaseUpdater, params: tree_lib.PyTree, apply_fn: Any, batches: Any
+) -> PruningPlan:
     """Tells what a pruner will do with a model, and what N:M along its inputs keeps."""
-    pruner, why_dense = along_inputs(pruner, params, apply_fn, batches, needs_inputs)
+    followed, graph, _ = follow_model(pruner, params, apply_fn, batches)
+    pruner, why_dense = along_inputs(pruner, params, followed, graph)
     with ignore_vectors():
         plan = BaseUpdater.plan(pruner, params)
     leaves = []
@@ -274,29 +300,34 @@ def plan_with_model(pruner, params, apply_fn, batches, needs_inputs=False) -> Pr
     return dataclasses.replace(plan, leaves=tuple(leaves), kept=kept)
 
 
-def along_inputs(pruner, params, apply_fn, batches, needs_inputs=False):
-    """Makes a pruner prune the weight matrices of a model; tells why other leaves stay dense.
+def along_inputs(
+    pruner: Any, params: tree_lib.PyTree, followed: FollowedLeaves, graph: UseGraph | None = None
+) -> tuple[Any, dict[tree_lib.Path, str]]:
+    """Makes a pruner prune the weight matrices of a model; tells why others of its leaves stay dense.
 
     N:M groups lie along the axis that the model sums over. An axis that was named stays: `NByM(2, 4, axis=1)`. But
     `NByM(2, 4, axis=-1)` equals `NByM(2, 4)`, so that the last axis can only be named by its positive number. Of the
     leaves that the pruner selects, those that no contraction reads stay dense, and lookups (embeddings), tied ones,
-    too, unless a setting names them. A pruner that `needs_inputs` takes them whatever axis is named, and prunes no leaf
-    of which it is not clear which weight meets which; without N:M that is no matter to others.
+    too, unless a setting names them. A pruner that `finds_input_axes` takes them whatever axis is named, and prunes no
+    leaf of which it is not clear which weight meets which; without N:M that is no matter to others.
+
+    Args:
+      pruner: its setting of sparsity types is replaced in a copy.
+      params: the parameters, or their shapes.
+      followed: the leaves that the pruner selects, followed through the model.
+      graph: of the model; without it the axes stay unknown.
 
     Raises:
       ValueError: the model uses none of the leaves, or sparsities or shapes do not fit.
     """
-    check_model_is_given(type(pruner).__name__, apply_fn, batches)
-    graph = trace_model(apply_fn, params, first_batch(batches)[0])
-    paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    selected = selected_leaves(pruner, params)
-    followed = follow_leaves(graph, selected)
-    is_named = names_of(pruner)
-    why_dense, unclear, types = {}, dict(followed.unclear) if needs_inputs else {}, {}
-    for leaf in pruner.describe_leaves(paths, leaves):
+    needs_inputs, is_named = pruner.finds_input_axes, names_of(pruner)
+    selected = {*followed.matrices, *followed.reasons}
+    unclear = dict(followed.unclear) if needs_inputs else {}
+    why_dense, types, fits = {}, {}, {}
+    for leaf in pruner.describe_leaves(*tree_lib.flatten_with_paths(params)[:2]):
         path = leaf.path
         if needs_inputs:
-            leaf = dataclasses.replace(leaf, sparsity_type=along_any_inputs(leaf.sparsity_type))
+            leaf = along_any_inputs(leaf)
         types[path] = leaf.sparsity_type
         if path not in selected:
             continue
@@ -305,46 +336,54 @@ def along_inputs(pruner, params, apply_fn, batches, needs_inputs=False):
             why_dense[path] = reason
             continue
         try:
-            types[path] = type_along_inputs(leaf, graph)
+            leaf = leaf if graph is None else _along_own_inputs(leaf, graph)
         except (UnsupportedPrimitive, ValueError) as error:
             if not needs_inputs:  # else parts of it are summed along several axes
                 unclear[path] = why_dense[path] = str(error).removeprefix(f'{leaf.name}: ')
-    warn_of_dense(followed, type(pruner).__name__, unclear)
-    types = {path: kind for path, kind in types.items() if path not in why_dense}
+                continue
+        types[path], fits[path] = leaf.sparsity_type, leaf.check_shape
+        if needs_inputs:
+            matrices = followed.matrices[path]
+            fits[path] = functools.partial(_check_matrices, leaf, matrices, pruner.per)
+    warn_of_dense(type(pruner).__name__, followed, unclear)
     if mask_calculator.own_topk_fn(pruner.topk_fn) is None:
-        # Below the pruner has another setting than the one that its user wrote, which an error should name.
-        shape_checks = {
-            leaf.path: leaf.check_shape
-            for leaf in with_types(pruner, types).describe_leaves(paths, leaves)
-            if leaf.path in selected and getattr(leaf.sparsity_type, 'axis', None) != INPUT_AXIS
-        }
+        # The copy has another setting than the one that its user wrote, which an error should name.
         setting = sparsity_types.normalize_setting(pruner.sparsity_type)
-        sparsity_types.check_groups(shape_checks, setting)
+        sparsity_types.check_groups(fits, setting)
+    types = {path: kind for path, kind in types.items() if path not in why_dense}
     return with_types(pruner, types), why_dense
 
 
-def along_any_inputs(sparsity_type: Any) -> Any:
+def _check_matrices(
+    leaf: sparsity_types.Leaf, matrices: Iterable[WeightMatrices], per: str
+) -> None:
+    """Refuses matrices whose inputs do not divide into the groups of their leaf's type."""
+    for part in matrices:
+        check_ranking(leaf.sparsity_type, per, part.shape[-2], leaf.name)
+
+
+def along_any_inputs(leaf: sparsity_types.Leaf) -> sparsity_types.Leaf:
     """Lets N:M lie along the inputs, whatever axis these are."""
-    if not isinstance(sparsity_type, NByM):
-        return sparsity_type
-    return dataclasses.replace(sparsity_type, axis=INPUT_AXIS)
+    kind = leaf.sparsity_type
+    if not isinstance(kind, NByM):
+        return leaf
+    return dataclasses.replace(leaf, sparsity_type=dataclasses.replace(kind, axis=INPUT_AXIS))
 
 
-def type_along_inputs(leaf: sparsity_types.Leaf, graph: UseGraph) -> Any:
-    """Returns the type of a leaf; N:M without an axis of its own gets the one that the model sums over.
+def _along_own_inputs(leaf: sparsity_types.Leaf, graph: UseGraph) -> sparsity_types.Leaf:
+    """Lets N:M without an axis of its own lie along the axis that the model sums over.
 
     Raises:
       UnsupportedPrimitive, ValueError: that axis is unknown.
     """
     own, path = leaf.sparsity_type, leaf.path
     if not isinstance(own, NByM) or own.axis not in (_DEFAULT_AXIS, INPUT_AXIS):
-        return own
-    asked = dataclasses.replace(own, axis=INPUT_AXIS)
+        return leaf
+    asked = along_any_inputs(leaf).sparsity_type
     array = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    along_inputs = with_input_axes(lambda path, leaf: asked, graph)(path, array)
-    if along_inputs is not None:
-        return along_inputs
-    if any(use.contract for use in graph[path]):
+    found = with_input_axes(lambda path, leaf: asked, graph)(path, array)
+    if found is None and any(use.contract for use in graph[path]):
         raise ValueError('a depthwise convolution sums over no channels')
     # A leaf that is named and in no contraction has no inputs.
-    return dataclasses.replace(own, axis=_DEFAULT_AXIS)
+    found = dataclasses.replace(own, axis=_DEFAULT_AXIS) if found is None else found
+    return dataclasses.replace(leaf, sparsity_type=found)

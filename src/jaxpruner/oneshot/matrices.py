@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,104 +35,19 @@ CASTS = frozenset(('convert_element_type', 'reduce_precision'))
 MASKS = frozenset(('mul', 'select_n'))
 
 
-@dataclasses.dataclass(frozen=True)
-class MatrixLayout:
-    """Which axes of a parameter are the inputs and which the outputs of its weight matrices.
+def data_axes(equation: Any, operand: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Finds the axes of the data in a product whose operand number `operand` is the weights.
 
-    Attributes:
-      shape: the parameter's.
-      contract: axes that are summed over, in the order in which inputs are to be counted: for a convolution's kernel
-        height, width and channels, so that N:M groups lie along the channels.
-      free: axes of the outputs, in the order in which these are to be counted.
-      leading: axes over which there are matrices of their own: layers of a scan, experts.
-      groups: into how many matrices the outputs are divided, as those of a grouped convolution.
-
-    >>> MatrixLayout((3, 3, 8, 16), contract=(0, 1, 2), free=(3,)).matrices_shape
-    (72, 16)
-    >>> MatrixLayout((3, 3, 1, 16), contract=(0, 1, 2), free=(3,), groups=16).matrices_shape
-    (16, 9, 1)
-    """
-
-    shape: tuple[int, ...]
-    contract: tuple[int, ...]
-    free: tuple[int, ...]
-    leading: tuple[int, ...] = ()
-    groups: int = 1
-
-    @property
-    def _order(self) -> tuple[int, ...]:
-        return (*self.leading, *self.contract, *self.free)
-
-    @property
-    def matrices_shape(self) -> tuple[int, ...]:
-        """`[..., inputs, outputs]`; where there are groups, they are the axis before the inputs."""
-        leading = [self.shape[axis] for axis in self.leading]
-        groups = [self.groups] if self.groups > 1 else []
-        inputs = math.prod(self.shape[axis] for axis in self.contract)
-        outputs = math.prod(self.shape[axis] for axis in self.free) // self.groups
-        return (*leading, *groups, inputs, outputs)
-
-    def to_matrices(self, leaf: jax.Array) -> jax.Array:
-        """Makes weight matrices `[..., inputs, outputs]` of a parameter of the layout's shape, or of some layers.
-
-        >>> kernel = jnp.arange(4.0).reshape(2, 2)  # outputs first
-        >>> MatrixLayout((2, 2), contract=(1,), free=(0,)).to_matrices(kernel).tolist()
-        [[0.0, 2.0], [1.0, 3.0]]
-        """
-        *_, inputs, outputs = self.matrices_shape
-        arranged = leaf.transpose(self._order)
-        leading = arranged.shape[: len(self.leading)]
-        if self.groups == 1:
-            return arranged.reshape(*leading, inputs, outputs)
-        return arranged.reshape(*leading, inputs, self.groups, outputs).swapaxes(-3, -2)
-
-    def from_matrices(self, matrices: jax.Array) -> jax.Array:
-        """Makes the parameter (or mask, or scores) whose matrices `to_matrices` gives.
-
-        >>> MatrixLayout((2, 1), contract=(1,), free=(0,)).from_matrices(jnp.ones((1, 2))).shape
-        (2, 1)
-        """
-        arranged = matrices.swapaxes(-3, -2) if self.groups > 1 else matrices
-        leading = arranged.shape[: len(self.leading)]
-        arranged = arranged.reshape(
-            *leading, *[self.shape[axis] for axis in self.contract + self.free]
-        )
-        return arranged.transpose([self._order.index(axis) for axis in range(len(self.shape))])
-
-
-class Contracted(NamedTuple):
-    """The axes that a contraction sums over and shares, of the weights and of the data in the same order."""
-
-    of_weights: tuple[int, ...]
-    batch_of_weights: tuple[int, ...]
-    of_data: tuple[int, ...]
-    batch_of_data: tuple[int, ...]
-
-    @property
-    def summed_or_shared(self) -> set[int]:
-        """The axes of the weights that are not outputs."""
-        return {*self.of_weights, *self.batch_of_weights}
-
-
-def contracted_axes(equation: Any, operand: int) -> Contracted:
-    """Finds the axes of a contraction whose operand number `operand` is the weights.
-
-    Inputs are counted in the order of the weights' axes, and in kernels of convolutions by height, width and channels,
-    so that N:M groups lie along the channels. The data of a convolution have windows instead of axes.
+    Returns:
+      The axes that are summed over, in the order of those of the weights, and the axes that the weights have, too.
 
     >>> equation = jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns[0]
-    >>> contracted_axes(equation, operand=1)
-    Contracted(of_weights=(0,), batch_of_weights=(), of_data=(1,), batch_of_data=())
+    >>> data_axes(equation, operand=1)
+    ((1,), ())
     """
-    if equation.primitive.name == 'conv_general_dilated':
-        return Contracted(contractions.input_axes(equation, operand), (), (), ())
     contract, batch, _ = contractions.dot_axes(equation)
-    data = 1 - operand
-    pairs = sorted(zip(contract[operand], contract[data], strict=True))
-    of_weights, of_data = (tuple(pair[side] for pair in pairs) for side in (0, 1))
-    # With the axis of groups, which data do not have.
-    batch_of_weights = contractions.roles(equation, operand).batch
-    return Contracted(of_weights, batch_of_weights, of_data, batch[data])
+    pairs = sorted(zip(contract[operand], contract[1 - operand], strict=True))
+    return tuple(axis for _, axis in pairs), batch[1 - operand]
 
 
 class UnknownWeightsError(ValueError):
@@ -153,10 +68,12 @@ class WeightMatrices:
     One object is one way of reading one leaf. It holds no weights, and stands for one matrix, or for several of one
     shape: the layers of a stack, experts, groups. A leaf that is read in two ways has two objects.
 
+    Inputs of a convolution's kernel are counted by height, width and channels, so that N:M groups lie along the
+    channels.
+
     Attributes:
       path: the leaf's.
       uses: the contractions that read them, all in the same way.
-      layout: of the operand of these contractions; layers that loops take apart stand in front.
       layer: which layer of the stack; `None` for all.
 
     >>> from jaxpruner.trace import param_uses
@@ -169,7 +86,6 @@ class WeightMatrices:
 
     path: tree_lib.Path
     uses: tuple[Use, ...]
-    layout: MatrixLayout
     layer: int | None = None
 
     @property
@@ -177,16 +93,6 @@ class WeightMatrices:
         """The name of the leaf, with the layer."""
         name = tree_lib.path_string(self.path)
         return name if self.layer is None else f'{name}, layer {self.layer}'
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """`[..., inputs, outputs]`."""
-        return self.layout.matrices_shape[0 if self.layer is None else 1 :]
-
-    @property
-    def reading(self) -> Any:
-        """How they are read, to be compared."""
-        return self.layout, _comparable_steps(self.uses[0])
 
     @property
     def stack(self) -> tuple[Any, ...]:
@@ -198,18 +104,60 @@ class WeightMatrices:
         """Whether no other leaf lies in the same stacks."""
         return all(axis.range == (0, axis.length) for axis in self.stack)
 
+    @property
+    def _ranges(self) -> tuple[tuple[int, int], ...]:
+        """The leaf's part of the operand of the contractions, with the axes of the stack in front."""
+        return (*(axis.range for axis in self.stack), *self.uses[0].site.view.region)
+
+    @property
+    def _axes(self) -> tuple[tuple[int, ...], ...]:
+        """The operand's axes of stack and batch, of the inputs, and of the outputs."""
+        site, depth = self.uses[0].site, len(self.stack)
+        roles = contractions.roles(site.equation, site.operand)
+        inputs = contractions.input_axes(site.equation, site.operand)
+        batch, inputs, outputs = (
+            tuple(depth + axis for axis in axes) for axes in (roles.batch, inputs, roles.free)
+        )
+        return (*range(depth), *batch), inputs, outputs
+
+    @property
+    def _groups(self) -> int:
+        """Into how many matrices the outputs are divided, as those of a grouped convolution."""
+        return self.uses[0].site.equation.params.get('feature_group_count', 1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`[..., inputs, outputs]`; where there are groups, they are the axis before the inputs."""
+        lengths = [stop - start for start, stop in self._ranges]
+        leading, inputs, outputs = ([lengths[axis] for axis in axes] for axes in self._axes)
+        groups = [self._groups] if self._groups > 1 else []
+        shape = *leading, *groups, math.prod(inputs), math.prod(outputs) // self._groups
+        return shape if self.layer is None else shape[1:]
+
+    @property
+    def reading(self) -> Any:
+        """How they are read, to be compared."""
+
+        def comparable(step: Move) -> Any:
+            shapes = tuple(variable.aval.shape for variable in step.equation.invars)
+            constants = tuple((number, array.tobytes()) for number, array in step.others.items())
+            settings = str(step.equation.params), step.operand, step.result, step.depth
+            return step_name(step), settings, shapes, constants
+
+        steps = tuple(map(comparable, self.uses[0].site.view.steps))
+        return self._ranges, self._axes, self._groups, steps
+
     def at_layer(self, layer: int | None) -> 'WeightMatrices':
         """Takes the matrices of one layer of the stack, or of all for `None`."""
         return dataclasses.replace(self, layer=layer)
 
     def read(self, leaf: jax.Array) -> jax.Array:
         """Reads the matrices `[..., inputs, outputs]`, in the leaf's own dtype, whatever the model casts it to."""
+        rows = self._rows
+        matrices = self._read_all(leaf if rows is None else leaf[rows])
         if self.layer is None:
-            return self.layout.to_matrices(self._operand(leaf))
-        stack = self.at_layer(None)
-        if self._slices_leaf:
-            return stack.read(leaf[self.layer : self.layer + 1])[0]
-        return stack.read(leaf)[self.layer]
+            return matrices
+        return matrices[self.layer if rows is None else 0]
 
     def write(self, matrices: jax.Array, leaf: Any) -> jax.Array:
         """Puts float matrices where `read` takes them from.
@@ -217,26 +165,25 @@ class WeightMatrices:
         The result has the shape of `leaf` (an array, or its shape and dtype), in float32 or wider, and is zero
         elsewhere.
         """
-        if self.layer is not None:
-            stack = jnp.zeros(self.layout.matrices_shape, matrices.dtype)
-            matrices = stack.at[self.layer].set(matrices)
-        shape = jax.ShapeDtypeStruct(leaf.shape, tree_lib.at_least_float32(leaf.dtype))
         # `read` returns zeros at weights that the model masks. `write` must reach them, so it leaves the masks out.
-        read_operand = functools.partial(self._operand, masked=False)
-        operand = jax.eval_shape(read_operand, shape)
-        moved = self.layout.from_matrices(matrices).astype(operand.dtype)
-        (written,) = jax.linear_transpose(read_operand, shape)(moved)
+        read = functools.partial(self._read_all, masked=False)
+        like = jax.ShapeDtypeStruct(leaf.shape, tree_lib.at_least_float32(leaf.dtype))
+        operand = jax.eval_shape(read, like)
+        if self.layer is not None:
+            stack = jnp.zeros(operand.shape, matrices.dtype)
+            matrices = stack.at[self.layer].set(matrices)
+        (written,) = jax.linear_transpose(read, like)(matrices.astype(operand.dtype))
         return written
 
     def replace(
         self, leaf: jax.Array, mask: jax.Array, new: jax.Array | None, kept: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Puts new weights (`None` if those that are kept do not change) and their mask into a leaf and its mask."""
-        if self.layer is not None and self._slices_leaf:
-            row = slice(self.layer, self.layer + 1)
+        rows = self._rows
+        if rows is not None:
             new = None if new is None else new[None]
-            changed = self.at_layer(None).replace(leaf[row], mask[row], new, kept[None])
-            return leaf.at[row].set(changed[0]), mask.at[row].set(changed[1])
+            changed = self.at_layer(None).replace(leaf[rows], mask[rows], new, kept[None])
+            return leaf.at[rows].set(changed[0]), mask.at[rows].set(changed[1])
         is_removed = self.write(1 - kept.astype(jnp.float32), leaf) > 0
         if new is not None:
             is_replaced = self.write(jnp.ones(kept.shape), leaf) > 0
@@ -244,18 +191,29 @@ class WeightMatrices:
         return jnp.where(is_removed, jnp.zeros_like(leaf), leaf), jnp.where(is_removed, 0, mask)
 
     @property
-    def _slices_leaf(self) -> bool:
-        """Whether a layer is an element of the leaf's first axis: a loop takes the leaf apart before all else."""
-        return bool(self.stack) and all(step.depth for step in self.uses[0].site.view.steps)
+    def _rows(self) -> slice | None:
+        """The part of the leaf that holds the layer, so that no more is read and written, or `None` for all of it.
 
-    def _operand(self, leaf: jax.Array, masked: bool = True) -> jax.Array:
-        """Takes the operand of the contraction, without what other parameters put beside the leaf."""
+        A layer is an element of the leaf's first axis if a loop takes the leaf apart before all else.
+        """
+        steps = self.uses[0].site.view.steps
+        if self.layer is None or not all(step.depth for step in steps):
+            return None
+        return slice(self.layer, self.layer + 1)
+
+    def _read_all(self, leaf: jax.Array, masked: bool = True) -> jax.Array:
+        """Reads the matrices of all layers that a leaf holds, without what other parameters put beside it."""
         view = self.uses[0].site.view
         left_out = CASTS if masked else CASTS | MASKS
         steps = tuple(step for step in view.steps if step_name(step) not in left_out)
         operand = dataclasses.replace(view, steps=steps).read(leaf)
-        ranges = (*(axis.range for axis in view.stack), *view.region)
-        return operand[tuple(slice(start, stop) for start, stop in ranges)]
+        operand = operand[tuple(slice(start, stop) for start, stop in self._ranges)]
+        leading, inputs, outputs = self._axes
+        arranged = operand.transpose(*leading, *inputs, *outputs)
+        lengths, sides = arranged.shape[: len(leading)], self.shape[-2:]
+        if self._groups == 1:
+            return arranged.reshape(*lengths, *sides)
+        return arranged.reshape(*lengths, sides[0], self._groups, sides[1]).swapaxes(-3, -2)
 
 
 def step_name(step: Move) -> str:
@@ -276,48 +234,16 @@ def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices,
         if use.op in ('dot', 'conv'):
             if reason := _why_unknown(use):
                 raise UnknownWeightsError(path, reason)
-            alike.setdefault((_layout_of(use), _comparable_steps(use)), []).append(use)
-    matrices = [WeightMatrices(path, tuple(uses), layout) for (layout, _), uses in alike.items()]
-    if matrices:
-        leaf = graph.program.in_avals[matrices[0].uses[0].site.view.leaf]
-        if _is_repeated(matrices, leaf):
-            lines = dict.fromkeys(use.where for part in matrices for use in part.uses)
-            raise UnknownWeightsError(
-                path,
-                'a weight of this leaf stands in more than one place of its weight matrices '
-                f'({" and ".join(lines)}), so that it has more than one kind of input',
-            )
-    return tuple(matrices)
-
-
-def _layout_of(use: Use) -> MatrixLayout:
-    """Finds the layout of a leaf's part in the operand of a contraction; axes that loops take apart stand in front."""
-    view, equation, operand = use.site.view, use.site.equation, use.site.operand
-    roles, depth = contractions.roles(equation, operand), len(view.stack)
-    ranges = (*(axis.range for axis in view.stack), *view.region)
-
-    def behind_stack(axes: Sequence[int]) -> tuple[int, ...]:
-        return tuple(depth + axis for axis in axes)
-
-    return MatrixLayout(
-        shape=tuple(stop - start for start, stop in ranges),
-        contract=behind_stack(contractions.input_axes(equation, operand)),
-        free=behind_stack(roles.free),
-        leading=(*range(depth), *behind_stack(roles.batch)),
-        groups=equation.params.get('feature_group_count', 1),
-    )
-
-
-def _comparable_steps(use: Use) -> tuple[Any, ...]:
-    """Tells how the leaf is read, to be compared."""
-
-    def comparable(step: Move) -> Any:
-        shapes = tuple(variable.aval.shape for variable in step.equation.invars)
-        constants = [(number, array.tobytes()) for number, array in step.others.items()]
-        settings = str(step.equation.params), step.operand, step.result, step.depth
-        return step_name(step), settings, shapes, tuple(constants)
-
-    return tuple(map(comparable, use.site.view.steps))
+            alike.setdefault(WeightMatrices(path, (use,)).reading, []).append(use)
+    matrices = tuple(WeightMatrices(path, tuple(uses)) for uses in alike.values())
+    if matrices and _is_repeated(matrices, graph):
+        lines = dict.fromkeys(use.where for part in matrices for use in part.uses)
+        raise UnknownWeightsError(
+            path,
+            'a weight of this leaf stands in more than one place of its weight matrices '
+            f'({" and ".join(lines)}), so that it has more than one kind of input',
+        )
+    return matrices
 
 
 def _why_unknown(use: Use) -> str | None:
@@ -343,11 +269,12 @@ def _why_unknown(use: Use) -> str | None:
     return None if is_known and not is_complex else f'the product at {use.where} has no rule'
 
 
-def _is_repeated(matrices: Sequence[WeightMatrices], leaf: Any) -> bool:
+def _is_repeated(matrices: Sequence[WeightMatrices], graph: UseGraph) -> bool:
     """Whether a weight of the leaf stands in two matrices, or twice in one."""
-    steps = matrices[0].uses[0].site.view.steps
-    if len(matrices) == 1 and _REPEATS.isdisjoint(map(step_name, steps)):
-        return math.prod(matrices[0].layout.shape) > leaf.size
+    view = matrices[0].uses[0].site.view
+    leaf = graph.program.in_avals[view.leaf]
+    if len(matrices) == 1 and _REPEATS.isdisjoint(map(step_name, view.steps)):
+        return math.prod(matrices[0].shape) > leaf.size
     times = sum(part.write(jnp.ones(part.shape), leaf) for part in matrices)
     return bool(jnp.max(times) > 1)
 
@@ -376,8 +303,8 @@ def wanda_scores(weights: jax.Array, second_moment: jax.Array) -> jax.Array:
     return jnp.abs(weights.astype(dtype)) * norms[..., None]
 
 
-def check_ranking(sparsity_type: Any, per: str, shape: Sequence[int], where: str) -> None:
-    """Refuses all but unstructured and N:M that divides the inputs of `[..., inputs, outputs]`, whatever its axis."""
+def check_ranking(sparsity_type: Any, per: str, inputs: int, where: str) -> None:
+    """Refuses all but unstructured and N:M that divides the inputs of matrices, whatever its axis."""
     if per not in ('output', 'layer'):
         raise ValueError(f"weights are compared per 'output' or per 'layer', got per={per!r}")
     if sparsity_types.is_unstructured(sparsity_type):
@@ -386,9 +313,9 @@ def check_ranking(sparsity_type: Any, per: str, shape: Sequence[int], where: str
         raise TypeError(
             f'{where}: calibrated pruning is unstructured or N:M, got {sparsity_type!r}; give Unstructured() or NByM'
         )
-    if shape[-2] % sparsity_type.m and not sparsity_type.allow_partial:
+    if inputs % sparsity_type.m and not sparsity_type.allow_partial:
         raise sparsity_types.PartialGroupError(
-            f'{where}: its {shape[-2]} inputs do not divide into groups of m={sparsity_type.m}; choose another m, or '
+            f'{where}: its {inputs} inputs do not divide into groups of m={sparsity_type.m}; choose another m, or '
             f"leave the leaf dense: sparsity_type={{'{where}': None, '*': …}}"
         )
 

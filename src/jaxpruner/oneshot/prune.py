@@ -77,7 +77,8 @@ def prune(
         return pruner.instant_sparsify(params, **given, progress=progress)
     if 'apply_fn' in given or 'batches' in given:
         model = given.pop('apply_fn', None), given.pop('batches', None)
-        pruner, _ = leaves_lib.along_inputs(pruner, params, *model)
+        followed, graph, _ = leaves_lib.follow_model(pruner, params, *model)
+        pruner, _ = leaves_lib.along_inputs(pruner, params, followed, graph)
     with leaves_lib.ignore_vectors():
         return pruner.instant_sparsify(params, **given)
 

@@ -12,6 +12,7 @@ weights lose, over $U_{ii}$. A block of inputs takes its shares of the errors of
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -112,109 +113,141 @@ def prune_by_sparsegpt(
     >>> pruned.weights.round(1).tolist(), pruned.mask.tolist()
     ([[0.0], [2.0]], [[0], [1]])
     """
-    check_ranking(sparsity_type, per, weights.shape, 'weights')
+    check_ranking(sparsity_type, per, weights.shape[-2], 'weights')
     if block_size < 1:
         raise ValueError(f'block_size is a number of inputs from 1 up, got {block_size!r}')
-    *leading, inputs, outputs = weights.shape
-    n, part = 0, _PART
-    block = block_size if block_size <= inputs else -(-inputs // _PART) * _PART
-    if isinstance(sparsity_type, sparsity_types.NByM):
-        # A part is a group, which is chosen by itself, so that blocks may have any length.
-        n, part = sparsity_type.n, sparsity_type.m
-        block = part * max(min(block_size, inputs) // part, 1)
-    part = math.gcd(block, part)
-    number_of_blocks = -(-inputs // block)
-    padding = number_of_blocks * block - inputs
-    is_padding = jnp.arange(inputs + padding) >= inputs
-    # How many weights each block keeps (of each output), so that the sum is what the library keeps of all.
-    ranked = outputs if per == 'layer' else 1
-    ends = [min(end, inputs) * ranked for end in range(block, inputs + block, block)]
-
-    def rows(array: jax.Array, start: Any, length: int = block) -> jax.Array:
-        return lax.dynamic_slice_in_dim(array, start, length)
-
-    def put(array: jax.Array, new: jax.Array, start: Any) -> jax.Array:
-        return lax.dynamic_update_slice_in_dim(array, new, start, 0)
+    leading = weights.shape[:-2]
+    each = [jnp.broadcast_to(jnp.asarray(x, jnp.float32), leading) for x in (sparsity, damping)]
+    if not weights.size:
+        return PrunedMatrices(weights, jnp.ones(weights.shape, jnp.uint8), each[1])
 
     def prune_matrix(matrix: tuple[jax.Array, ...]) -> PrunedMatrices:
-        weights, gram, sparsity, start_damping = matrix
-        gram = gram.astype(tree_lib.at_least_float32(gram.dtype))
-        upper, occurs, used = decompose(gram, start_damping)
-        upper = jnp.pad(upper, (0, padding))
-        upper = jnp.where(jnp.diag(is_padding), 1, upper)  # independent of all inputs
-        old_weights = jnp.pad(weights.astype(upper.dtype), ((0, padding), (0, 0)))
-        # The highest cost of each weight. Padding is removed first, then zeros that stay, then inputs that never occur.
-        limits = jnp.where(jnp.pad(occurs, (0, padding)), jnp.inf, 0)
-        limits = jnp.where(is_padding, -jnp.inf, limits).astype(upper.dtype)[:, None]
-        if keep_zeros:
-            limits = jnp.where(old_weights == 0, jnp.minimum(limits, -1), limits)
-        kept = jnp.stack([selection.number_to_keep(end, sparsity) for end in ends])
-        counts = jnp.diff(kept, prepend=jnp.zeros(1, kept.dtype))
-
-        def prune_block(errors: jax.Array, number_and_count: Any) -> Any:
-            number, count = number_and_count
-            start = number * block
-            own = lax.dynamic_slice(upper, (start, start), (block, block))
-            diagonal, limit = jnp.diagonal(own)[:, None], rows(limits, start)
-
-            def take_share(earlier: jax.Array, left: jax.Array) -> jax.Array:
-                shares = lax.dynamic_slice(upper, (earlier * block, start), (block, block))
-                return left - _product(shares, rows(errors, earlier * block))
-
-            new = lax.fori_loop(0, number, take_share, rows(old_weights, start))
-            mask = jnp.ones(new.shape, bool)
-            if not n:  # else the parts choose
-                costs = jnp.minimum(jnp.abs(new) / diagonal, limit)
-                mask = (keep_best(costs, count, per) != 0) & (limit >= 0)
-
-            def prune_part(number: jax.Array, carry: Any) -> Any:
-                new, mask, block_errors = carry
-                first = number * part
-                own_mask, own_rows = rows(mask, first, part), rows(new, first, part)
-                if n:
-                    own_limit = rows(limit, first, part)
-                    costs = jnp.abs(own_rows) / rows(diagonal, first, part)
-                    costs = jnp.minimum(costs, own_limit)
-                    own_mask = n_by_m.keep_n_of_m(costs, n, part, 0) != 0
-                    own_mask = (own_mask | (sparsity == 0)) & (own_limit >= 0)
-                own_shares = rows(own, first, part)
-
-                def prune_input(i: jax.Array, carry: Any) -> Any:
-                    weights, errors = carry
-                    row = rows(weights, i, 1)
-                    pruned = jnp.where(rows(own_mask, i, 1), row, 0)
-                    error = (row - pruned) / rows(diagonal, first + i, 1)
-                    later = lax.dynamic_slice(own_shares, (i, first), (1, part)).T
-                    later = jnp.where(jnp.arange(part)[:, None] > i, later, 0)
-                    return put(weights - later * error, pruned, i), put(errors, error, i)
-
-                carry = own_rows, jnp.zeros_like(own_rows)
-                pruned, errors = lax.fori_loop(0, part, prune_input, carry)
-                later = jnp.where(jnp.arange(block) >= first + part, own_shares, 0)
-                new = put(new - _product(later, errors), pruned, first)
-                return new, put(mask, own_mask, first), put(block_errors, errors, first)
-
-            carry = new, mask, jnp.zeros_like(new)
-            new, mask, block_errors = lax.fori_loop(0, block // part, prune_part, carry)
-            return put(errors, block_errors, start), (new, mask)
-
-        blocks = jnp.arange(number_of_blocks), counts
-        _, (new, mask) = lax.scan(prune_block, jnp.zeros_like(old_weights), blocks)
-        new, mask = (array.reshape(-1, outputs)[:inputs] for array in (new, mask))
-        return PrunedMatrices(new.astype(weights.dtype), mask.astype(jnp.uint8), used)
+        return _prune_matrix(matrix, sparsity_type, per, block_size, keep_zeros)
 
     def prune_all(*matrices: jax.Array) -> tuple[jax.Array, ...]:
         if not leading:
             return tuple(prune_matrix(matrices))
-        flat = [x.reshape(-1, *x.shape[len(leading) :]) for x in matrices]
-        pruned = lax.map(
-            prune_matrix, tuple(flat)
-        )  # one after another, so that only one takes memory
-        return tuple(x.reshape(*leading, *x.shape[1:]) for x in pruned)
+        # One after another, so that only one takes memory.
+        flat = tuple(x.reshape(-1, *x.shape[len(leading) :]) for x in matrices)
+        return tuple(x.reshape(*leading, *x.shape[1:]) for x in lax.map(prune_matrix, flat))
 
-    each = [jnp.broadcast_to(jnp.asarray(x, jnp.float32), leading) for x in (sparsity, damping)]
     prune_there = without_explicit_axes(prune_all, weights)
     return PrunedMatrices(*prune_there(weights, gram, *each))
+
+
+def _prune_matrix(
+    matrix: tuple[jax.Array, ...],
+    sparsity_type: Any,
+    per: str,
+    block_size: int,
+    keep_zeros: bool,
+) -> PrunedMatrices:
+    """Prunes one matrix, given its weights, Gram matrix, sparsity and damping, block by block."""
+    weights, gram, sparsity, damping = matrix
+    inputs, outputs = weights.shape
+    is_n_by_m, part = isinstance(sparsity_type, sparsity_types.NByM), _PART
+    block = block_size if block_size <= inputs else -(-inputs // part) * part
+    if is_n_by_m:
+        # A part is a group, which is chosen by itself, so that blocks may have any length.
+        part = sparsity_type.m
+        block = part * max(min(block_size, inputs) // part, 1)
+    part = math.gcd(block, part)
+    padding = -inputs % block
+    upper, occurs, used = decompose(gram.astype(tree_lib.at_least_float32(gram.dtype)), damping)
+    is_padding = jnp.arange(inputs + padding) >= inputs
+    upper = jnp.pad(upper, (0, padding))
+    upper = jnp.where(jnp.diag(is_padding), 1, upper)  # independent of all inputs
+    old_weights = jnp.pad(weights.astype(upper.dtype), ((0, padding), (0, 0)))
+    # The highest cost of each weight. Padding is removed first, then zeros that stay, then inputs that never occur.
+    limits = jnp.where(jnp.pad(occurs, (0, padding)), jnp.inf, 0)
+    limits = jnp.where(is_padding, -jnp.inf, limits).astype(upper.dtype)[:, None]
+    if keep_zeros:
+        limits = jnp.where(old_weights == 0, jnp.minimum(limits, -1), limits)
+    # How many weights each block keeps (of each output), so that the sum is what the library keeps of all.
+    ranked = outputs if per == 'layer' else 1
+    ends = [min(end, inputs) * ranked for end in range(block, inputs + block, block)]
+    kept = jnp.stack([selection.number_to_keep(end, sparsity) for end in ends])
+    counts = jnp.diff(kept, prepend=jnp.zeros(1, kept.dtype))
+
+    def prune_block(errors: jax.Array, number_and_count: Any) -> Any:
+        number, count = number_and_count
+        start = number * block
+
+        def take_share(earlier: jax.Array, left: jax.Array) -> jax.Array:
+            shares = lax.dynamic_slice(upper, (earlier * block, start), (block, block))
+            return left - _product(shares, _rows(errors, earlier * block, block))
+
+        def choose(costs: jax.Array) -> jax.Array:
+            if not is_n_by_m:
+                return keep_best(costs, count, per) != 0
+            return (n_by_m.keep_n_of_m(costs, sparsity_type.n, part, 0) != 0) | (sparsity == 0)
+
+        own = lax.fori_loop(0, number, take_share, _rows(old_weights, start, block))
+        own_upper = lax.dynamic_slice(upper, (start, start), (block, block))
+        own_limits = _rows(limits, start, block)
+        new, mask, own_errors = _prune_block(own, own_upper, own_limits, part, choose, is_n_by_m)
+        return _put(errors, own_errors, start), (new, mask)
+
+    blocks = jnp.arange(len(ends)), counts
+    _, pruned = lax.scan(prune_block, jnp.zeros_like(old_weights), blocks)
+    new, mask = (array.reshape(-1, outputs)[:inputs] for array in pruned)
+    return PrunedMatrices(new.astype(weights.dtype), mask.astype(jnp.uint8), used)
+
+
+def _prune_block(
+    weights: jax.Array,
+    upper: jax.Array,
+    limits: jax.Array,
+    part: int,
+    choose: Callable[[jax.Array], jax.Array],
+    chooses_in_parts: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Prunes the inputs of a block, part by part; returns the new weights, the mask, and the errors.
+
+    `choose` makes a mask of the costs of the block's weights, or of those of each part when its turn comes.
+    """
+    diagonal = jnp.diagonal(upper)[:, None]
+
+    def choose_rows(weights: jax.Array, start: Any, length: int) -> jax.Array:
+        own_limits = _rows(limits, start, length)
+        costs = jnp.abs(weights) / _rows(diagonal, start, length)
+        return choose(jnp.minimum(costs, own_limits)) & (own_limits >= 0)
+
+    def prune_part(number: jax.Array, carry: Any) -> Any:
+        weights, mask, errors = carry
+        first = number * part
+        own, shares = _rows(weights, first, part), _rows(upper, first, part)
+        own_mask = _rows(mask, first, part)
+        if chooses_in_parts:
+            own_mask = choose_rows(own, first, part)
+
+        def prune_input(i: jax.Array, carry: Any) -> Any:
+            weights, errors = carry
+            row = _rows(weights, i, 1)
+            pruned = jnp.where(_rows(own_mask, i, 1), row, 0)
+            error = (row - pruned) / _rows(diagonal, first + i, 1)
+            later = lax.dynamic_slice(shares, (i, first), (1, part)).T
+            later = jnp.where(jnp.arange(part)[:, None] > i, later, 0)
+            return _put(weights - later * error, pruned, i), _put(errors, error, i)
+
+        own, own_errors = lax.fori_loop(0, part, prune_input, (own, jnp.zeros_like(own)))
+        later = jnp.where(jnp.arange(len(upper)) >= first + part, shares, 0)
+        weights = _put(weights - _product(later, own_errors), own, first)
+        return weights, _put(mask, own_mask, first), _put(errors, own_errors, first)
+
+    mask = jnp.ones(weights.shape, bool)
+    if not chooses_in_parts:
+        mask = choose_rows(weights, 0, len(weights))
+    carry = weights, mask, jnp.zeros_like(weights)
+    return lax.fori_loop(0, len(weights) // part, prune_part, carry)
+
+
+def _rows(array: jax.Array, start: Any, length: int) -> jax.Array:
+    return lax.dynamic_slice_in_dim(array, start, length)
+
+
+def _put(array: jax.Array, new: jax.Array, start: Any) -> jax.Array:
+    return lax.dynamic_update_slice_in_dim(array, new, start, 0)
 
 
 def _product(transposed: jax.Array, other: jax.Array) -> jax.Array:

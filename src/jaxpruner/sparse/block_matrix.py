@@ -90,10 +90,6 @@ def _product(
     return by_group.transpose(1, 0, 2).reshape(count, groups * outputs)
 
 
-def _forward(dtype: Any, *operands: Any) -> tuple[jax.Array, Any]:
-    return _product(dtype, *operands), operands
-
-
 def _backward(_: Any, operands: Any, cotangents: jax.Array) -> tuple[Any, ...]:
     """The derivatives. Columns are gathered again: the gathered columns of all groups would take much memory."""
     columns, values, indices, probe = operands
@@ -125,7 +121,7 @@ def _backward(_: Any, operands: Any, cotangents: jax.Array) -> tuple[Any, ...]:
     return total.astype(columns.dtype), of_values, None, norms
 
 
-_product.defvjp(_forward, _backward)
+_product.defvjp(lambda dtype, *operands: (_product(dtype, *operands), operands), _backward)
 
 
 def _scan_groups(function: Callable[..., Any], carry: Any, arrays: Any) -> Any:

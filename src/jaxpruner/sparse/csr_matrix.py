@@ -71,10 +71,6 @@ def _product(rows: jax.Array, matrix: CsrMatrix) -> jax.Array:
     return _kernel(matrix.compressed, matrix.row_offsets, columns, rows.T).T
 
 
-def _forward(rows: jax.Array, matrix: CsrMatrix) -> tuple[jax.Array, Any]:
-    return _product(rows, matrix), (rows, matrix)
-
-
 def _backward(saved: Any, gradient: jax.Array) -> tuple[Any, CsrMatrix]:
     rows, matrix = saved
     compressed, positions = matrix.compressed, matrix.positions
@@ -96,7 +92,7 @@ def _backward(saved: Any, gradient: jax.Array) -> tuple[Any, CsrMatrix]:
     return of_rows.astype(rows.dtype), CsrMatrix(*derivatives)
 
 
-_product.defvjp(_forward, _backward)
+_product.defvjp(lambda *operands: (_product(*operands), operands), _backward)
 
 
 def csr_arrays(positions: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Array]:
@@ -148,11 +144,12 @@ def why_missing(dtype: Any) -> str | None:
     name = jnp.dtype(dtype).name
     if name not in ('float32', 'float64'):
         return f'there is a CSR kernel for float32 and float64, and not for {name}; cast rows and values to float32'
-    platform = _platform()
-    if platform != 'cpu':
+    with jax.ensure_compile_time_eval():
+        device, *_ = jnp.zeros(()).devices()  # under a mesh there are several of one platform
+    if device.platform != 'cpu':
         return (
-            f'there is a CSR kernel for CPUs, and not for {platform}; run on a CPU (jax.default_device), or keep the '
-            'matrix dense or in blocks'
+            f'there is a CSR kernel for CPUs, and not for {device.platform}; run on a CPU (jax.default_device), or '
+            'keep the matrix dense or in blocks'
         )
     if not _is_lowered_to_a_kernel():
         return (
@@ -184,13 +181,6 @@ def _plain(
 
 # JAX's own rule has no kernel for batches: one product follows the other.
 _multiply = custom_batching.sequential_vmap(_plain)
-
-
-def _platform() -> str:
-    """The platform on which arrays are put by default. Under a mesh these are several devices of one platform."""
-    with jax.ensure_compile_time_eval():
-        device, *_ = jnp.zeros(()).devices()
-    return device.platform
 
 
 @functools.cache

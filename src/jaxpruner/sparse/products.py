@@ -42,7 +42,7 @@ import copy
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -83,10 +83,9 @@ def multiply(use: Use, data: jax.Array, operator: Any) -> jax.Array:
 def _dot(
     equation: Any, operand: int, data: jax.Array, operator: Any, result_dtype: Any
 ) -> jax.Array:
-    weights = equation.invars[operand].aval
-    contracted = matrices_lib.contracted_axes(equation, operand)
-    batch, inputs = contracted.batch_of_data, contracted.of_data
-    free = _other_axes(data, {*batch, *inputs})
+    inputs, batch = matrices_lib.data_axes(equation, operand)
+    free = [axis for axis in range(data.ndim) if axis not in {*batch, *inputs}]
+    outputs = contractions.roles(equation, operand).free
     batch_shape, free_shape = _lengths(data, batch), _lengths(data, free)
     input_size = math.prod(_lengths(data, inputs))
     arranged = data.transpose(*batch, *free, *inputs)
@@ -97,7 +96,7 @@ def _dot(
 
     for _ in batch:
         multiply_rows = jax.vmap(multiply_rows)
-    output_shape = _lengths(weights, _other_axes(weights, contracted.summed_or_shared))
+    output_shape = _lengths(equation.invars[operand].aval, outputs)
     products = multiply_rows(operator, rows).reshape(*batch_shape, *free_shape, *output_shape)
     if operand == 1:
         return products
@@ -105,10 +104,6 @@ def _dot(
     first, last = len(batch), len(batch) + len(free)
     order = [*range(first), *range(last, products.ndim), *range(first, last)]
     return products.transpose(order)
-
-
-def _other_axes(array: Any, axes: Container[int]) -> list[int]:
-    return [axis for axis in range(array.ndim) if axis not in axes]
 
 
 def _lengths(array: Any, axes: Sequence[int]) -> list[int]:

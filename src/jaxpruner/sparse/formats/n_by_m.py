@@ -27,7 +27,10 @@ def plan(kept: Kept, itemsize: int) -> Plan | None:
         for m in _GROUP_LENGTHS:
             if mask.shape[axis] % m:
                 break
-            counts = _counts(_in_groups(mask, axis, m))
+            groups = _in_groups(mask, axis, m)
+            counts = np.zeros((len(groups), groups.shape[2]), np.uint8)
+            for position in range(m):  # NumPy is slow to sum along so short an axis
+                counts += groups[:, position]
             n = int(counts.max())
             size = kept.count * itemsize + -(-kept.count * _width(m) // 8)
             if counts.min() == n and (best is None or size < best.bytes):
@@ -85,14 +88,6 @@ def unpack(arrays: StoredArrays) -> np.ndarray:
 def _in_groups(array: np.ndarray, axis: int, m: int) -> np.ndarray:
     """Returns a view [groups, M, trailing] of an array in flat order."""
     return array.reshape(-1, m, math.prod(array.shape[axis + 1 :]))
-
-
-def _counts(groups: np.ndarray) -> np.ndarray:
-    """Counts the flags that are set in each group; NumPy is slow to sum along so short an axis."""
-    counts = np.zeros((len(groups), groups.shape[2]), np.uint8)
-    for position in range(groups.shape[1]):
-        counts += groups[:, position]
-    return counts
 
 
 def _width(m: int) -> int:

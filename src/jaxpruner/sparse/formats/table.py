@@ -43,19 +43,27 @@ def _row(module: Any, *keys: str) -> Format:
     return Format(module.plan, module.pack, module.check, module.unpack, keys)
 
 
-def _plan_dense(kept: Kept, itemsize: int) -> Plan | None:
-    # A given mask would be lost.
-    is_lossy = kept.is_given and kept.count < kept.mask.size
-    return None if is_lossy else Plan(kept.mask.size * itemsize)
+class _Dense:
+    """The leaf as it is."""
 
+    @staticmethod
+    def plan(kept: Kept, itemsize: int) -> Plan | None:
+        # A given mask would be lost.
+        is_lossy = kept.is_given and kept.count < kept.mask.size
+        return None if is_lossy else Plan(kept.mask.size * itemsize)
 
-_DENSE = Format(
-    plan=_plan_dense,
-    pack=lambda array, mask, settings: {'values': array},
-    check=lambda arrays: arrays['values'].shape,
-    unpack=lambda arrays: arrays['values'],
-    keys=('values',),
-)
+    @staticmethod
+    def pack(array: np.ndarray, mask: np.ndarray, settings: tuple[int, ...]) -> StoredArrays:
+        del mask, settings
+        return {'values': array}
+
+    @staticmethod
+    def check(arrays: StoredArrays) -> tuple[int, ...]:
+        return arrays['values'].shape
+
+    @staticmethod
+    def unpack(arrays: StoredArrays) -> np.ndarray:
+        return arrays['values']
 
 
 class _Bitmask:
@@ -93,7 +101,7 @@ class _Bitmask:
 
 # Order is preference among formats of nearly equal size: bitmask last, since no kernel runs it.
 FORMATS: Mapping[str, Format] = {
-    'dense': _DENSE,
+    'dense': _row(_Dense, 'values'),
     'n_by_m': _row(n_by_m, 'compressed', 'indices', 'pattern'),
     'blocks': _row(blocks, 'values', 'indices', 'shape'),
     'csr': _row(csr, 'compressed', 'row_offsets', 'column_indices', 'shape'),

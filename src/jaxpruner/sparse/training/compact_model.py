@@ -310,6 +310,11 @@ class CompactModel:
             return weights, topology, opt_state
         due = self.scheduler.is_mask_update_iter(step)
 
+        def move_moment(moment: Any, where: Any) -> Any:
+            if not where.ndim or jnp.shape(moment)[: where.ndim] != where.shape:
+                return moment
+            return moved(moment, where)
+
         def move(state: tuple[Any, Any, Any], step: Any) -> tuple[Any, Any, Any]:
             weights, topology, opt_state = state
             gradients = probe_grads(weights, topology) if callable(probe_grads) else probe_grads
@@ -326,7 +331,13 @@ class CompactModel:
                 # The term of low rank keeps its moments.
                 places[name] = {**dict.fromkeys(stored, _STAYS), layout.values_key: where}
             stays = jax.tree.map(lambda _: _STAYS, self.products.params)
-            opt_state = _move_moments(tx, opt_state, self.products.put(stays, places))
+            opt_state = tree_utils.tree_map_params(
+                tx,
+                move_moment,
+                opt_state,
+                self.products.put(stays, places),
+                is_leaf=lambda node: isinstance(node, optax.MaskedNode),
+            )
             return self.products.put(weights, moved_weights), new_topology, opt_state
 
         topology = {name: dict(arrays) for name, arrays in topology.items()}
@@ -369,25 +380,6 @@ class CompactModel:
 
 
 _STAYS = np.zeros((), np.int32)  # in the place of the positions of an array that does not move
-
-
-def _move_moments(optimizer: optax.GradientTransformation, state: Any, places: Any) -> Any:
-    """Moves the moments of kept weights, in the state of their optimizer, along with the weights.
-
-    >>> tx, weights = optax.sgd(0.1, momentum=0.9), {'w': jnp.array([7.0, 8.0])}
-    >>> state = tx.update(weights, tx.init(weights))[1]
-    >>> _move_moments(tx, state, {'w': jnp.array([1, 2])})[0].trace
-    {'w': Array([8., 0.], dtype=float32)}
-    """
-
-    def move(moment: Any, where: Any) -> Any:
-        if not where.ndim or jnp.shape(moment)[: where.ndim] != where.shape:
-            return moment
-        return moved(moment, where)
-
-    return tree_utils.tree_map_params(
-        optimizer, move, state, places, is_leaf=lambda node: isinstance(node, optax.MaskedNode)
-    )
 
 
 def drawn_positions(layouts: Mapping[str, Layout], rng_seed: Any) -> dict[str, np.ndarray]:
@@ -517,42 +509,43 @@ def block_sparse(
         raise TypeError(f'block must be inputs and outputs, such as (8, 128), got {block!r}')
     if not isinstance(low_rank, int) or low_rank < 0:
         raise ValueError(f'low_rank must be a whole number, 0 for none, got {low_rank!r}')
+    height, width = block
+
+    def layout_of(matrix_leaf: MatrixLeaf, sparsity: float) -> tuple[Layout | None, str]:
+        if sparsity == 1:
+            raise ValueError('sparsity must be below 1, since each group of outputs keeps a block')
+        inputs, outputs = matrix_leaf.inputs, matrix_leaf.outputs
+        if inputs % height or outputs % width:
+            return (
+                None,
+                f'blocks of {height} x {width} do not divide a matrix of {inputs} x {outputs}',
+            )
+        of_rank = (inputs + outputs) / (inputs * outputs)  # weights of a rank, as a share
+        share = 1 - sparsity - low_rank * of_rank
+        if low_rank and share <= 0:
+            return None, (
+                f'a term of rank {low_rank} has more weights than sparsity {sparsity} leaves of {inputs} x {outputs}; '
+                f'the rank can be at most {math.ceil((1 - sparsity) / of_rank) - 1}'
+            )
+        of_inputs = inputs // height  # blocks in a group
+        kept = min(max(1, round(share * of_inputs)), of_inputs)
+        layout = Layout(matrix_leaf.layers, inputs, outputs, kept, (height, width), low_rank)
+        kept_share, notes = kept / of_inputs + low_rank * of_rank, []
+        if kept_share > _MOST_KEPT * (1 - sparsity):
+            notes.append(f'{kept_share:.0%} are kept: take blocks of fewer inputs')
+        coverage = layout.groups * kept / of_inputs
+        if coverage < 1 and not low_rank:  # a term of low rank reaches all inputs
+            most = max(1, outputs * kept // of_inputs)
+            notes.append(f'reach {coverage:.0%} of the inputs: blocks of {most} outputs reach all')
+        return layout, ', '.join(notes)
+
     products = Products(apply_fn, params, *sample)
-    layout_of = functools.partial(_layout_of_blocks, block=block, rank=low_rank)
     model = _made(products, layout_of, sparsity, algorithm, scheduler, drop_fraction_fn, rng_seed)
     leaves = [model.plan.leaves[name] for name in model.layouts]
     notes = [f'{leaf.name}: {leaf.note}' for leaf in leaves if leaf.note]
     if notes:
         caller_warnings.warn(f'block_sparse: blocks that do not suit: {"; ".join(notes)}')
     return model
-
-
-def _layout_of_blocks(
-    matrix_leaf: MatrixLeaf, sparsity: float, block: BlockShape, rank: int
-) -> tuple[Layout | None, str]:
-    if sparsity == 1:
-        raise ValueError('sparsity must be below 1, since each group of outputs keeps a block')
-    inputs, outputs, (height, width) = matrix_leaf.inputs, matrix_leaf.outputs, block
-    if inputs % height or outputs % width:
-        return None, f'blocks of {height} x {width} do not divide a matrix of {inputs} x {outputs}'
-    of_rank = (inputs + outputs) / (inputs * outputs)  # weights of a rank, as a share
-    share = 1 - sparsity - rank * of_rank
-    if rank and share <= 0:
-        return None, (
-            f'a term of rank {rank} has more weights than sparsity {sparsity} leaves of {inputs} x {outputs}; the rank '
-            f'can be at most {math.ceil((1 - sparsity) / of_rank) - 1}'
-        )
-    of_inputs = inputs // height  # blocks in a group
-    kept = min(max(1, round(share * of_inputs)), of_inputs)
-    layout = Layout(matrix_leaf.layers, inputs, outputs, kept, (height, width), rank)
-    kept_share, notes = kept / of_inputs + rank * of_rank, []
-    if kept_share > _MOST_KEPT * (1 - sparsity):
-        notes.append(f'{kept_share:.0%} are kept: take blocks of fewer inputs')
-    coverage = layout.groups * kept / of_inputs
-    if coverage < 1 and not rank:  # a term of low rank reaches all inputs
-        most = max(1, outputs * kept // of_inputs)
-        notes.append(f'reach {coverage:.0%} of the inputs: blocks of {most} outputs reach all')
-    return layout, ', '.join(notes)
 
 
 def unstructured_sparse(
@@ -600,19 +593,17 @@ def unstructured_sparse(
     ...     weights, topology = model.pack(params)
     ...     assert weights['kernel']['compressed'].shape == (26,)
     """
+
+    def layout_of(matrix_leaf: MatrixLeaf, sparsity: float) -> tuple[Layout, str]:
+        if missing := csr_matrix.why_missing(matrix_leaf.computed_dtype):
+            name = tree_lib.path_string(matrix_leaf.path)
+            raise NotImplementedError(f'{name} cannot be trained in CSR: {missing}')
+        inputs, outputs = matrix_leaf.inputs, matrix_leaf.outputs
+        kept = selection.number_to_keep_on_host(inputs * outputs, sparsity)
+        return Layout(matrix_leaf.layers, inputs, outputs, kept), ''
+
     products = Products(apply_fn, params, *sample)
-    moves = algorithm, scheduler, drop_fraction_fn, rng_seed
-    return _made(products, _layout_of_weights, sparsity, *moves)
-
-
-def _layout_of_weights(matrix_leaf: MatrixLeaf, sparsity: float) -> tuple[Layout, str]:
-    missing = csr_matrix.why_missing(matrix_leaf.computed_dtype)
-    if missing:
-        name = tree_lib.path_string(matrix_leaf.path)
-        raise NotImplementedError(f'{name} cannot be trained in CSR: {missing}')
-    inputs, outputs = matrix_leaf.inputs, matrix_leaf.outputs
-    kept = selection.number_to_keep_on_host(inputs * outputs, sparsity)
-    return Layout(matrix_leaf.layers, inputs, outputs, kept), ''
+    return _made(products, layout_of, sparsity, algorithm, scheduler, drop_fraction_fn, rng_seed)
 
 
 def _made(
