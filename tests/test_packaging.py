@@ -11,8 +11,6 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from ci import try_package
-
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
 CORE = [Requirement(text) for text in PROJECT['dependencies']]
@@ -92,10 +90,3 @@ def test_classifiers_name_the_versions_of_python_that_are_tested():
     ]
     assert f'>={oldest}' == PROJECT['requires-python']
     assert oldest == tested[0]
-
-
-def test_the_wheel_is_tried_with_the_whole_first_page():
-    program = try_package.first_page()
-    assert program.count('import jaxpruner') == 1
-    assert 'wrap_optax' in program
-    compile(program, 'README.md', 'exec')

@@ -159,15 +159,8 @@ def test_a_subclass_of_unstructured_ranks_by_its_own_scores():
     assert 'unstructured' not in str(pruner.plan(params))
 
 
-@dataclasses.dataclass(frozen=True)
-class Unspread:
+class Unspread(Rows):
     """A type whose verdicts are not spread over the columns, as a first attempt may be."""
-
-    def check_shape(self, shape, where):
-        pass
-
-    def group_scores(self, scores):
-        return scores.sum(1)
 
     def spread_groups(self, group_mask, shape):
         return group_mask[:, None]

@@ -122,14 +122,18 @@ def test_movement_beside_numpy(stacked):
         np.testing.assert_allclose(params['a'].reshape(16, 8), weights, rtol=1e-5)
 
 
-def test_regrown_weights_start_at_zero_where_no_one_masked_the_start():
-    pruner = make('RigL', every(), skip_gradients=False)
-    tx = pruner.wrap_optax(optax.sgd(0.1))
+@pytest.mark.parametrize('skips', [False, True])
+def test_regrown_weights_start_at_zero_where_no_one_masked_the_start(skips):
+    pruner = make('RigL', every(), skip_gradients=skips)
+    tx = pruner.wrap_optax(optax.sgd(0.1, momentum=0.9))
     state = tx.init(PARAMS)
     updates, new = jax.jit(tx.update)(GRADS, state, PARAMS)
-    regrown = (np.asarray(new.masks['a']) == 1) & (np.asarray(state.masks['a']) == 0)
-    assert regrown.any()
-    assert not np.asarray(optax.apply_updates(PARAMS, updates)['a'])[regrown].any()
+    before, after = (np.asarray(each.masks['a']) for each in (state, new))
+    assert (after > before).any()
+    assert not np.asarray(optax.apply_updates(PARAMS, updates)['a'])[after > before].any()
+    # The optimizer sees no gradients of pruned weights.
+    trace = np.asarray(new.inner_state[0].trace['a'])
+    np.testing.assert_array_equal(trace, 0 * trace if skips else GRADS['a'] * after)
 
 
 def test_gradients_may_come_in_another_container():

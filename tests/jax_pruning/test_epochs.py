@@ -6,9 +6,6 @@ from typing import Any
 
 import equinox as eqx
 import flax.linen as nn
-import hypothesis
-import hypothesis.extra.numpy as hypothesis_numpy
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +16,7 @@ from flax.core import FrozenDict
 from flax.training import train_state
 
 import jaxpruner
+from helpers import steps
 from jaxpruner import NByM, jax_pruning, pruning, pruning_apply, tree
 
 
@@ -27,59 +25,29 @@ def masks_of(params, method, rate, **arguments):
     return pruning(params, 1, prune_strategy=strategy, **arguments)[1]
 
 
-def largest(scores, density):
-    """The largest, of equal ones the first, by a stable sort of the whole array."""
-    share = np.float32(1) - np.float32(1 - density)
-    mask = np.zeros(scores.size, np.uint8)
-    count = max(1, int(np.round(np.float32(scores.size) * share)))
-    mask[np.argsort(-scores.ravel(), kind='stable')[:count]] = 1
-    return mask.reshape(scores.shape)
+VALUES = np.random.default_rng(0).normal(size=(16, 12)).astype(np.float32)
 
 
-# Few values, so that there are many ties, and both signs. A program is compiled for each two shapes.
-VALUE = st.sampled_from([-3.0, -2.0, -1.0, -0.5, 0.0, -0.0, 0.5, 1.0, 2.0, 3.0])
-MATRICES = st.sampled_from([((4, 6), (2, 2, 8)), ((3, 10), (1, 1))]).flatmap(
-    lambda shapes: st.tuples(
-        *(hypothesis_numpy.arrays(np.float32, shape, elements=VALUE) for shape in shapes)
-    )
-)
-
-
-@hypothesis.settings(max_examples=10)
-@hypothesis.given(MATRICES, st.sampled_from([0.05, 0.3, 0.5, 0.75, 0.9, 1.0]))
-def test_unstructured_masks(matrices, density):
-    first, second = map(np.abs, matrices)
-    params = {'a': {'kernel': matrices[0], 'bias': np.ones(3)}, 'b': {'kernel': matrices[1]}}
+@pytest.mark.parametrize('density', [0.05, 0.3, 0.75])
+def test_unstructured_masks_are_those_of_the_core(density):
+    params = {'a': {'kernel': VALUES, 'bias': np.ones(3)}, 'b': {'kernel': VALUES[:4] / 4}}
     params = jax.tree.map(jnp.asarray, params)
-    for method in ('unstr_local', 'unstr_unified_local'):
-        masks = masks_of(params, method, density)
-        assert masks['a']['bias'] is None
-        np.testing.assert_array_equal(masks['a']['kernel'], largest(first, density))
-        np.testing.assert_array_equal(masks['b']['kernel'], largest(second, density))
-    masks = masks_of(params, 'unstr_global', density)
-    joint = largest(np.concatenate([first.ravel(), second.ravel()]), density)
-    np.testing.assert_array_equal(np.ravel(masks['a']['kernel']), joint[: first.size])
-    np.testing.assert_array_equal(np.ravel(masks['b']['kernel']), joint[first.size :])
+    alone = jaxpruner.MagnitudePruning(sparsity=1 - density)
+    joint = jaxpruner.GlobalMagnitudePruning(sparsity=1 - density, use_normalization=False)
+    pruners = {'unstr_local': alone, 'unstr_unified_local': alone, 'unstr_global': joint}
+    for method, pruner in pruners.items():
+        steps.assert_equal(masks_of(params, method, density), pruner.instant_sparsify(params)[1])
 
 
-@hypothesis.settings(max_examples=10)
-@hypothesis.given(MATRICES, st.sampled_from([(1, 2), (2, 4), (4, 4), (3, 5)]), st.integers(-1, 1))
+@pytest.mark.parametrize(('pattern', 'axis'), [((1, 2), -1), ((2, 4), 0), ((3, 5), 1)])
 @pytest.mark.filterwarnings('ignore:.*does not divide:UserWarning')
-def test_structured_masks(matrices, pattern, axis):
-    weights = np.moveaxis(np.abs(matrices[0]), axis, -1)
-    expected, (n, m) = np.zeros(weights.shape, np.uint8), pattern
-    for row in np.ndindex(
-        weights.shape[:-1]
-    ):  # of equal ones the last; the last group may be short
-        for start in range(0, weights.shape[-1], m):
-            group = weights[row][start : start + m]
-            for i in sorted(range(len(group)), key=lambda i, group=group: (group[i], i))[-n:]:
-                expected[(*row, start + i)] = 1
-    params = {'kernel': jnp.asarray(matrices[0])}
+def test_structured_masks_are_those_of_the_core(pattern, axis):
+    params = {'kernel': jnp.asarray(VALUES)}
+    kind = NByM(*pattern, axis, allow_partial=True)
+    expected = jaxpruner.MagnitudePruning(sparsity_type=kind).instant_sparsify(params)[1]
     for method in ('str_local', 'str_unified_local', 'str_global'):
         entry = {'method': method, 'prune_rate_pattern': pattern, 'prune_axis': axis}
-        mask = pruning(params, 1, None, {1: entry})[1]['kernel']
-        np.testing.assert_array_equal(np.moveaxis(np.asarray(mask), axis, -1), expected)
+        steps.assert_equal(pruning(params, 1, None, {1: entry})[1], expected)
 
 
 # What is a kernel, and what a name means.
@@ -143,7 +111,6 @@ def test_names(name, leaves):
 
 # Every kind of state.
 
-VALUES = np.random.default_rng(0).normal(size=(16, 12)).astype(np.float32)
 HALF = {3: {'method': 'unstr_unified_local', 'prune_rate_pattern': 0.5}}
 
 
