@@ -21,7 +21,6 @@ ALGORITHMS = ALGORITHM_REGISTRY
 ONE_SHOT_REGISTRY: dict[str, type[BaseUpdater]] = {}
 
 _DISTRIBUTIONS = {'uniform': sparsity_distributions.uniform, 'erk': sparsity_distributions.erk}
-_DISTRIBUTION_KEYS = checks.SAID_BY['sparsity_distribution_fn']
 _STEP_KEYS = ('update_freq', 'update_start_step', 'update_end_step')
 # Names in other libraries, which look like other keys here -> what may be meant.
 _MEANT = dict.fromkeys(
@@ -145,7 +144,7 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
         checks.check_setting(algorithm, key, value)
         # The keys of a distribution become one first, whose class need not have them as fields.
         is_users_own = not checks.is_of_library(algorithm, key)
-        if key in fields and (is_users_own or key not in _DISTRIBUTION_KEYS):
+        if key in fields and (is_users_own or key not in checks.DISTRIBUTION_KEYS):
             settings[key] = value
     for key, others in checks.SAID_BY.items():
         given = [other for other in others if other in config]
@@ -180,7 +179,7 @@ def _algorithm(config):
     # `oneshot` names its algorithms when it is loaded, which `import jaxpruner.api` alone does not do.
     importlib.import_module('jaxpruner.oneshot')
     known_algorithms = ALGORITHM_REGISTRY | ONE_SHOT_REGISTRY
-    known = set(checks.SETTINGS)
+    known = {'algorithm', *checks.SETTINGS}
     for algorithm in known_algorithms.values():
         known.update(field.name for field in dataclasses.fields(algorithm) if field.init)
     for key in config:
@@ -194,15 +193,14 @@ def _algorithm(config):
             f"the configuration lacks the key 'algorithm'; known are {', '.join(known_algorithms)}"
         )
     name = config['algorithm']
-    checks.SETTINGS['algorithm']('algorithm', name)
-    if name not in known_algorithms:
-        raise ValueError(f'algorithm {name!r} is unknown; {nearest(name, known_algorithms)}')
+    if not isinstance(name, str) or name not in known_algorithms:
+        raise ValueError(f'algorithm {name!r} is unknown; {nearest(str(name), known_algorithms)}')
     return known_algorithms[name]
 
 
 def _distribution_settings(config, algorithm):
     """The fields for the distribution that the keys mean; none where no key is given."""
-    given = {key: config[key] for key in _DISTRIBUTION_KEYS if key in config}
+    given = {key: config[key] for key in checks.DISTRIBUTION_KEYS if key in config}
     if not given:
         return {}
     name = given.pop('dist_type', 'uniform')

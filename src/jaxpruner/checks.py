@@ -74,10 +74,8 @@ def _are_blocks(value):
 
 
 def _is_schedule(value):
-    methods = (
-        getattr(value, name, None) for name in ('is_mask_update_iter', 'get_sparsity_at_step')
-    )
-    return not isinstance(value, type) and all(map(callable, methods))
+    methods = ('is_mask_update_iter', 'get_sparsity_at_step')
+    return not isinstance(value, type) and all(hasattr(value, name) for name in methods)
 
 
 def _check_distribution(key, value):
@@ -109,60 +107,42 @@ _check_sparsity = lambda key, value: sparsity_distributions.check_sparsity(value
 
 # Key -> (key, value) -> None, or an error that names both. First those that are alike.
 SETTINGS: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(
-        _FLAGS.split(), _must_be('true or false', lambda v: isinstance(v, bool | np.bool_))
-    ),
-    **dict.fromkeys(_STEPS.split(), _check_step),
-    **dict.fromkeys(
-        ('eps', 'normalization_eps', 'damping'), _number('a finite number from 0 up', 0)
-    ),
-    **dict.fromkeys(
-        ('block_size', 'rounds'), _must_be('a whole number from 1 up', _is_whole, lambda v: v >= 1)
-    ),
-    **dict.fromkeys(('sparsity', 'initial_sparsity'), _check_sparsity),
-    'algorithm': _must_be("the name of an algorithm, such as 'magnitude'", _is_text),
+    key: check
+    for keys, check in (
+        (_FLAGS, _must_be('true or false', lambda value: isinstance(value, bool | np.bool_))),
+        (_STEPS, _check_step),
+        ('eps normalization_eps damping', _number('a finite number from 0 up', 0)),
+        ('block_size rounds', _must_be('a whole number from 1 up', _is_whole, lambda n: n >= 1)),
+        ('sparsity initial_sparsity', _check_sparsity),
+        ('drop_fraction owl_deviation', _number('a number between 0 and 1', 0, 1)),
+        ('filter_fn topk_fn drop_fraction_fn', _must_be('a function', callable)),
+    )
+    for key in keys.split()
+}
+SETTINGS |= {
     # How much of each leaf.
     'dist_type': _one_of('uniform', 'erk'),
-    'filter_fn': _must_be('a function (path, leaf) -> bool', callable),
     'custom_sparsity_map': lambda key, value: sparsity_distributions.check_custom_map(value),
     'sparsity_distribution_fn': _check_distribution,
     # When.
     'update_freq': functools.partial(_check_step, minimum=1),
     'power': lambda key, value: sparsity_schedules.check_power(value, key),
-    'scheduler': _must_be(
-        'an object with the methods of sparsity_schedules.BaseSchedule', _is_schedule
-    ),
+    'scheduler': _must_be('a schedule, as those of sparsity_schedules are', _is_schedule),
     # Which weights together.
     'sparsity_type': _check_sparsity_type,
-    'stacked': _must_be(
-        'a glob of leaves, a list of globs, or a mapping from globs to axes', _are_stacks
-    ),
-    'topk_fn': _must_be('a function (scores, sparsity) -> mask', callable),
+    'stacked': _must_be('a glob of leaves, a list of globs, or a mapping to axes', _are_stacks),
     'rng_seed': lambda key, value: seeds.check_seed(value),
-    # SET and RigL.
-    'drop_fraction': _number(
-        'a number between 0 and 1, the share of kept weights that is replaced', 0, 1
-    ),
-    'drop_fraction_fn': _must_be(
-        'a function of the step, such as optax.constant_schedule(0.3)', callable
-    ),
     # Pruned once.
     'per': _one_of('output', 'layer'),
     'owl_per': _one_of('block', 'leaf'),
     'owl_multiple': _number('a finite number above 0', math.ulp(0.0)),
-    'owl_deviation': _number('a number between 0 and 1', 0, 1),
     'blocks': _must_be('a list with a glob or a list of globs for each block', _are_blocks),
 }
 
+DISTRIBUTION_KEYS = ('dist_type', 'sparsity', 'filter_fn', 'custom_sparsity_map', 'count_excluded')
 # Field of a pruner -> keys of configurations that say the same.
 SAID_BY = {
-    'sparsity_distribution_fn': (
-        'dist_type',
-        'sparsity',
-        'filter_fn',
-        'custom_sparsity_map',
-        'count_excluded',
-    ),
+    'sparsity_distribution_fn': DISTRIBUTION_KEYS,
     'scheduler': ('update_freq', 'update_start_step', 'update_end_step', 'initial_sparsity'),
     'drop_fraction_fn': ('drop_fraction',),
 }
