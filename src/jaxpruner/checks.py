@@ -245,17 +245,6 @@ def check_taken(function: Callable[..., Any], arguments: dict[str, Any], name: s
         )
 
 
-def check_mixed_in_first(cls: type, mixin: type, base: type) -> None:
-    """Refuses a class in which a mixin comes after the pruner, whose methods then hide those of the mixin."""
-    bases = cls.__mro__
-    if base in bases and bases.index(mixin) > bases.index(base):
-        names = ', '.join(parent.__name__ for parent in cls.__bases__)
-        raise TypeError(
-            f'class {cls.__name__}({names}): {mixin.__name__} has no effect after a pruner; write it first, '
-            f'class {cls.__name__}({mixin.__name__}, …)'
-        )
-
-
 # Targets.
 
 

@@ -12,7 +12,15 @@ import jax.numpy as jnp
 
 from jaxpruner import mask_calculator, selection, sparsity_distributions, text_tables
 from jaxpruner import tree as tree_lib
-from jaxpruner.sparsity_types import Block, Channel, Leaf, NByM, is_joint, is_unstructured
+from jaxpruner.sparsity_types import (
+    INPUT_AXIS,
+    Block,
+    Channel,
+    Leaf,
+    NByM,
+    is_joint,
+    is_unstructured,
+)
 from jaxpruner.tree import PyTree
 
 _UNKNOWN = '?'
@@ -161,6 +169,9 @@ def plan_leaves(pruner: Any, params: PyTree) -> PruningPlan:
         target = None if tree_lib.is_traced(targets[i]) else targets[i]
         is_ranked = together[i] and others_prune
         is_number = jnp.issubdtype(leaf.dtype, jnp.number)
+        # Whatever is ranked together, of N:M the shape says how many are kept.
+        keeps_n_of_m = isinstance(leaf.sparsity_type, NByM) and not has_own_ranking
+        keeps_n_of_m = keeps_n_of_m and leaf.sparsity_type.axis != INPUT_AXIS
         if targets[i] is None or leaf.sparsity_type is None or not is_number:
             why_dense = _why_without_target(pruner, leaf)
         elif i in kept_of_tied:
@@ -171,7 +182,7 @@ def plan_leaves(pruner: Any, params: PyTree) -> PruningPlan:
             target = float(target)
             if target == 0 and not is_ranked:
                 why_dense = 'its target is 0'
-            elif is_counted and not together[i]:
+            elif (is_counted and not together[i]) or keeps_n_of_m:
                 kept = _kept(leaf, target)
                 why_dense = 'less than one weight would go' if kept == size else None
         leaf_plan = LeafPlan(

@@ -258,9 +258,15 @@ def kept(*arguments, **settings):
     return {name: int(mask.sum()) for name, mask in masks.items() if mask is not None}
 
 
+# A leaf without inputs.
+EMPTY = {'apply_fn': lambda params, x: mlp(params, x + x[:, :0] @ params['none']), 'batches': [X]}
+
+
 def test_sparsities_by_name_and_by_type():
     assert kept({'up': 0.25, 'd*': 0.5}) == {'up': 96, 'down': 64}
     assert kept({'up': 0.25, 'd*': 0.5}, 'wanda', **MODEL) == {'up': 96, 'down': 64}
+    _, masks = jaxpruner.prune(PARAMS | {'none': jnp.ones((0, 8))}, 0.5, 'sparsegpt', **EMPTY)
+    assert (masks['none'], masks['up'].sum()) == (None, 64)
     assert kept({'up': None, '*': 0.5}) == {'down': 64}
     assert kept({'bias': 0.5}) == {'bias': 4}
     assert kept({'*': 0.5}, filter_fn=lambda path, leaf: leaf.ndim == 1) == {'bias': 4}

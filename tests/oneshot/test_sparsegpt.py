@@ -54,6 +54,11 @@ def test_masks_and_weights_equal_the_reference(inputs, outputs, sparsity, kind, 
         assert found.mask.sum() == references.number_kept(size, sparsity) * number
 
 
+def test_a_matrix_without_inputs_stays_as_it_is():
+    found = prune_by_sparsegpt(jnp.ones((2, 0, 3)), jnp.ones((2, 0, 0)), 0.5)
+    assert found.weights.shape == found.mask.shape == (2, 0, 3)
+
+
 BAD = [
     ({'sparsity_type': Block((2, 2))}, r'weights: calibrated pruning is .* got Block'),
     ({'sparsity_type': NByM(2, 4)}, 'weights: its 6 inputs do not divide into groups of m=4; choo'),

@@ -1,7 +1,7 @@
 """Continuing with masks that are there: fine-tuning of a pruned model."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jaxpruner import caller_warnings, checks, sparsity_distributions
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.base_updater import BaseUpdater
+from jaxpruner.algorithms.sparse_trainers import StaticRandomSparse
 from jaxpruner.tree import PyTree, holds_weights
 
 
 @dataclasses.dataclass(init=False)
-class FixedMask(BaseUpdater):
+class FixedMask(StaticRandomSparse):
     """Keeps given masks: fine-tuning at constant sparsity.
 
     Attributes:
@@ -29,10 +29,6 @@ class FixedMask(BaseUpdater):
     {'w': Array([3., 0.], dtype=float32)}
     """
 
-    keeps_count: ClassVar[bool] = True
-    starts_sparse: ClassVar[bool] = True
-
-    is_sparse_gradients: bool = True
     masks: Any = dataclasses.field(repr=False)
 
     def __init__(self, masks: PyTree, **settings: Any):
@@ -40,8 +36,8 @@ class FixedMask(BaseUpdater):
             raise ValueError(
                 f'sparsity={settings["sparsity"]!r} has no meaning: the masks say what is pruned; leave it out'
             )
-        defaults = {'is_sparse_gradients': True, 'sparsity_distribution_fn': None}
-        super().__init__(**defaults | settings)
+        settings.setdefault('sparsity_distribution_fn', None)
+        super().__init__(**settings)
         if masks is None:
             raise ValueError(
                 'FixedMask needs masks: those of a pruner, or masks_from_zeros(params)'
@@ -66,11 +62,6 @@ class FixedMask(BaseUpdater):
             return (mask != 0).astype(jnp.uint8)
 
         return tree_lib.map_with_missing(unpacked, tree_lib.as_arrays(params), self.masks)
-
-    def update_state(self, sparse_state, params, grads):
-        """Returns the state as it is."""
-        del params, grads
-        return sparse_state
 
     def instant_sparsify(self, params, grads=None):
         """Applies the masks."""

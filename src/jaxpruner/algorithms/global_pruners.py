@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import (
-    checks,
     mask_calculator,
     selection,
     sparsity_distributions,
@@ -69,7 +68,12 @@ class GlobalPruningMixin(_Pruner):
 
     def __init_subclass__(cls, **settings: Any):
         super().__init_subclass__(**settings)
-        checks.check_mixed_in_first(cls, GlobalPruningMixin, BaseUpdater)
+        bases = cls.__mro__
+        if BaseUpdater in bases and bases.index(GlobalPruningMixin) > bases.index(BaseUpdater):
+            raise TypeError(
+                f'{cls.__name__}: GlobalPruningMixin has no effect after a pruner, whose methods hide its own; write '
+                f'it first, class {cls.__name__}(GlobalPruningMixin, …)'
+            )
 
     def __post_init__(self):
         if not isinstance(self, BaseUpdater):

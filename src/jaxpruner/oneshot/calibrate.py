@@ -122,14 +122,14 @@ def calibrate(
     first: Any = None
     totals: Any = None
     step: Any = None
-    shapes = None
+    shapes: Any = None
     _, batches = batches_lib.first_batch(batches)
     with progress_bar(len(batches) if isinstance(batches, Sized) else None, progress) as show:
         for number, batch in enumerate(batches):
             show('calibrating', number, totals)
             inputs, own_weights = batches_lib.as_inputs(batch), weights_of(batch, weights)
             own_shapes = batches_lib.shapes_of((inputs, own_weights))
-            if step is None or own_shapes != shapes:
+            if own_shapes != shapes:
                 shapes = own_shapes
                 graph = leaves_lib.trace_model(apply_fn, params, batch)
                 followed = leaves_lib.follow_named_leaves(graph, only)

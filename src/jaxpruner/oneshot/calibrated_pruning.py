@@ -34,9 +34,6 @@ _NOTE = (
 )
 
 
-LeafTargets = dict[tree_lib.Path, sparsity_types.Leaf]
-
-
 @dataclasses.dataclass
 class CalibratedPruning(base_updater.BaseUpdater):
     """Base of the pruners that look at what the inputs of each weight matrix are.
@@ -154,7 +151,6 @@ class CalibratedPruning(base_updater.BaseUpdater):
           UnsupportedPrimitive: a selected leaf goes through an operation that is not understood.
         """
         del grads
-        graph: Any = None
         if calibration is None:
             followed, graph, batches = leaves_lib.follow_model(self, params, apply_fn, batches)
         elif self.sequential or weights is not None:
@@ -163,6 +159,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 'the calibration'
             )
         else:
+            graph: Any = None
             followed = calibration.followed.among(leaves_lib.selected_leaves(self, params))
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
         for names in self.blocks or ():
@@ -170,10 +167,9 @@ class CalibratedPruning(base_updater.BaseUpdater):
         pruner, why_dense = leaves_lib.along_inputs(self, params, followed)
         with leaves_lib.ignore_vectors():
             targets = tree_lib.leaves_like(treedef, pruner.get_target_sparsities(params))
-        described = pruner.describe_leaves(paths, leaves)
         chosen = {
             leaf.path: dataclasses.replace(leaf, target=target)
-            for leaf, target in zip(described, targets, strict=True)
+            for leaf, target in zip(pruner.describe_leaves(paths, leaves), targets, strict=True)
             if leaf.path in followed.matrices and leaf.path not in why_dense
         }
         run = PruningRun(self, params, chosen)
@@ -232,9 +228,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
         del opt_state
         if apply_fn is not None or batches is not None:
             return leaves_lib.plan_with_model(self, params, apply_fn, batches)
-        types = {}
-        for leaf in self.describe_leaves(*tree_lib.flatten_with_paths(params)[:2]):
-            types[leaf.path] = leaves_lib.along_any_inputs(leaf).sparsity_type
+        leaves = self.describe_leaves(*tree_lib.flatten_with_paths(params)[:2])
+        types = {leaf.path: leaves_lib.along_any_inputs(leaf).sparsity_type for leaf in leaves}
         with leaves_lib.ignore_vectors():
             plan = base_updater.BaseUpdater.plan(leaves_lib.with_types(self, types), params)
         return dataclasses.replace(plan, note=_NOTE if plan.pruned else '')
@@ -255,7 +250,7 @@ class PruningRun:
         leaf's target holds.
     """
 
-    def __init__(self, pruner: Any, params: tree_lib.PyTree, targets: LeafTargets):
+    def __init__(self, pruner: Any, params: tree_lib.PyTree, targets: dict[tree_lib.Path, Any]):
         paths, leaves, self._treedef = tree_lib.flatten_with_paths(params)
         self._pruner, self._targets = pruner, targets
         self.sparsities: dict[Any, jax.Array] = {}

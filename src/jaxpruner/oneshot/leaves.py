@@ -281,23 +281,16 @@ def follow_model(
 def plan_with_model(
     pruner: BaseUpdater, params: tree_lib.PyTree, apply_fn: Any, batches: Any
 ) -> PruningPlan:
-    """Tells what a pruner will do with a model, and what N:M along its inputs keeps."""
+    """Tells what a pruner will do with a model."""
     followed, graph, _ = follow_model(pruner, params, apply_fn, batches)
     pruner, why_dense = along_inputs(pruner, params, followed, graph)
     with ignore_vectors():
         plan = BaseUpdater.plan(pruner, params)
-    leaves = []
-    for leaf in plan:
-        kind = leaf.sparsity_type
-        if leaf.path in why_dense:
-            reason = why_dense[leaf.path]
-            leaf = dataclasses.replace(leaf, target=None, kept=leaf.size, why_dense=reason)
-        elif leaf.kept is None and isinstance(kind, NByM) and kind.axis != INPUT_AXIS:
-            leaf = dataclasses.replace(leaf, kept=kind.kept_of_shape(leaf.shape))
-        leaves.append(leaf)
-    counts = [leaf.kept for leaf in leaves]
-    kept = plan.kept if None in counts else sum(counts)
-    return dataclasses.replace(plan, leaves=tuple(leaves), kept=kept)
+    leaves = [
+        dataclasses.replace(leaf, why_dense=why_dense.get(leaf.path, leaf.why_dense))
+        for leaf in plan
+    ]
+    return dataclasses.replace(plan, leaves=tuple(leaves))
 
 
 def along_inputs(
