@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -231,10 +232,7 @@ class SET(StaticRandomSparse):
         """Asks a subclass's `update_masks`, which sees the leaf's own type, and one layer at a time."""
         pruner = copy.copy(self)
         pruner.sparsity_type = leaf.sparsity_type
-
-        def update(mask, drop, grow):
-            return pruner._update_masks(mask, drop, grow, drop_fraction=fraction)
-
+        update = functools.partial(pruner._update_masks, drop_fraction=fraction)
         updated = tree_lib.per_layer(update, leaf.layer_axis)
         new = updated(leaf.mask, leaf.drop_scores, leaf.grow_scores)
         return (jnp.asarray(new) != 0).astype(leaf.mask.dtype)

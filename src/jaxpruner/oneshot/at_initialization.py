@@ -15,7 +15,7 @@ import optax
 from jaxpruner import base_updater, caller_warnings, checks
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import global_pruners, pruners
-from jaxpruner.oneshot.batches import as_batches, as_inputs, check_inputs, first_batch
+from jaxpruner.oneshot.batches import as_inputs, check_inputs, first_batch
 from jaxpruner.progress import progress_bar
 
 LossFn = Callable[..., jax.Array]
@@ -129,7 +129,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
                 f'{" and ".join(given) or "none of them"}'
             )
         targets = self.get_target_sparsities(params)
-        loss, batches = self.as_loss(given[self.function], as_batches(batches))
+        loss, batches = self.as_loss(given[self.function], given['batches'])
         first, batches = first_batch(batches, self.rounds * len(self.passes))
         check_inputs(given[self.function], first, self.function)
         masks = self.get_initial_masks(params, targets)

@@ -9,23 +9,17 @@ import jax
 import jax.numpy as jnp
 
 
-def as_batches(batches: Any) -> Iterable[Any]:
-    """Refuses what is no iterable of batches: an array or a mapping is a single one."""
-    is_one = isinstance(batches, Mapping) or hasattr(batches, 'shape')
-    if is_one or not isinstance(batches, Iterable):
-        given = f'one {type(batches).__name__}' if is_one else repr(batches)
-        raise TypeError(f'batches is an iterable of batches, such as batches=[x]; got {given}')
-    return batches
-
-
 def first_batch(batches: Any, times: int = 1) -> tuple[Any, Any]:
     """Takes the first batch; returns it, and an iterable of all batches, the first included.
 
     Raises:
-      TypeError: what is given is no iterable.
+      TypeError: what is given is no iterable of batches; an array or a mapping is a single one.
       ValueError: there are no batches, or they cannot be read `times` times.
     """
-    batches = as_batches(batches)
+    is_one = isinstance(batches, Mapping) or hasattr(batches, 'shape')
+    if is_one or not isinstance(batches, Iterable):
+        given = f'one {type(batches).__name__}' if is_one else repr(batches)
+        raise TypeError(f'batches is an iterable of batches, such as batches=[x]; got {given}')
     iterator = iter(batches)
     if iterator is batches and times > 1:
         raise ValueError(

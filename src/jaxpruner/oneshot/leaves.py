@@ -336,8 +336,10 @@ def along_inputs(
                 continue
         types[path], fits[path] = leaf.sparsity_type, leaf.check_shape
         if needs_inputs:
-            matrices = followed.matrices[path]
-            fits[path] = functools.partial(_check_matrices, leaf, matrices, pruner.per)
+            # What divides the inputs of all its matrices divides their greatest common divisor.
+            inputs = math.gcd(*[part.shape[-2] for part in followed.matrices[path]])
+            own = leaf.sparsity_type, pruner.per, inputs, leaf.name
+            fits[path] = functools.partial(check_ranking, *own)
     warn_of_dense(type(pruner).__name__, followed, unclear)
     if mask_calculator.own_topk_fn(pruner.topk_fn) is None:
         # The copy has another setting than the one that its user wrote, which an error should name.
@@ -345,14 +347,6 @@ def along_inputs(
         sparsity_types.check_groups(fits, setting)
     types = {path: kind for path, kind in types.items() if path not in why_dense}
     return with_types(pruner, types), why_dense
-
-
-def _check_matrices(
-    leaf: sparsity_types.Leaf, matrices: Iterable[WeightMatrices], per: str
-) -> None:
-    """Refuses matrices whose inputs do not divide into the groups of their leaf's type."""
-    for part in matrices:
-        check_ranking(leaf.sparsity_type, per, part.shape[-2], leaf.name)
 
 
 def along_any_inputs(leaf: sparsity_types.Leaf) -> sparsity_types.Leaf:
