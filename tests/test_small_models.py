@@ -65,6 +65,23 @@ def test_a_state_is_saved_beside_the_parameters(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, small.state, saved)
 
 
+def test_lists_of_layers_are_read_back(tmp_path):
+    params = {'up': jnp.ones((3, 2, 6)), 'down': jnp.ones((3, 6, 2))}
+
+    def layer(x, p):
+        return jnp.tanh(x @ p['up']) @ p['down'], None
+
+    graph = jaxpruner.channel_groups(
+        lambda p, x: jax.lax.scan(layer, x, p)[0], params, jnp.ones((5, 2))
+    )
+    keep = {'up[2]': [[0, 1], [2, 4], [3, 5]]}
+    small = graph.shrink(params, keep, allow_inexact=True)
+    jaxpruner.save_small_model(graph, small, keep, tmp_path / 'small.safetensors')
+    loaded = jaxpruner.load_small_model(graph, tmp_path / 'small.safetensors')
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, small)
+    np.testing.assert_array_equal(loaded.keep['up[2]'], keep['up[2]'])
+
+
 def test_what_is_no_small_model_is_not_saved(tmp_path):
     graph, params = graph_of(), random(SHAPES)
     path = tmp_path / 'small.safetensors'
@@ -101,15 +118,22 @@ def _without_plan(path):
     jaxpruner.save_safetensors(random(SHAPES), path)
 
 
-def _with_another_plan(path):
-    jaxpruner.save_safetensors(random(SHAPES), path, metadata={'jaxpruner_plan': '{}'})
+def _with_a_plan(plan):
+    def save(path):
+        jaxpruner.save_safetensors(random(SHAPES), path, metadata={'jaxpruner_plan': plan})
+
+    return save
 
 
+ANOTHER_INDEX = '{"version": 1, "groups": {"up[1]": {"size": 6, "keep": [0, 9]}}}'
 SPOILT = {
     'half written': (_cut_off, r'small\.safetensors is no safetensors file, or only a part'),
     'one bit is another': (_one_bit, r'small\.safetensors: the bytes of \w+ are damaged'),
-    'no plan': (_without_plan, r'small\.safetensors has no plan of channels'),
-    'no such plan': (_with_another_plan, r'small\.safetensors is no plan of channels'),
+    'no plan': (_without_plan, r'small\.safetensors has no plan of channels .*jaxpruner_plan'),
+    'no such plan': (_with_a_plan('{}'), r"no plan of channels of this model \('version'\)"),
+    'no JSON': (_with_a_plan('{'), r'no plan of channels of this model'),
+    'another version': (_with_a_plan('{"version": 2}'), 'its version is 2, and 1 is read'),
+    'another index': (_with_a_plan(ANOTHER_INDEX), r"keep\['up\[1\]'\] has 9"),
     'another shape': (
         _rewrite(down=np.ones((4, 2), np.float32)),
         r'small\.safetensors: down has shape \(4, 2\), and by its plan \(3, 2\)',
@@ -127,5 +151,5 @@ def test_files_that_are_not_what_they_say_are_refused(path, spoil, message):
 
 
 def test_models_of_other_shapes_are_refused(path):
-    with pytest.raises(ValueError, match=r'plan of another model: \w+ is \[6\] there, and \[8\]'):
+    with pytest.raises(ValueError, match=r'this model .up\[1\] has 6 channels there, and 8 here'):
         jaxpruner.load_small_model(graph_of({'up': (3, 8), 'bias': (8,), 'down': (8, 2)}), path)

@@ -1,7 +1,7 @@
 """A smaller model as one safetensors file, with the plan by which it was cut in the file's header."""
 
+import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,15 +9,14 @@ import jax
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.files import host_arrays
+from jaxpruner.files import host_arrays, input_files
 from jaxpruner.structure import ChannelGraph
-from jaxpruner.structure.axes import Axes
 from jaxpruner.structure.cut import KeepByGroup, check_keep
-from jaxpruner.structure.plans import keep_of_json, plan_text
-from jaxpruner.structure.small_model import check_small, check_structure
+from jaxpruner.structure.small_model import parts_of
 
 # Among the metadata:
 _PLAN = 'jaxpruner_plan'
+_VERSION = 1  # of the plan
 _DIGEST = 'crc32 of '  # and the name of a tensor
 
 
@@ -48,9 +47,9 @@ def save_small_model(
 ) -> None:
     """Saves a smaller model as a safetensors file: its arrays, and in the header what was kept.
 
-    The plan is that of `structure.save_plan`; a checksum of each array shows damage. Any library that reads safetensors
-    reads the arrays, under the dotted names that `save_safetensors` gives them. The file appears when it is whole, and
-    replaces one that is there. Needs the extra `jaxpruner[checkpoint]`.
+    The plan has the size and the kept channels of each group that is cut. A checksum of each array shows damage. Any
+    library that reads safetensors reads the arrays, under the dotted names that `save_safetensors` gives them. The file
+    appears when it is whole, and replaces one that is there. Needs the extra `jaxpruner[checkpoint]`.
 
     Args:
       graph: of the whole model.
@@ -78,17 +77,20 @@ def save_small_model(
     """
     cut = check_keep(graph.groups, keep, allow_inexact=True)
     arrays: dict[str, Any] = {}
-    for (part, paths, axes, treedef), tree in zip(_parts(graph), (params, state), strict=True):
+    for part, tree in zip(parts_of(graph), (params, state), strict=True):
         if tree is not None:
-            check_structure(part, jax.tree.structure(tree), treedef)
-            check_small(tree, paths, axes, cut)
-            arrays |= zip(map('.'.join, paths), jax.tree.leaves(tree), strict=True)
+            part.check(tree, cut)
+            arrays |= zip(map('.'.join, part.paths), jax.tree.leaves(tree), strict=True)
     from jaxpruner.checkpoints import writing  # loads libraries that the core does without
 
     named = host_arrays.named_arrays(arrays).items()
     tensors = {name: host_arrays.on_host(array) for name, (_, array) in named}
     digests = {_DIGEST + name: writing.digest_of(array) for name, array in tensors.items()}
-    writing.write_safetensors(Path(path), tensors, {_PLAN: plan_text(graph, keep), **digests})
+    groups = {}
+    for name, indices in keep.items():
+        groups[name] = {'size': graph.groups[name].size, 'keep': np.asarray(indices).tolist()}
+    plan = json.dumps({'version': _VERSION, 'groups': groups})
+    writing.write_safetensors(Path(path), tensors, {_PLAN: plan, **digests})
 
 
 def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> SmallModel:
@@ -123,29 +125,20 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
 
     path = Path(path)
     checkpoint = open_checkpoint(path)
-    if _PLAN not in checkpoint.metadata:
+    try:
+        plan = input_files.parse_json(checkpoint.metadata[_PLAN].encode())
+        if plan['version'] != _VERSION:
+            raise ValueError(f'its version is {plan["version"]!r}, and {_VERSION} is read')
+        keep = {name: np.asarray(group['keep']) for name, group in plan['groups'].items()}
+        cut = check_keep(graph.groups, keep, allow_inexact=True)
+        for name, group in plan['groups'].items():
+            own_size = graph.groups[name].size
+            if group['size'] != own_size:
+                raise ValueError(f'{name} has {group["size"]} channels there, and {own_size} here')
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f'{path} has no plan of channels, so that it is no smaller model; save_small_model writes one'
-        )
-    keep = keep_of_json(graph, checkpoint.metadata[_PLAN].encode(), path)
-    cut = check_keep(graph.groups, keep, allow_inexact=True)
-    trees: list[Any] = []
-    expected: dict[str, tuple[int, ...]] = {}
-    for part, paths, axes_of_leaves, treedef in _parts(graph):
-        names = list(map('.'.join, paths))
-        if part == 'state' and checkpoint.leaves.keys().isdisjoint(names):
-            continue  # none was saved
-        expected |= {
-            name: cut.shape(axes) for name, axes in zip(names, axes_of_leaves, strict=True)
-        }
-        trees.append(treedef.unflatten(names))
-    found = {name: leaf.shape for name, leaf in checkpoint.leaves.items()}
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
-            raise ValueError(
-                f'{path}: {name} has shape {found.get(name)}, and by its plan {expected.get(name)} (None: there is no '
-                'such array); save the model anew'
-            )
+            f'{path} has no plan of channels of this model ({error}); save_small_model writes one'
+        ) from error
 
     def read(name: str) -> jax.Array:
         array = checkpoint.read(name)
@@ -153,13 +146,20 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
             raise ValueError(f'{path}: the bytes of {name} are damaged; save the model anew')
         return host_arrays.on_device(f'{path}: {name}', array)
 
+    trees: list[Any] = []
+    expected: dict[str, tuple[int, ...]] = {}
+    for part in parts_of(graph):
+        names = list(map('.'.join, part.paths))
+        if part.name == 'state' and checkpoint.leaves.keys().isdisjoint(names):
+            continue  # none was saved
+        expected |= zip(names, map(cut.shape, part.axes), strict=True)
+        trees.append(part.treedef.unflatten(names))
+    found = {name: leaf.shape for name, leaf in checkpoint.leaves.items()}
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            raise ValueError(
+                f'{path}: {name} has shape {found.get(name)}, and by its plan {expected.get(name)} (None: there is no '
+                'such array); save the model anew'
+            )
     params, *state = jax.tree.map(read, trees)
     return SmallModel(params, keep, *state)
-
-
-def _parts(graph: ChannelGraph) -> list[tuple[str, Sequence[tree_lib.Path], Sequence[Axes], Any]]:
-    """Names, paths, axes and structures of the parameters and of the state."""
-    trace, model = graph.trace, graph.model
-    params = ('parameters', trace.paths, trace.leaves, jax.tree.structure(model.params))
-    treedef = jax.tree.structure(model.programs[0].state)
-    return [params, ('state', trace.state_paths, trace.states, treedef)]

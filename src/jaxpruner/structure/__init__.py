@@ -43,7 +43,6 @@ first. Read the files in this order:
     scores → choosing        scores of weights, then of channels; the order in which channels go, and how many go
     costs, latency           parameters, bytes, operations and seconds as functions of how many channels stay
     graph                    the class `ChannelGraph`, whose methods are all of this
-    plans                    files of what is kept
     modules → shrinking      from a module to a smaller one in one call
     zero_channels, grouped_channels, group_lasso
                              training that removes channels
@@ -58,8 +57,6 @@ from jaxpruner.structure.group_lasso import group_lasso as group_lasso
 from jaxpruner.structure.grouped_channels import GroupedChannels as GroupedChannels
 from jaxpruner.structure.groups import Group as Group
 from jaxpruner.structure.groups import Member as Member
-from jaxpruner.structure.plans import load_plan as load_plan
-from jaxpruner.structure.plans import save_plan as save_plan
 from jaxpruner.structure.shrinking import ShrunkModel as ShrunkModel
 from jaxpruner.structure.shrinking import shrink as shrink
 from jaxpruner.structure.small_model import Verification as Verification

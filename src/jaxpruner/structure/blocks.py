@@ -31,7 +31,7 @@ from jax.extend.core import Literal
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure import small_model
 from jaxpruner.structure.axes import Axis, sizes_of
-from jaxpruner.structure.programs import Model, ModelProgram, shape_of_leaf
+from jaxpruner.structure.programs import Model, ModelProgram
 from jaxpruner.structure.traces import Trace, has_type_of, live_in_whole, pin_at
 from jaxpruner.structure.zeros import Fill, ZeroWalk, unknown
 from jaxpruner.trace.interpreter import Position, Run
@@ -93,22 +93,20 @@ def find_branches(jaxpr: Any, paths: Sequence[Path]) -> list[Branch]:
       paths: of the parameters.
     """
     makers = {id(result): equation for equation in jaxpr.eqns for result in equation.outvars}
-    needed = _needed(jaxpr, None)
+    used = _used(jaxpr, paths)
     branches: dict[Paths, Branch] = {}
     for number, equation in enumerate(jaxpr.eqns):
         if not _adds_arrays(equation):
             continue
-        for stream, branch in ((0, 1), (1, 0)):
-            operands = equation.invars
-            summands = _sources(operands[branch], makers, of_sums=True)
-            computed = _sources(operands[branch], makers) - summands
-            if computed.isdisjoint(_sources(operands[stream], makers, of_sums=True)):
-                continue
-            own_ids = needed - _needed(jaxpr, (number, branch))
-            named = zip(jaxpr.invars, paths, strict=False)
-            own = frozenset([path for variable, path in named if id(variable) in own_ids])
-            if own:
-                branches[own] = Branch(number, stream, own)
+        for i in (0, 1):
+            stream, branch = equation.invars[i], equation.invars[1 - i]
+            summands = _sources(branch, makers, of_sums=True)
+            computed = _sources(branch, makers) - summands
+            if not computed.isdisjoint(_sources(stream, makers, of_sums=True)):
+                without = _without(jaxpr, [Branch(number, i, frozenset())])
+                own = used - _used(without, paths)
+                if own:
+                    branches[own] = Branch(number, i, own)
     return list(branches.values())
 
 
@@ -136,18 +134,9 @@ def _sources(variable: Any, makers: Mapping[int, Any], of_sums: bool = False) ->
     return found
 
 
-def _needed(jaxpr: Any, left_out: tuple[int, int] | None) -> set[int]:
-    """What the results depend on, by `id`, without an operand that is given by numbers of equation and operand."""
-    live = live_in_whole(jaxpr)
-    needed = set(map(id, jaxpr.outvars))
-    for number in reversed(range(len(jaxpr.eqns))):
-        equation = jaxpr.eqns[number]
-        is_read = equation.effects or not needed.isdisjoint(map(id, equation.outvars))
-        if is_read and any(live.results[number]):
-            for i, variable in enumerate(equation.invars):
-                if (number, i) != left_out:
-                    needed.add(id(variable))
-    return needed
+def _used(jaxpr: Any, paths: Iterable[Path]) -> Paths:
+    """The parameters that the results of a program depend on."""
+    return frozenset(itertools.compress(paths, live_in_whole(jaxpr).inputs))
 
 
 def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
@@ -168,13 +157,12 @@ def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
                 reason = str(pin_at(position, jaxpr.eqns[branch.number], words))
             reasons_of[branch.paths].append(reason)
     sizes = {path: math.prod(sizes_of(axes)) for path, axes in traces[0].named_leaves}
+    used_by_programs = [_used(trace.program.jaxpr, trace.paths) for trace in traces]
     uses = zip(*[trace.first_uses for trace in traces], strict=True)
     order = dict(zip(sizes, uses, strict=True))
     blocks = {}
     for paths, reasons in reasons_of.items():
-        users = [
-            trace for trace in traces if not paths.isdisjoint(_used(trace.program.jaxpr, sizes))
-        ]
+        users = [each for each in used_by_programs if not paths.isdisjoint(each)]
         if len(reasons) == len(users):
             inner = frozenset().union(*[other for other in reasons_of if other < paths])
             name = _name_block(paths, inner, order)
@@ -182,11 +170,6 @@ def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
             reason = next(filter(None, reasons), '')
             blocks[name] = Block(name, paths, parameters, not reason, reason)
     return blocks
-
-
-def _used(jaxpr: Any, paths: Iterable[Path]) -> list[Path]:
-    """The parameters that the results of a program depend on."""
-    return list(itertools.compress(paths, live_in_whole(jaxpr).inputs))
 
 
 def _name_block(paths: Paths, inner: Paths, order: Mapping[Path, Sequence[int]]) -> str:
@@ -268,20 +251,21 @@ def replace(
     return jax.tree.unflatten(treedef, leaves)
 
 
-def check_without(model: Model, params: PyTree, blocks: Sequence[Block]) -> None:
+def check_without(
+    traces: Sequence[Trace], model: Model, params: PyTree, blocks: Sequence[Block]
+) -> None:
     """Compares each program that was given arrays as arguments with itself without some blocks.
 
     Raises:
       ValueError: the results differ.
     """
     trees = params, replace(params, blocks, jnp.zeros_like), replace(params, blocks)
-    for program in model.programs:
+    for trace, program in zip(traces, model.programs, strict=True):
         if program.examples is None:
             continue
         shallow_apply = ShallowApply(program, model.params, blocks)
         arguments = [(tree, *program.examples) for tree in trees]
-        with jax.default_matmul_precision('highest'):
-            verification = small_model.verify(program.apply_fn, shallow_apply, arguments)
+        verification = small_model.verify(trace, program.apply_fn, shallow_apply, arguments)
         if verification.verdict == 'different':
             names = [block.name for block in blocks]
             raise ValueError(
@@ -308,8 +292,8 @@ class ShallowApply:
         dtypes = {leaf.dtype: jnp.result_type(value) for leaf, value in pairs if value is not None}
         shapes = []
         for leaf, value in pairs:
-            missing = jax.ShapeDtypeStruct(leaf.shape, dtypes.get(leaf.dtype, leaf.dtype))
-            shapes.append(missing if value is None else shape_of_leaf(value))
+            dtype = dtypes.get(leaf.dtype, leaf.dtype) if value is None else jnp.result_type(value)
+            shapes.append(jax.ShapeDtypeStruct(leaf.shape, dtype))
         shapes = treedef.unflatten(shapes)
         program, results = jax.make_jaxpr(self.whole, return_shape=True)(shapes, *arguments)
         jaxpr = program.jaxpr
@@ -338,5 +322,8 @@ def _without(jaxpr: Any, branches: Iterable[Branch]) -> Any:
     def replaced(variables: Iterable[Any]) -> list[Any]:
         return [streams.get(id(variable), variable) for variable in variables]
 
-    equations = [equation.replace(invars=replaced(equation.invars)) for equation in jaxpr.eqns]
+    equations = list(jaxpr.eqns)
+    for number, equation in enumerate(equations):
+        if not streams.keys().isdisjoint(map(id, equation.invars)):
+            equations[number] = equation.replace(invars=replaced(equation.invars))
     return jaxpr.replace(eqns=equations, outvars=replaced(jaxpr.outvars))

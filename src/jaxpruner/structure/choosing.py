@@ -15,6 +15,7 @@ units 2 and 3 stay.
 import bisect
 import dataclasses
 import fnmatch
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ import numpy as np
 from jaxpruner import text_tables
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.batches import as_inputs, first_batch
+from jaxpruner.progress import progress_bar
 from jaxpruner.structure import latency, small_model
 from jaxpruner.structure.costs import Cost, cost_function
 from jaxpruner.structure.cut import Cut, check_keep
@@ -33,9 +35,9 @@ from jaxpruner.structure.scores import read_score, score_group
 from jaxpruner.tree import PyTree
 
 Names = str | Sequence[str]
-_Counts = Mapping[str, int]
-_Allowed = Mapping[str, Sequence[int]]  # of each group, the counts that may stay, ascending
-_Going = Mapping[str, np.ndarray]  # of each group, when its channels go, from 0 to 1
+# A name of a group, and how many of its channels stay.
+_Removal = tuple[str, int]
+_LATENCIES = 32  # of so many removals in even steps, a search times five or six
 _QUANTITIES = ('parameters', 'flops', 'bytes', 'latency')
 
 
@@ -88,10 +90,8 @@ class Choice:
     def __str__(self) -> str:
         Column = text_tables.Column
         names = ('stay', 'of', 'score that stays')
-        columns = [
-            Column('group', overflow='fold'),
-            *[Column(name, align='right') for name in names],
-        ]
+        columns = [Column('group', overflow='fold')]
+        columns += [Column(name, align='right') for name in names]
         rows = []
         for name, count in self.counts.items():
             share = f'{self.score_share(name):.3f}' if name in self.scores else ''
@@ -99,19 +99,17 @@ class Choice:
         if self.remarks:
             columns.append(Column('remark', overflow='wrap'))
             rows = [[*row, self.remarks.get(row[0], '')] for row in rows]
-        totals = []
-        for name in ('parameters', 'flops', 'bytes'):
-            before, after = getattr(self.before, name), getattr(self.after, name)
-            label = 'FLOPs' if name == 'flops' else name
-            share = f'{after / before:.3f}' if before else ''
-            totals.append((label, f'{before:,}', f'{after:,}', share))
+        labels = ('parameters', 'FLOPs', 'bytes')
+        costs = [*zip(labels, self.before, self.after, ',,,', strict=True)]
         if self.milliseconds is not None:
-            before, after = self.milliseconds
-            row = 'milliseconds', f'{before:.3g}', f'{after:.3g}', f'{after / before:.3f}'
-            totals.append(row)
+            costs.append(('milliseconds', *self.milliseconds, '.3g'))
+        of_model = []
+        for label, before, after, style in costs:
+            share = f'{after / before:.3f}' if before else ''
+            of_model.append([label, f'{before:{style}}', f'{after:{style}}', share])
         names = ('before', 'after', 'share')
-        of_totals = [Column('the model'), *[Column(name, align='right') for name in names]]
-        tables = text_tables.to_text(columns, rows), text_tables.to_text(of_totals, totals)
+        of_costs = [Column('the model'), *[Column(name, align='right') for name in names]]
+        tables = text_tables.to_text(columns, rows), text_tables.to_text(of_costs, of_model)
         return '\n\n'.join(tables)
 
 
@@ -198,9 +196,8 @@ def choose(
         raise ValueError('ranking, round_to and leave have no effect with counts; leave them out')
     if ranking not in ('each', 'all'):
         raise ValueError(f"ranking={ranking!r}: give 'each' or 'all'")
-    own_structure = jax.tree.structure(graph.model.params)
-    small_model.check_structure('tree of parameters', jax.tree.structure(params), own_structure)
-    small_model.check_small(params, graph.trace.paths, graph.trace.leaves, Cut({}))
+    of_params, _ = small_model.parts_of(graph)
+    of_params.check(params, Cut({}))
     if not all(map(is_array, jax.tree.leaves(params))):
         raise TypeError('params have no values to make scores of; give arrays, outside of jit')
     groups: Mapping[str, Group] = graph.groups
@@ -212,13 +209,13 @@ def choose(
     elif samples is not None:
         batches = [samples]
     apply_fn = graph.model.apply_fn
-    score_member = read_score(score, params, apply_fn, gradients, batches, progress)
+    read = read_score(score, params, apply_fn, gradients, batches, progress)
 
     def scored(name: str, others: Mapping[str, np.ndarray]) -> np.ndarray:
         """Scores the channels of a group, without the weights that the other groups remove."""
         others = {other: kept for other, kept in others.items() if other != name}
         cut = check_keep(groups, others, allow_inexact=True)
-        return score_group(graph.trace, groups[name], cut, score_member)
+        return score_group(graph.trace, groups[name], cut, read)
 
     milliseconds, remarks = None, {}
     if counts is not None:
@@ -234,16 +231,27 @@ def choose(
         quantity, share = _parse_budget(budget)
         allowed, remarks = _allowed_counts(groups, round_to, leave, allow_inexact)
         tables = {name: scored(name, {}) for name in allowed}
-        going = _when_channels_go(tables, ranking)
+        removals = _removals(tables, allowed, ranking)
         if quantity == 'latency':
-            seconds = latency.latency_function(graph, params, samples)
-            lost_share = latency.least_removal(
-                lambda lost: seconds(_counts(allowed, going, lost)), share, progress=progress
-            )
-            counts = _counts(allowed, going, lost_share)
-            milliseconds = 1e3 * seconds({}), 1e3 * seconds(counts)
+            # Each candidate is compiled and timed, so that the search is coarse.
+            numbers = np.linspace(0, len(removals), _LATENCIES + 1).astype(int).tolist()
+            with progress_bar(None, progress) as show:
+                seconds = latency.latency_function(graph, params, samples, show)
+                counts = dict(removals[: _meet(budget, share, removals, numbers, seconds)])
+                milliseconds = 1e3 * seconds({}), 1e3 * seconds(counts)
         else:
-            counts = _meet(quantity, share, allowed, going, lambda c: getattr(cost(c), quantity))
+
+            def measure(counts: Mapping[str, int]) -> int:
+                return getattr(cost(counts), quantity)
+
+            number = _meet(budget, share, removals, range(len(removals) + 1), measure)
+            counts = dict(removals[:number])
+            # The last removal may have been a large one, such as a whole multiple. What still fits comes back, to the
+            # groups that lost last first.
+            for name in dict(reversed(removals[:number])):
+                larger = next(count for count in allowed[name] if count > counts[name])
+                if measure({**counts, name: larger}) <= share * measure({}):
+                    counts[name] = larger
 
     def highest(name: str) -> np.ndarray:
         """The channels of a group with the highest scores. Of equal ones the first stay."""
@@ -328,77 +336,60 @@ def _parse_budget(text: Any) -> tuple[str, float]:
     return quantity, share
 
 
-def _when_channels_go(tables: Mapping[str, np.ndarray], ranking: str) -> dict[str, np.ndarray]:
-    """For each group, at which shares of all removals it loses its first channel, its second one and so on.
+def _removals(
+    tables: Mapping[str, np.ndarray], allowed: Mapping[str, Sequence[int]], ranking: str
+) -> list[_Removal]:
+    """The removals in their order: each leaves a group with its next smaller count.
 
     >>> tables = {'up': np.array([2.0, 1.0, 6.0, 5.0]), 'gate': np.array([3.0, 4.0])}
-    >>> {name: shares.round(2).tolist() for name, shares in _when_channels_go(tables, 'all').items()}
-    {'up': [0.17, 0.33, 0.83, 1.0], 'gate': [0.5, 0.67]}
-    >>> {name: shares.tolist() for name, shares in _when_channels_go(tables, 'each').items()}
-    {'up': [0.25, 0.5, 0.75, 1.0], 'gate': [0.5, 1.0]}
+    >>> allowed = {'up': [1, 2, 3, 4], 'gate': [1, 2]}
+    >>> _removals(tables, allowed, 'all')
+    [('up', 3), ('up', 2), ('gate', 1), ('up', 1)]
+    >>> _removals(tables, allowed, 'each')
+    [('up', 3), ('up', 2), ('gate', 1), ('up', 1)]
     """
-    # Where a group has lists, what they lose together with their first channel, and so on.
-    losses = {n: np.sort(t).reshape(-1, t.shape[-1]).mean(axis=0) for n, t in tables.items()}
-    if ranking == 'each':
-        return {name: np.arange(1, lost.size + 1) / lost.size for name, lost in losses.items()}
-    pooled = np.sort(np.concatenate(list(losses.values())))
-    return {n: np.searchsorted(pooled, lost, 'right') / pooled.size for n, lost in losses.items()}
-
-
-def _counts(allowed: _Allowed, going: _Going, share: float) -> dict[str, int]:
-    """How many channels of each group stay once this share of all removals is done.
-
-    >>> going = {'a': np.array([0.25, 0.5, 0.75, 1.0]), 'b': np.array([0.5, 1.0])}
-    >>> _counts({'a': [1, 2, 3, 4], 'b': [1, 2]}, going, 0.7)
-    {'a': 2, 'b': 1}
-    """
-    counts = {}
-    for name, of_group in allowed.items():
-        at_least = of_group[-1] - int(np.searchsorted(going[name], share, 'right'))
-        counts[name] = of_group[bisect.bisect_left(of_group, at_least)]
-    return counts
+    removals: list[tuple[float, _Removal]] = []
+    for name, table in tables.items():
+        size = table.shape[-1]
+        # Where a group has lists, what they lose together with their first channel, and so on.
+        losses = np.sort(table).reshape(-1, size).mean(axis=0)
+        for count in allowed[name][-2::-1]:
+            lost = size - count
+            removals.append((lost / size if ranking == 'each' else losses[lost - 1], (name, count)))
+    return [removal for _, removal in sorted(removals, key=operator.itemgetter(0))]
 
 
 def _meet(
-    quantity: str,
+    budget: Any,
     share: float,
-    allowed: _Allowed,
-    going: _Going,
-    measure: Callable[[_Counts], float],
-) -> dict[str, int]:
-    """Finds how many channels of each group stay so that the budget is met with the fewest removals.
+    removals: Sequence[_Removal],
+    numbers: Sequence[int],
+    measure: Callable[[Mapping[str, int]], float],
+) -> int:
+    """How many of the removals meet a budget.
 
-    If there is room left, groups get one more channel, or one more multiple.
+    Args:
+      budget: the setting, for a message.
+      share: of the whole model's measure, which may stay.
+      removals: in their order. After some of them, a group has the count of its last one.
+      numbers: which numbers of them are tried, ascending; the last one is all of them.
+      measure: counts of groups, of which the others stay whole -> what the budget is of.
 
     Raises:
       ValueError: the budget cannot be met.
+
+    >>> removals = [('a', 3), ('b', 1), ('a', 2), ('a', 1)]
+    >>> _meet('', 0.5, removals, range(5), lambda counts: counts.get('a', 4) + counts.get('b', 2))
+    3
     """
-    whole, least = measure({}), measure(_counts(allowed, going, 1.0))
+    whole, least = measure({}), measure(dict(removals))
     if least > share * whole:
         raise ValueError(
-            f"budget='{quantity}={share:g}' cannot be met: {least / whole:.4f} of the {quantity} stay even if all "
-            'channels go that may go; give a larger share, or loosen round_to, leave or allow_inexact'
+            f'budget={budget!r} cannot be met: {least / whole:.4f} of the whole stay even if all channels go that may '
+            'go; give a larger share, or loosen round_to, leave or allow_inexact'
         )
-
-    def is_met(counts: _Counts) -> bool:
-        return measure(counts) <= share * whole
-
-    lost_shares = np.unique(np.concatenate([[0.0], *going.values()]))
-    number = bisect.bisect_left(
-        range(len(lost_shares)),
-        True,
-        key=lambda n: is_met(_counts(allowed, going, lost_shares[n])),
+    smaller = numbers[:-1]
+    met = bisect.bisect_left(
+        smaller, True, key=lambda number: measure(dict(removals[:number])) <= share * whole
     )
-    counts = _counts(allowed, going, lost_shares[number])
-    # The last removal may have been a large one: a whole multiple, or several groups at once. Those that lost last get
-    # back first what they have just lost, and then one more.
-    last_losses = {
-        name: max((each for each in shares if each <= lost_shares[number]), default=0)
-        for name, shares in going.items()
-    }
-    last_losers = sorted(last_losses, key=last_losses.__getitem__)
-    for name in 2 * last_losers[::-1]:
-        larger = [count for count in allowed[name] if count > counts[name]]
-        if larger and is_met({**counts, name: larger[0]}):
-            counts[name] = larger[0]
-    return counts
+    return numbers[met]

@@ -13,7 +13,7 @@ an axis for the trips, and are read at the current trip.
 import functools
 import graphlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -130,17 +130,28 @@ class Cut:
         They have the rank of the scans around the value and of the value together, with one element along axes on which
         they do not depend.
         """
-        first = len(self.trips)
-        flags = np.ones((1,) * (first + len(axes)), bool)
+        axes, i = (*self.trips, *axes), len(self.trips) + i
+
+        def spread(along: int, index: np.ndarray) -> np.ndarray:
+            return index.reshape([-1 if k == along else 1 for k in range(len(axes))])
+
+        flags = np.ones((1,) * len(axes), bool)
         for atom in dict.fromkeys(atoms(axes[i])):
             if atom not in self.lists:
                 continue
             owners, table = self.lists[atom]
             stays_in_list = np.zeros((*table.shape[:-1], atom.size), bool)
             np.put_along_axis(stays_in_list, table, True, axis=-1)
-            for index in self._channel_indices(axes, i, atom, owners):
-                flags = flags & ((index[-1] < 0) | stays_in_list[index])
-        return np.broadcast_to(flags, replace(flags.shape, first + i, axes[i].size))
+            of_owners = []
+            for owner in owners:
+                k = next(k for k, axis in enumerate(axes) if owner in atoms(axis))
+                (index,) = indices_of(owner, axes[k])  # a value has each owner once
+                of_owners.append(spread(k, index))
+            # Elements with several channels along the axis, as in `h * h`, have an index for each; -1 is none.
+            for index in indices_of(atom, axes[i]):
+                channel = spread(i, index)
+                flags = flags & ((channel < 0) | stays_in_list[(*of_owners, channel)])
+        return np.broadcast_to(flags, replace(flags.shape, i, axes[i].size))
 
     def take(self, value: Any, axes: Axes, first: int = 0) -> Any:
         """Cuts a value along its axes from `first` on; returns the value itself if all of it stays."""
@@ -167,31 +178,6 @@ class Cut:
         for i in self.order(axes):
             value = jnp.where(self.stays(axes, i), value, jnp.zeros_like(value))
         return value
-
-    def _channel_indices(
-        self, axes: Axes, i: int, atom: Axis, owners: Iterable[Axis]
-    ) -> Iterator[tuple[np.ndarray, ...]]:
-        """For each element of a value the indices of its owners, and last the index of its channel along an axis.
-
-        Elements with several channels along the axis, as in `h * h`, have one such tuple for each. The arrays have the
-        rank of the scans around the value and of the value together. The channel is -1 where there is none.
-        """
-        first = len(self.trips)
-
-        def spread(number: int, index: np.ndarray) -> np.ndarray:
-            shape = [-1 if i == number else 1 for i in range(first + len(axes))]
-            return index.reshape(shape)
-
-        of_owners = []
-        for owner in owners:
-            if owner in self.trips:
-                of_owners.append(spread(list(self.trips).index(owner), np.arange(owner.size)))
-                continue
-            k = next(k for k, axis in enumerate(axes) if owner in atoms(axis))
-            (index,) = indices_of(owner, axes[k])  # a value has each owner once
-            of_owners.append(spread(first + k, index))
-        for index in indices_of(atom, axes[i]):
-            yield (*of_owners, spread(first + i, index))
 
 
 class EquationCut(NamedTuple):

@@ -18,7 +18,7 @@ import numpy as np
 from jaxpruner import text_tables
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure import blocks as blocks_lib
-from jaxpruner.structure import choosing, costs, modules, small_model, trees, zero_channels
+from jaxpruner.structure import choosing, costs, modules, trees, zero_channels
 from jaxpruner.structure.blocks import Block, ShallowApply
 from jaxpruner.structure.cut import KeepByGroup, check_keep
 from jaxpruner.structure.groups import Group, PinnedAxis, find_groups
@@ -336,16 +336,10 @@ class ChannelGraph:
             expected = 'a state: give state=' if traced.has_state else 'no state'
             raise TypeError(f'{traced.name} takes {expected}')
         whole = [params] if state is None else [params, state]
-        zeroed = [self.zeroed(tree, keep, allow_inexact) for tree in whole]
-        small = [self.shrink(tree, keep, allow_inexact, verify=False) for tree in whole]
         with jax.default_matmul_precision('highest'):
             program = ModelProgram.of(traced.apply_fn, state, inputs)
             graph = self.with_program(number, params, program)
-            small_apply = SmallApply(graph, number, keep, allow_inexact)
-            arguments = [(*trees_, *inputs) for trees_ in (whole, zeroed, small)]
-            return small_model.verify(
-                traced.apply_fn, small_apply, arguments, small_apply.cut_results
-            )
+            return SmallApply(graph, number, keep, allow_inexact).verify(whole, inputs)
 
     @functools.cached_property
     def blocks(self) -> Mapping[str, Block]:
@@ -411,7 +405,7 @@ class ChannelGraph:
         """
         chosen = blocks_lib.chosen_blocks(self.blocks, names, allow_inexact)
         if verify and not allow_inexact and self.model.are_params(tree):
-            blocks_lib.check_without(self.model, tree, chosen)
+            blocks_lib.check_without(self.traces, self.model, tree, chosen)
         return blocks_lib.replace(tree, chosen)
 
     def zero_channels(self, tree: PyTree) -> dict[str, np.ndarray]:

@@ -114,21 +114,18 @@ def _run_ruled(
 
     def pull_back(values: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
         seeds = pick(cotangents, outputs)
-        derivatives = dict(zip(inputs, small_derivative([*values, *seeds]), strict=True))
+        derivatives = dict(zip(inputs, _derivative(small, position, values, seeds), strict=True))
         return tuple([derivatives.get(i) for i in range(len(values))])
 
     def push_forward(values: Sequence[Any], tangents: Sequence[Any]) -> tuple[Values, Values]:
         results = function(*values)
         seeds = pick(tangents, inputs)
-        derivatives = dict(zip(outputs, small_derivative([*values, *seeds]), strict=True))
+        derivatives = dict(zip(outputs, _derivative(small, position, values, seeds), strict=True))
         tangents_out: Values = []
         for i, result in enumerate(results):
             none = None if result is None else np.zeros(result.shape, jax.dtypes.float0)
             tangents_out.append(none if result is None else derivatives.get(i, none))
         return results, tangents_out
-
-    def small_derivative(values: Values) -> Values:
-        return _derivative(small, position).run(values)
 
     function: Any
     if equation.primitive.name in RULED_BACKWARDS:
@@ -140,8 +137,14 @@ def _run_ruled(
     return function(*operands)
 
 
-def _derivative(small: EquationCut, position: Position) -> Replay:
-    """The derivative of a call of its operands, and of tangents of operands or cotangents of results."""
+def _derivative(
+    small: EquationCut, position: Position, operands: Sequence[Any], seeds: Sequence[Any]
+) -> Values:
+    """The derivative of a call at some operands, for tangents of operands or cotangents of results.
+
+    Raises:
+      ValueError: the rule pins an axis that gets smaller, or ties it to one that is cut differently.
+    """
     equation, axes, cut = small
     inputs, outputs = _differentiable(equation.invars), _differentiable(equation.outvars)
     is_backwards = equation.primitive.name in RULED_BACKWARDS
@@ -165,18 +168,36 @@ def _derivative(small: EquationCut, position: Position) -> Replay:
 
     # At the old shapes.
     ends = (equation.invars, axes.operands, inputs), (equation.outvars, axes.results, outputs)
-    (seeded, seed_axes, seeds), (_, result_axes, results) = ends[::-1] if is_backwards else ends
-    program = jax.make_jaxpr(derivative)(shapes(equation.invars), shapes(pick(seeded, seeds)))
+    (seeded, seed_axes, numbers), (_, result_axes, results) = ends[::-1] if is_backwards else ends
+    program = jax.make_jaxpr(derivative)(shapes(equation.invars), shapes(pick(seeded, numbers)))
     copies: dict[Axis, Axis] = {}
     inference = Inference(())
     inside = position.inside(equation, 0, (True,) * len(results))._replace(path=())
-    arguments = [_copy(own, copies) for own in axes.operands + pick(seed_axes, seeds)]
-    found = inference.visit_program(Program.of(program), arguments, inside)
+    given, returned = axes.operands + pick(seed_axes, numbers), pick(result_axes, results)
+    found = inference.visit_program(Program.of(program), [_copy(a, copies) for a in given], inside)
     ties = Ties(functools.partial(pin_at, position, equation))
-    ties.unify_values(found, [_copy(own, copies) for own in pick(result_axes, results)])
-    name = f'{equation.primitive.name} at {position.line(equation)}'
+    ties.unify_values(found, [_copy(own, copies) for own in returned])
     trace = Trace(program, inference.equations, inference.constants, inference.trips)
-    return Replay(trace, _cut_of_copies(cut, copies, name))
+    lists: dict[Axis, Lists] = {}
+    for atom in copies.keys() & cut.lists.keys():
+        owners, table = cut.lists[atom]
+        owners = tuple([copies.get(owner, owner).resolved() for owner in owners])
+        lists[copies[atom].resolved()] = Lists(owners, table)
+    cut_of_copies = Cut(lists, cut.trips)
+    for own in (*given, *returned):
+        copied = _copy(own, copies)
+        for i, axis in enumerate(copied):
+            pins = [atom.pin for atom in atoms(axis) if atom in lists and atom.pin is not None]
+            # The rule may have split a copy, or unified it with one that is cut differently.
+            is_same = np.array_equal(cut.stays(own, i), cut_of_copies.stays(copied, i))
+            if pins or not is_same:
+                name = f'{equation.primitive.name} at {position.line(equation)}'
+                reason = ''.join([f': {pin}' for pin in pins[:1]])
+                raise ValueError(
+                    f'the derivative rule of {name} cannot be used after an axis of {axis.size} was cut{reason}; keep '
+                    'all channels of its group, or take no derivative'
+                )
+    return Replay(trace, cut_of_copies).run([*operands, *seeds])
 
 
 def _differentiable(variables: Sequence[Any]) -> list[int]:
@@ -196,32 +217,3 @@ def _copy(axes: Axes, copies: dict[Axis, Axis]) -> Axes:
         return product(parts) if axis.form == 'product' else total(parts)
 
     return tuple(map(copy, axes))
-
-
-def _cut_of_copies(cut: Cut, copies: dict[Axis, Axis], rule_of: str) -> Cut:
-    """The same cut, of the copies.
-
-    Raises:
-      ValueError: the rule has pinned a copy that is cut, or unified it with one that is cut differently.
-    """
-    lists_of: dict[Axis, Lists] = {}  # of originals
-    for original in copies.keys() & cut.lists.keys():
-        owners, table = cut.lists[original]
-        owners = tuple([copies.get(owner, owner).resolved() for owner in owners])
-        lists_of[original] = Lists(owners, table)
-    lists = {copies[original].resolved(): own for original, own in lists_of.items()}
-    for original, copy in copies.items():
-        copy = copy.resolved()
-        if original in lists_of:
-            (owners, table), other = lists_of[original], lists[copy]
-            is_same = owners == other.owners and np.array_equal(table, other.table)
-            fits = copy.form == 'atom' and copy.pin is None and is_same
-        else:
-            fits = lists.keys().isdisjoint(atoms(copy))
-        if not fits:
-            reason = f': {copy.pin}' if copy.form == 'atom' and copy.pin is not None else ''
-            raise ValueError(
-                f'the derivative rule of {rule_of} cannot be used after an axis of {original.size} was cut{reason}; '
-                'keep all channels of its group, or take no derivative'
-            )
-    return Cut(lists, cut.trips)

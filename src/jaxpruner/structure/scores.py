@@ -10,8 +10,8 @@ An algorithm of the library scores each weight of each leaf. A function gets the
 channels, and returns a score for each row or for each weight.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,12 +26,20 @@ from jaxpruner.structure.groups import Group, Member
 from jaxpruner.structure.traces import Trace
 from jaxpruner.tree import Path, PyTree
 
-# Takes the channels of a group, a member, and a function that zeroes what other groups remove from an array of the
-# member's leaf. Returns scores in the shape of the table; `None` if the member has none.
-ScoreMember = Callable[[ChannelTable, Member, Callable[[Any], Any]], np.ndarray | None]
+
+class Score(NamedTuple):
+    """What scores channels.
+
+    Attributes:
+      function: of matrices whose rows are channels; `None` if the arrays are scores of weights.
+      arrays: `'weights'`, and perhaps `'gradients'` -> path of a leaf -> an array of its shape, or `None`.
+    """
+
+    function: Callable[..., Any] | None
+    arrays: Mapping[str, Mapping[Path, Any]]
 
 
-def score_group(trace: Trace, group: Group, cut: Cut, score_member: ScoreMember) -> np.ndarray:
+def score_group(trace: Trace, group: Group, cut: Cut, score: Score) -> np.ndarray:
     """The scores of a group's channels, of shape `(*sizes of Group.lists, channels)`.
 
     Weights that the cut removes count as zero.
@@ -44,10 +52,17 @@ def score_group(trace: Trace, group: Group, cut: Cut, score_member: ScoreMember)
     table = ChannelTable.of(trace, group, numbers)
     total = None
     for member in group.members:
-        axes = axes_of[member.path]
-        scores = score_member(table, member, lambda value, axes=axes: cut.zero(value, axes))
+        arrays = {key: by_path.get(member.path) for key, by_path in score.arrays.items()}
+        if any(array is None for array in arrays.values()):
+            continue
+        arrays = {key: cut.zero(array, axes_of[member.path]) for key, array in arrays.items()}
+        if score.function is None:
+            scores = table.add_up({member.path: arrays['weights']}, member)
+        else:
+            scores = _ask(score.function, table, member, arrays)
         if scores is None:
             continue
+        scores = np.asarray(scores, np.float64)
         if not np.isfinite(scores).all():
             raise ValueError(
                 f'scores of {group.name} for {member.name} are not finite; look for NaN or inf in that leaf, in the '
@@ -63,6 +78,27 @@ def score_group(trace: Trace, group: Group, cut: Cut, score_member: ScoreMember)
     return total
 
 
+def _ask(
+    function: Callable[..., Any], table: ChannelTable, member: Member, arrays: Mapping[str, Any]
+) -> np.ndarray | None:
+    """Asks a function for the scores of each list of channels in a member; `None` if it has none."""
+    matrices = {key: table.rows(array, member.path, member) for key, array in arrays.items()}
+    scores = np.empty(table.shape)
+    for index in np.ndindex(*scores.shape[:-1]):
+        of_list = {key: matrix[index] for key, matrix in matrices.items()}
+        weights = of_list.pop('weights')
+        own = checks.call(function, weights, group=table.group, member=member, **of_list)
+        if own is None:
+            return None
+        if jnp.shape(own) not in (weights.shape, weights.shape[:1]):
+            raise ValueError(
+                f'{member.name}: score gets {weights.shape[0]} channels of {weights.shape[1]} weights, and returns '
+                f'one number for each channel or each weight; got shape {jnp.shape(own)}'
+            )
+        scores[index] = np.asarray(own, np.float64).reshape(len(own), -1).sum(axis=1)
+    return scores
+
+
 def read_score(
     score: Any,
     params: PyTree,
@@ -70,8 +106,8 @@ def read_score(
     gradients: PyTree | None,
     batches: Iterable[Any] | None,
     progress: bool,
-) -> ScoreMember:
-    """Reads the setting `score` of `ChannelGraph.choose`: makes what scores a member.
+) -> Score:
+    """Reads the setting `score` of `ChannelGraph.choose`.
 
     Raises:
       TypeError: the setting is of no allowed type.
@@ -79,6 +115,7 @@ def read_score(
     """
     if isinstance(score, str):
         score = api.create_updater_from_config({'algorithm': score})
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
     if not isinstance(score, BaseUpdater):
         if not callable(score):
             raise TypeError(
@@ -86,90 +123,39 @@ def read_score(
                 'jaxpruner.RandomPruning(rng_seed=1), or a function of the matrix whose rows are channels; got '
                 f'{score!r}'
             )
-        return _by_function(score, params, gradients)
+        if checks.known_arguments(score, {'gradients': None}) and gradients is None:
+            raise ValueError(f'{score} scores by gradients, and there are none; give gradients=…')
+        arrays = {'weights': dict(zip(paths, leaves, strict=True))}
+        if gradients is not None:
+            of_leaves = tree_lib.leaves_like(treedef, gradients)
+            arrays['gradients'] = dict(zip(paths, of_leaves, strict=True))
+        return Score(score, arrays)
     name = type(score).__name__
-    if hasattr(score, 'score_matrices'):
-        scores = _calibrated(score, params, apply_fn, batches, progress)
-    elif isinstance(score, oneshot.CalibratedPruning | oneshot.PruningAtInitialization):
-        raise ValueError(f"{name} scores no channels; take 'wanda', or 'saliency' with gradients=…")
-    else:
-        try:
-            of_weights = score.calculate_scores(params, grads=gradients)
-        except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
+    algorithm: Any = score
+    if hasattr(algorithm, 'score_matrices'):
+        if batches is None:
             raise ValueError(
-                f'{name} has no scores for these parameters ({error}); scores by gradients need gradients=…, and '
-                'scores that are gathered in training are not available here'
-            ) from error
-        paths, leaves, _ = tree_lib.flatten_with_paths(of_weights)
-        scores = dict(zip(paths, leaves, strict=True))
-
-    def score_member(table: ChannelTable, member: Member, zero: Any) -> np.ndarray | None:
-        if scores.get(member.path) is None:
-            return None
-        of_weights = {member.path: zero(scores[member.path])}
-        return np.asarray(table.add_up(of_weights, member), np.float64)
-
-    return score_member
-
-
-def _calibrated(
-    algorithm: Any,
-    params: PyTree,
-    apply_fn: Callable[..., Any],
-    batches: Iterable[Any] | None,
-    progress: bool,
-) -> dict[Path, Any]:
-    """Scores of leaves that the model reads matrices from, by the inputs of these matrices."""
-    if batches is None:
-        raise ValueError(
-            f'{type(algorithm).__name__} looks at inputs: give batches=…, or make the graph with arrays'
-        )
-    calibration = oneshot.calibrate(apply_fn, params, batches, progress=progress)
-    scores = {}
-    paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    for path, leaf in zip(paths, leaves, strict=True):
-        if path in calibration:
+                f'{name} looks at inputs: give batches=…, or make the graph with arrays'
+            )
+        calibration = oneshot.calibrate(apply_fn, params, batches, progress=progress)
+        scores = {}
+        for path, leaf in zip(paths, leaves, strict=True):
             parts = []
-            for matrices, statistics in calibration[path]:
+            for matrices, statistics in calibration.get(path, ()):
                 of_matrices = algorithm.score_matrices(
                     matrices.read(leaf), statistics.second_moment
                 )
                 parts.append(matrices.write(of_matrices, leaf))
-            scores[path] = sum(parts)
-    return scores
-
-
-def _by_function(
-    function: Callable[..., Any], params: PyTree, gradients: PyTree | None
-) -> ScoreMember:
-    if checks.known_arguments(function, {'gradients': None}) and gradients is None:
-        raise ValueError(f'{function} scores by gradients, and there are none; give gradients=…')
-    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-    arrays = {'weights': dict(zip(paths, leaves, strict=True))}
-    if gradients is not None:
-        entries = tree_lib.leaves_like(treedef, gradients)
-        arrays['gradients'] = dict(zip(paths, entries, strict=True))
-
-    def score_member(table: ChannelTable, member: Member, zero: Any) -> np.ndarray | None:
-        """Asks the function for the scores of each list of channels."""
-        matrices = {}
-        for key, by_path in arrays.items():
-            if by_path[member.path] is None:  # it has no gradient
-                return None
-            matrices[key] = table.rows(zero(by_path[member.path]), member.path, member)
-        scores = np.empty(table.shape)
-        for index in np.ndindex(*scores.shape[:-1]):
-            of_list = {key: matrix[index] for key, matrix in matrices.items()}
-            weights = of_list.pop('weights')
-            own = checks.call(function, weights, group=table.group, member=member, **of_list)
-            if own is None:
-                return None
-            if jnp.shape(own) not in (weights.shape, weights.shape[:1]):
-                raise ValueError(
-                    f'{member.name}: score gets {weights.shape[0]} channels of {weights.shape[1]} weights, and returns '
-                    f'one number for each channel or each weight; got shape {jnp.shape(own)}'
-                )
-            scores[index] = np.asarray(own, np.float64).reshape(len(own), -1).sum(axis=1)
-        return scores
-
-    return score_member
+            scores[path] = sum(parts) if parts else None
+        return Score(None, {'weights': scores})
+    if isinstance(score, oneshot.CalibratedPruning | oneshot.PruningAtInitialization):
+        raise ValueError(f"{name} scores no channels; take 'wanda', or 'saliency' with gradients=…")
+    try:
+        of_weights = score.calculate_scores(params, grads=gradients)
+    except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
+        raise ValueError(
+            f'{name} has no scores for these parameters ({error}); scores by gradients need gradients=…, and scores '
+            'that are gathered in training are not available here'
+        ) from error
+    paths, leaves, _ = tree_lib.flatten_with_paths(of_weights)
+    return Score(None, {'weights': dict(zip(paths, leaves, strict=True))})

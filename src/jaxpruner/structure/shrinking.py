@@ -16,13 +16,14 @@ import numpy as np
 
 from jaxpruner.activations.layers import is_instance
 from jaxpruner.oneshot.batches import as_inputs
-from jaxpruner.structure import modules, small_model
+from jaxpruner.structure import modules
 from jaxpruner.structure.axes import atoms, sizes_of
 from jaxpruner.structure.choosing import Choice
 from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep
 from jaxpruner.structure.graph import ChannelGraph, channel_groups
 from jaxpruner.structure.modules import ModelArrays
 from jaxpruner.structure.programs import is_array
+from jaxpruner.structure.small_model import SmallApply
 from jaxpruner.structure.traces import Trace
 from jaxpruner.tree import Path, PyTree
 
@@ -181,10 +182,8 @@ def _shrunk_module(
       ValueError: its code does not follow the arrays. If inexact groups are allowed, it is enough that it runs.
     """
     whole = arrays.trees
-    zeroed = [graph.zeroed(tree, keep, allow_inexact=True) for tree in whole]
     small = [graph.shrink(tree, keep, allow_inexact=True, verify=False) for tree in whole]
-    arguments = [(*trees, *arrays.inputs) for trees in (whole, zeroed, small)]
-    small_apply = small_model.SmallApply(graph, 0, keep, allow_inexact=True)
+    small_apply = SmallApply(graph, 0, keep, allow_inexact=True)
     module = arrays.make(*whole)
     cut = check_keep(graph.groups, keep, allow_inexact=True)
     held = _held_numbers(module, graph.trace, cut)
@@ -197,10 +196,7 @@ def _shrunk_module(
 
         candidate = dataclasses.replace(arrays, make=make)
         try:
-            with jax.default_matmul_precision('highest'):
-                verification = small_model.verify(
-                    arrays.apply, candidate.apply, arguments, small_apply.cut_results
-                )
+            verification = small_apply.verify(whole, arrays.inputs, candidate.apply)
         except Exception as error:  # whatever the module's code raises
             first_line = str(error).partition('\n')[0]
             fault = f'{type(error).__name__}: {first_line}'

@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.structure.axes import Axes
+from jaxpruner.structure import trees
+from jaxpruner.structure.axes import Axes, sizes_of
 from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep, check_shape
 from jaxpruner.structure.programs import ModelProgram, shape_of_leaf, signature
 from jaxpruner.structure.replay import Replay
@@ -18,6 +19,55 @@ from jaxpruner.tree import Path, PyTree
 Verdict = Literal['equal', 'different', 'unproven']
 
 
+class Part(NamedTuple):
+    """The parameters of a model, or the state of one of its programs.
+
+    Attributes:
+      name: in messages.
+      treedef: its structure.
+      paths: of its leaves.
+      axes: of each leaf.
+    """
+
+    name: str
+    treedef: Any
+    paths: Sequence[Path]
+    axes: Sequence[Axes]
+
+    def check(self, tree: PyTree, cut: Cut, has_free_axes: bool = False) -> PyTree:
+        """Refuses a tree that is not what a cut leaves; returns the shapes before the cut.
+
+        Args:
+          tree: of arrays.
+          cut: the channels that stay.
+          has_free_axes: whether axes that are not cut may have any size, such as the batch of a cache.
+        """
+        leaves, treedef = jax.tree.flatten(tree)
+        if treedef != self.treedef:
+            raise ValueError(
+                f'the {self.name} has another structure than that of the model, {treedef} instead of {self.treedef}'
+            )
+        whole = []
+        for path, leaf, axes in zip(self.paths, leaves, self.axes, strict=True):
+            shape, before, after = jnp.shape(leaf), list(sizes_of(axes)), list(cut.shape(axes))
+            for i, (axis, size) in enumerate(zip(axes, shape, strict=False)):
+                if has_free_axes and not cut.shortens(axis):
+                    before[i] = after[i] = size
+            check_shape(path, shape, tuple(after))
+            whole.append(jax.ShapeDtypeStruct(tuple(before), jnp.result_type(leaf)))
+        return treedef.unflatten(whole)
+
+
+def parts_of(graph: Any, number: int = 0) -> tuple[Part, Part]:
+    """The parameters of a model, and the state of the program with this number."""
+    trace, program = graph.traces[number], graph.model.programs[number]
+    params, state = map(jax.tree.structure, (graph.model.params, program.state))
+    return (
+        Part('tree of parameters', params, trace.paths, trace.leaves),
+        Part('state', state, trace.state_paths, trace.states),
+    )
+
+
 class SmallApply:
     """A program of a smaller model. Made by `ChannelGraph.small_apply`.
 
@@ -25,11 +75,10 @@ class SmallApply:
     """
 
     def __init__(self, graph: Any, number: int, keep: KeepByGroup, allow_inexact: bool):
-        check_keep(graph.groups, keep, allow_inexact)
         self._graph = graph
         self._number = number
         self._keep = dict(keep)
-        self._program: ModelProgram = graph.model.programs[number]
+        self._cut = check_keep(graph.groups, keep, allow_inexact)
 
     def __call__(self, params: PyTree, *arguments: Any) -> Any:
         """Runs the smaller model.
@@ -38,74 +87,49 @@ class SmallApply:
           params: what `ChannelGraph.shrink` made of the parameters.
           *arguments: as the program takes them. The state is what `shrink` made of it, or what the last call returned.
         """
-        has_state = self._program.has_state
-        if has_state and not arguments:
-            raise TypeError(f'{self._program.name} takes a state after the parameters, got none')
-        graph = self._graph_of(params, arguments)
-        trace, cut = self._cut_trace(graph)
-        check_small(params, trace.paths, trace.leaves, cut)
-        if has_state:
-            check_small(arguments[0], trace.state_paths, trace.states, cut)
-        results = Replay(trace, cut).run(jax.tree.leaves((params, arguments)))
+        graph, cut = self._graph, self._cut
+        program: ModelProgram = graph.model.programs[self._number]
+        of_params, of_state = parts_of(graph, self._number)
+        whole_params = of_params.check(params, cut)
+        shapes = jax.tree.map(shape_of_leaf, arguments)
+        if program.has_state:
+            if not arguments:
+                raise TypeError(f'{program.name} takes a state after the parameters, got none')
+            shapes = (of_state.check(arguments[0], cut, has_free_axes=True), *shapes[1:])
+        if signature((whole_params, shapes)) != signature((graph.model.params, program.arguments)):
+            program = program._replace(arguments=shapes, examples=None)
+            graph = graph.with_program(self._number, whole_params, program)
+            cut = check_keep(graph.groups, self._keep, allow_inexact=True)
+        results = Replay(graph.traces[self._number], cut).run(jax.tree.leaves((params, arguments)))
         return jax.tree.unflatten(graph.model.programs[self._number].results, results)
 
     def cut_results(self, results: Any) -> list[Any]:
         """The leaves of the whole program's results, with the state among them cut."""
-        trace, cut = self._cut_trace(self._graph)
+        trace = self._graph.traces[self._number]
         leaves = jax.tree.leaves(results)
         for number, leaf in trace.returned.items():
-            leaves[number] = cut.take(leaves[number], trace.states[leaf])
+            leaves[number] = self._cut.take(leaves[number], trace.states[leaf])
         return leaves
 
-    def _cut_trace(self, graph: Any) -> tuple[Trace, Cut]:
-        """The trace in a graph, and the cut of its axes."""
-        return graph.traces[self._number], check_keep(graph.groups, self._keep, allow_inexact=True)
+    def verify(
+        self,
+        whole: Sequence[PyTree],
+        inputs: Sequence[Any],
+        small_apply: Callable[..., Any] | None = None,
+    ) -> 'Verification':
+        """Compares the smaller model, or another function of its arrays, with the zeroed one.
 
-    def _graph_of(self, params: PyTree, arguments: tuple[Any, ...]) -> Any:
-        """The graph for arguments of these structures, dtypes and shapes."""
-        leaves, treedef = jax.tree.flatten(self._graph.model.params)
-        small_leaves, structure = jax.tree.flatten(params)
-        check_structure('tree of parameters', structure, treedef)
-        whole = treedef.unflatten(
-            [
-                jax.ShapeDtypeStruct(leaf.shape, jnp.result_type(small))
-                for leaf, small in zip(leaves, small_leaves, strict=True)
-            ]
-        )
-        shapes = jax.tree.map(shape_of_leaf, arguments)
-        if self._program.has_state:
-            # The shapes that the state had before the cut. Axes that are not cut may have any size.
-            trace, cut = self._cut_trace(self._graph)
-            leaves, treedef = jax.tree.flatten(shapes[0])
-            check_structure('state', treedef, jax.tree.structure(self._program.state))
-            for number, (leaf, axes) in enumerate(zip(leaves, trace.states, strict=True)):
-                shape = list(leaf.shape)
-                for i, axis in enumerate(axes[: len(shape)]):
-                    shape[i] = axis.size if cut.size(axis) == shape[i] else shape[i]
-                leaves[number] = jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
-            shapes = (jax.tree.unflatten(treedef, leaves), *shapes[1:])
-        own = self._graph.model.params, self._program.arguments
-        if signature((whole, shapes)) == signature(own):
-            return self._graph
-        program = self._program._replace(arguments=shapes, examples=None)
-        return self._graph.with_program(self._number, whole, program)
-
-
-def check_small(
-    tree: PyTree, paths: Sequence[Path], axes_of_leaves: Sequence[Axes], cut: Cut
-) -> None:
-    """Refuses parameters or a state that do not have the shapes that a cut leaves."""
-    leaves = jax.tree.leaves(tree)
-    for path, leaf, axes in zip(paths, leaves, axes_of_leaves, strict=True):
-        check_shape(path, jnp.shape(leaf), cut.shape(axes))
-
-
-def check_structure(what: str, given: Any, own: Any) -> None:
-    """Refuses a tree whose structure differs from that of the model."""
-    if given != own:
-        raise ValueError(
-            f'the {what} has another structure than that of the model, {given} instead of {own}'
-        )
+        Args:
+          whole: parameters of the whole model, and its state if it has one.
+          inputs: the other arguments.
+          small_apply: the other function.
+        """
+        graph, cut = self._graph, self._cut
+        zeroed = [trees.zeroed(tree, graph.traces, cut) for tree in whole]
+        small = [trees.shrink(tree, graph.traces, cut) for tree in whole]
+        arguments = [(*each, *inputs) for each in (whole, zeroed, small)]
+        trace, apply_fn = graph.traces[self._number], graph.model.programs[self._number].apply_fn
+        return verify(trace, apply_fn, small_apply or self, arguments, self.cut_results)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +173,7 @@ class Verification:
 
 
 def verify(
+    trace: Trace,
     apply_fn: Callable[..., Any],
     small_apply: Callable[..., Any],
     arguments: Sequence[Sequence[Any]],
@@ -160,44 +185,33 @@ def verify(
     program.
 
     Args:
+      trace: of the whole model.
       apply_fn: of the whole model.
       small_apply: of the smaller model.
       arguments: for the three runs.
       leaves_of: results of the whole model -> the leaves that those of the smaller one are compared with.
     """
-    run = jax.jit(apply_fn)
-    whole, zeroed = (leaves_of(run(*each)) for each in arguments[:2])
-    small = jax.tree.leaves(jax.jit(small_apply)(*arguments[2]))
+    with jax.default_matmul_precision('highest'):
+        run = jax.jit(apply_fn)
+        whole, zeroed = (leaves_of(run(*each)) for each in arguments[:2])
+        small = jax.tree.leaves(jax.jit(small_apply)(*arguments[2]))
     expected, shapes = (list(map(jnp.shape, each)) for each in (zeroed, small))
     if shapes != expected:
         raise ValueError(f'the smaller model returns {shapes} instead of {expected}')
-    precision = _coarsest_precision(jax.make_jaxpr(run)(*arguments[0]).jaxpr)
-    largest = 0.0
-    for result in zeroed:
-        if jnp.issubdtype(result.dtype, jnp.inexact):
-            array = np.abs(_doubles(result))
-            largest = max(largest, float(array[np.isfinite(array)].max(initial=0.0)))
+    equations = [axes.equation for axes in trace.equations.values()]
+    dtypes = {variable.aval.dtype for equation in equations for variable in equation.outvars}
+    inexact = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.inexact)]
+    precision = max([float(jnp.finfo(dtype).eps) for dtype in inexact], default=0.0)
+    sizes = [
+        abs(_doubles(result)) for result in zeroed if jnp.issubdtype(result.dtype, jnp.inexact)
+    ]
+    largest = max([size[np.isfinite(size)].max(initial=0.0) for size in sizes], default=0.0)
     return Verification(
         error=max(map(_distance, zeroed, small), default=0.0),
         change=max(map(_distance, whole, zeroed), default=0.0),
         tolerance=precision**0.5,
-        rounding=1000 * precision * largest,
+        rounding=1000 * precision * float(largest),
     )
-
-
-def _coarsest_precision(jaxpr: Any) -> float:
-    """The relative precision of the coarsest floating dtype in which a program computes."""
-    coarsest = 0.0
-    for equation in jaxpr.eqns:
-        for variable in equation.outvars:
-            dtype = getattr(variable.aval, 'dtype', None)
-            if dtype is not None and jnp.issubdtype(dtype, jnp.inexact):
-                coarsest = max(coarsest, float(jnp.finfo(dtype).eps))
-        for parameter in jax.tree.leaves(list(equation.params.values())):
-            inner = getattr(parameter, 'jaxpr', parameter)
-            if hasattr(inner, 'eqns'):
-                coarsest = max(coarsest, _coarsest_precision(inner))
-    return coarsest
 
 
 def _doubles(array: Any) -> np.ndarray:

@@ -28,7 +28,7 @@ from jaxpruner.sparse import csr_matrix
 from jaxpruner.sparse.block_matrix import BlockMatrix, BlockShape
 from jaxpruner.sparse.formats.blocks import in_blocks
 from jaxpruner.sparse.products import Convolution, MatrixLeaf, Products, multiply
-from jaxpruner.structure.latency import in_turns, repeats_of
+from jaxpruner.structure.latency import in_turns
 from jaxpruner.text_tables import Column, to_text
 from jaxpruner.trace import Use
 from jaxpruner.trace.program import bind
@@ -496,4 +496,4 @@ def _measured(
             layer[key] = jnp.asarray(array.reshape(*leaf.layers, *array.shape[1:])[first])
         data = operands[1 - use.site.operand]
         calls.append(functools.partial(jax.jit(in_format), data, layer))
-    return in_turns(calls, [repeats_of(call, _LONG_ENOUGH) for call in calls], rounds)
+    return in_turns(calls, rounds, _LONG_ENOUGH)

@@ -23,7 +23,7 @@ from jaxpruner.sparse.execution.choosing import (
 )
 from jaxpruner.sparse.products import Products
 from jaxpruner.structure import channel_groups
-from jaxpruner.structure.latency import in_turns, repeats_of
+from jaxpruner.structure.latency import in_turns
 
 Packed = dict[str, Any]
 
@@ -170,7 +170,7 @@ def _fastest(applies: 'list[PackedApply]', sample: tuple[Any, ...], rounds: int)
       RuntimeError: the results of the fastest are not those of the dense one.
     """
     calls = [functools.partial(apply, apply.packed, *sample) for apply in applies]
-    times = np.array(in_turns(calls, [repeats_of(call) for call in calls], rounds))
+    times = np.array(in_turns(calls, rounds))
     gains = np.median(times[0] / times, 1).tolist()
     best = gains.index(max(gains))
     if gains[best] < _LEAST_GAIN:
