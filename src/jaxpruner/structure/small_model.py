@@ -75,10 +75,10 @@ class SmallApply:
     """
 
     def __init__(self, graph: Any, number: int, keep: KeepByGroup, allow_inexact: bool):
+        self._cut = check_keep(graph.groups, keep, allow_inexact)
         self._graph = graph
         self._number = number
         self._keep = dict(keep)
-        self._cut = check_keep(graph.groups, keep, allow_inexact)
 
     def __call__(self, params: PyTree, *arguments: Any) -> Any:
         """Runs the smaller model.
