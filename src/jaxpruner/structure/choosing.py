@@ -100,6 +100,7 @@ class Choice:
             columns.append(Column('remark', overflow='wrap'))
             rows = [[*row, self.remarks.get(row[0], '')] for row in rows]
         labels = ('parameters', 'FLOPs', 'bytes')
+        costs: list[tuple[str, float, float, str]]
         costs = [*zip(labels, self.before, self.after, ',,,', strict=True)]
         if self.milliseconds is not None:
             costs.append(('milliseconds', *self.milliseconds, '.3g'))
@@ -355,7 +356,8 @@ def _removals(
         losses = np.sort(table).reshape(-1, size).mean(axis=0)
         for count in allowed[name][-2::-1]:
             lost = size - count
-            removals.append((lost / size if ranking == 'each' else losses[lost - 1], (name, count)))
+            when = lost / size if ranking == 'each' else float(losses[lost - 1])
+            removals.append((when, (name, count)))
     return [removal for _, removal in sorted(removals, key=operator.itemgetter(0))]
 
 
