@@ -259,17 +259,18 @@ def choose(
         highest_first = np.argsort(-tables[name], axis=-1, kind='stable')
         return np.sort(highest_first[..., : counts[name]], axis=-1)
 
-    keep = {name: highest(name) for name in counts if counts[name] < groups[name].size}
+    sizes = {name: group.size for name, group in groups.items()}
+    counts = {**sizes, **counts}
+    keep = {name: highest(name) for name in tables if counts[name] < sizes[name]}
     # These scores are of the whole model. There a head still counts for features that go, and a feature for heads that
     # go. So each group is ranked once more, without the weights that the other groups remove.
     for name in keep:
         tables[name] = scored(name, keep)
         keep[name] = highest(name)
     check_keep(groups, keep, allow_inexact)
-    sizes = {name: group.size for name, group in groups.items()}
     return Choice(
         keep=keep,
-        counts={**sizes, **counts},
+        counts=counts,
         scores=tables,
         before=cost({}),
         after=cost(counts),
