@@ -257,11 +257,11 @@ def choose(
     def highest(name: str) -> np.ndarray:
         """The channels of a group with the highest scores. Of equal ones the first stay."""
         highest_first = np.argsort(-tables[name], axis=-1, kind='stable')
-        return np.sort(highest_first[..., : counts[name]], axis=-1)
+        return np.sort(highest_first[..., : stay[name]], axis=-1)
 
     sizes = {name: group.size for name, group in groups.items()}
-    counts = {**sizes, **counts}
-    keep = {name: highest(name) for name in tables if counts[name] < sizes[name]}
+    stay = {**sizes, **counts}
+    keep = {name: highest(name) for name in tables if stay[name] < sizes[name]}
     # These scores are of the whole model. There a head still counts for features that go, and a feature for heads that
     # go. So each group is ranked once more, without the weights that the other groups remove.
     for name in keep:
@@ -270,10 +270,10 @@ def choose(
     check_keep(groups, keep, allow_inexact)
     return Choice(
         keep=keep,
-        counts=counts,
+        counts=stay,
         scores=tables,
         before=cost({}),
-        after=cost(counts),
+        after=cost(stay),
         sizes=sizes,
         remarks=remarks,
         milliseconds=milliseconds,
