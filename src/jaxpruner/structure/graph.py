@@ -20,10 +20,10 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.structure import blocks as blocks_lib
 from jaxpruner.structure import choosing, costs, modules, trees, zero_channels
 from jaxpruner.structure.blocks import Block, ShallowApply
-from jaxpruner.structure.cut import KeepByGroup, check_keep
+from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep
 from jaxpruner.structure.groups import Group, PinnedAxis, find_groups
 from jaxpruner.structure.programs import Model, ModelProgram, trace_programs
-from jaxpruner.structure.small_model import SmallApply, Verification
+from jaxpruner.structure.small_model import SmallApply, Verification, parts_of
 from jaxpruner.structure.traces import Trace
 from jaxpruner.tree import Path, PyTree
 
@@ -335,6 +335,8 @@ class ChannelGraph:
         if traced.has_state != (state is not None):
             expected = 'a state: give state=' if traced.has_state else 'no state'
             raise TypeError(f'{traced.name} takes {expected}')
+        own_params, _ = parts_of(self, number)
+        own_params.check(params, Cut({}))
         whole = [params] if state is None else [params, state]
         with jax.default_matmul_precision('highest'):
             program = ModelProgram.of(traced.apply_fn, state, inputs)
