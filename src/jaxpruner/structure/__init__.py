@@ -39,12 +39,12 @@ first. Read the files in this order:
     replay                   the program at smaller shapes, and its derivative rules
     small_model              the smaller model for inputs of any shape; compares it with the zeroed one
     blocks                   residual blocks of unrolled models, and the model without some of them
-    channel_tables           values of weights as values of channels, and the other way round
+    channel_tables           values of weights as values of channels, and the other way round; channels that are zero
     scores → choosing        scores of weights, then of channels; the order in which channels go, and how many go
     costs, latency           parameters, bytes, operations and seconds as functions of how many channels stay
     graph                    the class `ChannelGraph`, whose methods are all of this
     modules → shrinking      from a module to a smaller one in one call
-    zero_channels, grouped_channels, group_lasso
+    grouped_channels, group_lasso
                              training that removes channels
 """
 

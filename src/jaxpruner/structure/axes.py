@@ -12,7 +12,7 @@ expression over atoms. A reshape turns axes into a product of atoms, a concatena
 Two expressions become one axis. Their atoms become one, or are split until both sides are alike:
 
 >>> other = Axis(80)
->>> ties = Ties(lambda reason: Pin(reason, '', lambda: 'model.py:1'))
+>>> ties = Ties(Pin)
 >>> ties.unify(other, fused)
 >>> [part.size for part in atoms(other)]
 [4, 16, 8, 8]
@@ -45,22 +45,16 @@ class Pin(NamedTuple):
     """Why no index of an atom can be removed.
 
     Attributes:
-      reason: in words.
-      primitive: the operation that pins it; empty for inputs and results of the model.
-      find_line: returns the operation's line of the source. It is called late, since looking it up takes time.
+      reason: in words, with the operation and its line of the source.
       mixes: whether elements at different indices meet, as they do along the axis of a sort. If they do not, the atom
         may still own lists of channels: heads that all stay may keep different features.
     """
 
     reason: str
-    primitive: str = ''
-    find_line: Callable[[], str] = str
     mixes: bool = True
 
     def __str__(self) -> str:
-        text = f'{self.primitive}: {self.reason}' if self.primitive else self.reason
-        line = self.find_line()
-        return f'{text} ({line})' if line else text
+        return self.reason
 
 
 class Axis:
@@ -197,7 +191,8 @@ class Ties:
 
     def pin(self, reason: str, *axes: Axis) -> None:
         """States that no index of these axes can be removed."""
-        set_pin(self._make_pin(reason), *axes)
+        if axes:
+            set_pin(self._make_pin(reason), *axes)
 
     def unify(self, first: Axis, second: Axis) -> None:
         """States that two axes are the same."""

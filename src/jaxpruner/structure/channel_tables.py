@@ -1,24 +1,34 @@
-"""Turns values of weights into values of channels, and the other way round.
+"""Turns values of weights into values of channels, and the other way round; finds channels that are zero already.
 
 A group has a table with an element for each channel. If trips of a scan, experts or heads may keep channels of their
 own, the table has a row for each of them. `add_up` sums over the weights of a channel, and `rows` lists them. `look_up`
 gives each weight the element of its channel.
+
+A channel whose weights are zero can be removed, and nothing changes. Not every member has to be zero. If a column of a
+kernel and its bias are zero, the next kernel's row is multiplied by zeros. If that row is zero, its input does not
+matter. The program decides which members suffice. Some members of a channel are zeroed, nothing is known of the others,
+and the zeros are followed to every sum over channels, as they are for exactness.
 """
 
 import dataclasses
 import functools
+import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure.axes import Axes, atoms, indices_of, sizes_of
+from jaxpruner.structure import trees
+from jaxpruner.structure.axes import Axes, Axis, atoms, indices_of, sizes_of
+from jaxpruner.structure.cut import check_shape
 from jaxpruner.structure.groups import Group, Member
 from jaxpruner.structure.traces import Trace
-from jaxpruner.tree import Path
+from jaxpruner.structure.zeros import Members, inexact_atoms
+from jaxpruner.tree import Path, PyTree
 
 # The indices of owners of lists and of a channel for each weight of a leaf: arrays in its rank, with one element along
 # axes on which they do not depend. The channel is beyond the end where there is none.
@@ -163,11 +173,8 @@ def leaf_numbers(trace: Trace, paths: Collection[Path]) -> dict[Path, int]:
     prefix: Path = ()
     if paths and number_of.keys().isdisjoint(paths):
         # The subtree that has most of the leaves.
-        counts: Counter[Path] = Counter()
-        for path in paths:
-            for own in trace.paths:
-                if own[-len(path) :] == path:
-                    counts[own[: -len(path)]] += 1
+        pairs = itertools.product(paths, trace.paths)
+        counts = Counter([own[: -len(path)] for path, own in pairs if own[-len(path) :] == path])
         best = [each for each, count in counts.items() if count == max(counts.values())]
         if len(best) != 1:
             names = ', '.join(sorted(map(tree_lib.path_string, paths)))
@@ -179,3 +186,102 @@ def leaf_numbers(trace: Trace, paths: Collection[Path]) -> dict[Path, int]:
         (prefix,) = best
     in_model = {path: number_of.get((*prefix, *path)) for path in paths}
     return {path: number for path, number in in_model.items() if number is not None}
+
+
+def nonzero_weights(trace: Trace, tree: PyTree) -> dict[Path, jax.Array]:
+    """Flags the nonzero weights of each parameter that has a value in a tree, by its path there.
+
+    Args:
+      trace: of the model.
+      tree: parameters; masks, packed or not; or a state of a wrapped optimizer. It may be a subtree.
+
+    Raises:
+      TypeError: values are traced.
+      ValueError: a leaf has another shape than in the model, or no leaf is a parameter of the model.
+    """
+    if sparse_state_lib.sparse_states(tree):
+        tree = sparse_state_lib.only_sparse_state(tree).masks
+    paths, leaves, _ = tree_lib.flatten_with_paths(tree_lib.as_arrays(tree))
+    if tree_lib.has_traced(leaves):
+        raise TypeError(
+            'traced values do not say which channels are zero; call this outside of jit'
+        )
+    value_of = dict(zip(paths, leaves, strict=True))
+    nonzero = {}
+    for path, number in leaf_numbers(trace, paths).items():
+        value = value_of[path]
+        expected = sizes_of(trace.leaves[number])
+        if jnp.shape(value) != expected and trees.is_packed(value, expected):
+            value = sparse_state_lib.unpack_like(value, expected)
+        check_shape(path, jnp.shape(value), expected)
+        nonzero[path] = jnp.not_equal(value, 0)
+    return nonzero
+
+
+def zero_channels(
+    traces: Sequence[Trace], groups: Iterable[Group], nonzero: Mapping[Path, jax.Array]
+) -> dict[str, np.ndarray]:
+    """Finds the channels of exact groups that can be removed without zeroing anything.
+
+    Args:
+      traces: of the programs of the model.
+      groups: of the model.
+      nonzero: flags of nonzero weights by leaf. Nothing is known of other leaves.
+
+    Returns:
+      Name of a group -> a flag for each channel, in the shape of the group's `ChannelTable`. Groups without such
+      channels are left out.
+    """
+    trace = traces[0]
+    numbers = leaf_numbers(trace, nonzero)
+    tables = [ChannelTable.of(trace, group, numbers) for group in groups if group.exact]
+    zero_members: dict[Axis, list[Members]] = {}  # atom of a group -> of each channel
+    for table in tables:
+        flags = {}  # for each member, by its path in the model, whether it is zero in each channel
+        for path, members in table.indices.items():
+            for axis in sorted({member.axis for member in members}):
+                is_zero = ~table.any_along(nonzero[path], path, axis)
+                flags[trace.paths[numbers[path]], axis] = is_zero.ravel()
+        of_channels = zip(*flags.values(), strict=True)
+        own = [frozenset(itertools.compress(flags, each)) for each in of_channels]
+        zero_members[table.group.atom.resolved()] = own
+    undecided: dict[Axis, list[Members]] = {}  # sets of members that may suffice
+    for atom, own in zero_members.items():
+        undecided[atom] = sorted(filter(None, set(own)), key=len, reverse=True)
+    sufficient: dict[Axis, list[Members]] = {atom: [] for atom in zero_members}
+    while any(undecided.values()):
+        asked = {atom: sets[0] for atom, sets in undecided.items() if sets}
+        insufficient = inexact_atoms(traces, asked)
+        for atom, decided in asked.items():
+            sets = undecided[atom]
+            if atom in insufficient:  # nor do fewer members suffice
+                undecided[atom] = [members for members in sets if not members <= decided]
+            else:  # so do more members
+                undecided[atom] = [members for members in sets if not members >= decided]
+                sufficient[atom].append(decided)
+    found = {}
+    for table in tables:
+        atom = table.group.atom.resolved()
+        enough = sufficient[atom]
+        is_enough = [any(map(members.issuperset, enough)) for members in zero_members[atom]]
+        if any(is_enough):
+            found[table.group.name] = np.reshape(is_enough, table.shape)
+    return found
+
+
+def left_over(is_zero: np.ndarray) -> np.ndarray:
+    """The indices of the other channels, ascending, at least one.
+
+    Lists that differ between layers get the same length. Shorter ones are filled up with channels that are zero.
+
+    >>> left_over(np.array([[True, False, True], [False, False, True]])).tolist()
+    [[0, 1], [0, 1]]
+    >>> left_over(np.array([[False, True], [False, True]])).tolist()
+    [0]
+    """
+    rows = is_zero.reshape(-1, is_zero.shape[-1])
+    if (rows == rows[0]).all():
+        is_zero = rows[0]
+    count = max(int(np.max(np.count_nonzero(~is_zero, axis=-1))), 1)
+    others_first = np.argsort(is_zero, axis=-1, kind='stable')
+    return np.sort(others_first[..., :count], axis=-1)

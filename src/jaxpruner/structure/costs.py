@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from jaxpruner import tree as tree_lib
 from jaxpruner.structure.axes import Axis, size_with
 from jaxpruner.structure.traces import Trace, is_contraction
 from jaxpruner.trace import contractions
@@ -47,8 +46,7 @@ def cost_function(graph: Any) -> Callable[[Mapping[str, int]], Cost]:
       graph: a `ChannelGraph`.
 
     Returns:
-      `{name of a group: how many of its channels stay} -> Cost`. Groups that are not named stay whole. The function
-      raises the errors of `check_counts`.
+      `{name of a group: how many of its channels stay} -> Cost`. Groups that are not named stay whole.
 
     >>> import jax.numpy as jnp
     >>> from jaxpruner.structure import channel_groups
@@ -81,7 +79,6 @@ def cost_function(graph: Any) -> Callable[[Mapping[str, int]], Cost]:
             contracted.append((branch_around(path), factors + trace.trips_around(path)))
 
     def cost(counts: Mapping[str, int]) -> Cost:
-        check_counts(graph.groups, counts)
         sizes = {graph.groups[name].atom.resolved(): int(count) for name, count in counts.items()}
 
         def count_elements(axes: Iterable[Axis]) -> int:
@@ -98,15 +95,3 @@ def cost_function(graph: Any) -> Callable[[Mapping[str, int]], Cost]:
         return Cost(sum(elements), flops[()], sum(bytes_))
 
     return cost
-
-
-def check_counts(groups: Mapping[str, Any], counts: Mapping[str, int]) -> None:
-    """Raises KeyError for an unknown group, TypeError or ValueError for an invalid count."""
-    for name, count in counts.items():
-        if name not in groups:
-            nearest = tree_lib.nearest(str(name), groups)
-            raise KeyError(f'there is no group {name!r}; {nearest}')
-        if isinstance(count, bool) or not hasattr(count, '__index__'):
-            raise TypeError(f'counts[{name!r}] is {count!r}; give a whole number')
-        if not 1 <= count <= groups[name].size:
-            raise ValueError(f'counts[{name!r}] is {count}; it can be 1 to {groups[name].size}')

@@ -18,7 +18,7 @@ import numpy as np
 from jaxpruner import text_tables
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure import blocks as blocks_lib
-from jaxpruner.structure import choosing, costs, modules, trees, zero_channels
+from jaxpruner.structure import channel_tables, choosing, costs, modules, trees
 from jaxpruner.structure.blocks import Block, ShallowApply
 from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep
 from jaxpruner.structure.groups import Group, PinnedAxis, find_groups
@@ -41,9 +41,8 @@ class ChannelGraph:
       groups: name -> group, in the order in which the model uses their first leaves.
       pinned: axes of leaves that stay as they are.
       unused: paths of leaves that have no part in the results.
-      trace: the traced program and the axes of its values.
+      traces: the traced programs, the first one and those added with `also`, and the axes of their values.
       model: the programs that were traced, and the shapes of their arguments.
-      others: traces of the programs added with `also`.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxpruner.structure import channel_groups
@@ -63,14 +62,13 @@ class ChannelGraph:
     groups: Mapping[str, Group]
     pinned: tuple[PinnedAxis, ...]
     unused: tuple[Path, ...]
-    trace: Trace
+    traces: tuple[Trace, ...]
     model: Model
-    others: tuple[Trace, ...] = ()
 
     @property
-    def traces(self) -> tuple[Trace, ...]:
-        """The traces of all programs."""
-        return self.trace, *self.others
+    def trace(self) -> Trace:
+        """The trace of the first program."""
+        return self.traces[0]
 
     def also(
         self, apply_fn: Callable[..., Any], *inputs: Any, state: PyTree | None = None
@@ -245,21 +243,21 @@ class ChannelGraph:
             for program in self.model.programs:
                 if program.examples is None:
                     continue
-                state, inputs = program.split(program.examples)
-                state = state if program.has_state else None
+                state = program.examples[0] if program.has_state else None
+                inputs = program.examples[program.has_state :]
                 verification = self.verify(tree, keep, *inputs, state=state, of=program.apply_fn)
                 if verification.verdict == 'different':
-                    where = f' in {program.name}' if self.others else ''
+                    where = f' in {program.name}' if self.traces[1:] else ''
                     raise ValueError(
                         f'the smaller model differs from the whole one with zeros{where} ({verification}); find '
                         'the groups that differ one by one with graph.verify, or cut all the same with verify=False'
                     )
-        return trees.shrink(tree, self.traces, cut)
+        return trees.cut_tree(tree, self.traces, cut)
 
     def zeroed(self, tree: PyTree, keep: KeepByGroup, allow_inexact: bool = False) -> Any:
         """As `shrink`, but removed channels are set to zero, and all shapes stay."""
         cut = check_keep(self.groups, keep, allow_inexact)
-        return trees.zeroed(tree, self.traces, cut)
+        return trees.cut_tree(tree, self.traces, cut, to_zero=True)
 
     def small_apply(
         self,
@@ -410,8 +408,8 @@ class ChannelGraph:
             blocks_lib.check_without(self.traces, self.model, tree, chosen)
         return blocks_lib.replace(tree, chosen)
 
-    def zero_channels(self, tree: PyTree) -> dict[str, np.ndarray]:
-        """Finds the channels that are zero already: removing them changes nothing.
+    def nonzero_channels(self, tree: PyTree) -> dict[str, np.ndarray]:
+        """Finds the channels that `shrink` has to keep so that no result changes: those that are not zero already.
 
         Not all members of a channel have to be zero. It is enough if the others then have no part in the results: a
         column of a kernel with its bias is enough, and so is the row of the next kernel. The program is searched for
@@ -422,8 +420,9 @@ class ChannelGraph:
             subtree, such as `variables['params']`: leaves that are missing or `None` count as not zero.
 
         Returns:
-          Name of a group -> indices, ascending, for groups with such channels. Where each layer, expert or head may
-          keep channels of its own, the indices are those of channels that are zero in all of them.
+          Name of a group -> indices, ascending, for groups that have zero channels, too. A group whose channels are all
+          zero keeps the first one. Where layers, experts or heads differ in their zero channels, each has a list of its
+          own. All lists are as long as the longest.
 
         Raises:
           TypeError: values are traced.
@@ -433,46 +432,15 @@ class ChannelGraph:
         >>> from jaxpruner.structure import channel_groups
         >>> params = {'up': jnp.ones((2, 4)), 'down': jnp.ones((4, 1)).at[1:3].set(0)}
         >>> graph = channel_groups(lambda p, x: jnp.cos(x @ p['up']) @ p['down'], params, jnp.ones((5, 2)))
-        >>> graph.zero_channels(params)
-        {'up[1]': array([1, 2])}
-        """
-        channels = {}
-        for name, is_zero in self._zero_flags(tree).items():
-            is_zero_in_all = is_zero.reshape(-1, is_zero.shape[-1]).all(axis=0)
-            if is_zero_in_all.any():
-                channels[name] = np.flatnonzero(is_zero_in_all)
-        return channels
-
-    def nonzero_channels(self, tree: PyTree) -> dict[str, np.ndarray]:
-        """Finds the channels that `shrink` has to keep so that no result changes: those that are not zero already.
-
-        Args:
-          tree: as in `zero_channels`.
-
-        Returns:
-          Name of a group -> indices, ascending, for groups that have zero channels, too. A group whose channels are all
-          zero keeps the first one. Where layers, experts or heads differ in their zero channels, each has a list of its
-          own. All lists are as long as the longest.
-
-        Raises:
-          TypeError, ValueError: as in `zero_channels`.
-
-        >>> import jax.numpy as jnp
-        >>> from jaxpruner.structure import channel_groups
-        >>> params = {'up': jnp.ones((2, 4)), 'down': jnp.ones((4, 1)).at[1:3].set(0)}
-        >>> graph = channel_groups(lambda p, x: jnp.cos(x @ p['up']) @ p['down'], params, jnp.ones((5, 2)))
         >>> graph.nonzero_channels(params)
         {'up[1]': array([0, 3])}
         """
-        flags = self._zero_flags(tree)
-        keep = {name: zero_channels.left_over(is_zero) for name, is_zero in flags.items()}
+        nonzero = channel_tables.nonzero_weights(self.trace, tree)
+        flags = channel_tables.zero_channels(self.traces, self.groups.values(), nonzero)
+        keep = {name: channel_tables.left_over(is_zero) for name, is_zero in flags.items()}
         return {
             name: left for name, left in keep.items() if left.shape[-1] < self.groups[name].size
         }
-
-    def _zero_flags(self, tree: PyTree) -> dict[str, np.ndarray]:
-        nonzero = zero_channels.nonzero_weights(self.trace, tree)
-        return zero_channels.find(self.traces, self.groups.values(), nonzero)
 
 
 def channel_groups(
@@ -531,17 +499,14 @@ def channel_groups(
     if arrays is not None:
         if state is not None:
             raise TypeError('a module holds its own state; leave state= out')
-        program = ModelProgram.of(arrays.apply, arrays.state, arrays.inputs)
-        return _analyse(arrays.params, [program])
-    if not modules.is_function(apply_fn):
+        apply_fn, params, state, inputs = arrays.apply, arrays.params, arrays.state, arrays.inputs
+    elif not modules.is_function(apply_fn):
         expected = 'channel_groups takes a function apply_fn, or an NNX or Equinox module'
         raise modules.refusal(expected, apply_fn)
-    program = ModelProgram.of(apply_fn, state, inputs)
-    return _analyse(params, [program])
+    return _analyse(params, [ModelProgram.of(apply_fn, state, inputs)])
 
 
 def _analyse(params: PyTree, programs: Sequence[ModelProgram]) -> 'ChannelGraph':
     """Makes the graph of a model with these programs. The first one names the groups."""
     model, traces = trace_programs(params, programs)
-    groups, pinned, unused = find_groups(traces)
-    return ChannelGraph(groups, pinned, unused, traces[0], model, traces[1:])
+    return ChannelGraph(*find_groups(traces), traces, model)

@@ -18,7 +18,7 @@ from jaxpruner.structure.choosing import matching
 from jaxpruner.structure.cut import check_shape
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.groups import Group
-from jaxpruner.structure.zero_channels import insufficient_members
+from jaxpruner.structure.zeros import inexact_atoms
 from jaxpruner.tree import Path
 
 
@@ -141,7 +141,7 @@ class GroupedChannels:
             missing[atom] = ', '.join(sorted(names))
         tied |= {leader: targets[leader] for leader, _ in joined}
         if any(missing.values()):  # else all members are zero, and the groups are exact
-            for atom in insufficient_members(self.graph.traces, zeroed):
+            for atom in inexact_atoms(self.graph.traces, zeroed):
                 if missing.get(atom):
                     raise ValueError(
                         f'channels do not vanish while {missing[atom]} get no masks; prune these leaves, too, '

@@ -193,16 +193,14 @@ def find_groups(
 
 def _count_parameters(leaves: Mapping[Path, Axes], members: Iterable[Member]) -> int:
     """Counts the parameters along an atom, each once."""
-    # For each axis of a leaf, flags of positions without a channel.
-    has_none: dict[Path, list[np.ndarray]] = {}
+    positions: dict[tuple[Path, int], set[int]] = defaultdict(set)  # those with a channel
     for member in members:
-        sizes = sizes_of(leaves[member.path])
-        flags = has_none.setdefault(member.path, [np.ones(size, bool) for size in sizes])
-        flags[member.axis][member.positions()] = False
+        positions[member.path, member.axis].update(member.positions().ravel().tolist())
     count = 0
-    for path, flags in has_none.items():
-        count += math.prod(sizes_of(leaves[path]))
-        count -= math.prod([int(np.count_nonzero(own)) for own in flags])
+    for path in {path for path, _ in positions}:
+        sizes = sizes_of(leaves[path])
+        without = [size - len(positions[path, i]) for i, size in enumerate(sizes)]
+        count += math.prod(sizes) - math.prod(without)
     return count
 
 
@@ -264,25 +262,23 @@ def _owners_of_lists(
             trips = tuple(atoms(*trace.trips_around(path)))
             for axes in values_here:
                 values[tuple([axis.resolved() for axis in axes]), trips] = None
-    terms_and_trips = defaultdict(list)
+    owners_of: dict[Axis, tuple[Axis, ...]] = {}  # those that all values so far have
     for axes, trips in values:
-        along = candidates.intersection(atoms(*axes))
-        terms = list(map(_terms_of, axes)) if along else []
-        for atom in along:
-            terms_and_trips[atom].append((terms, trips))
-    owners_of: dict[Axis, tuple[Axis, ...]] = {}
-    for atom, of_atom in terms_and_trips.items():
-        terms, trips = of_atom[0]
-        beside = [*trips, *_chained(_chained(terms))]
-        owners = []
-        for owner in dict.fromkeys(beside):
-            mixes = (atom, owner) in mixed or (owner.pin is not None and owner.pin.mixes)
-            if owner is atom or owner.size <= 1 or mixes:
-                continue
-            if all(_has_one_owner(terms, trips, atom, owner) for terms, trips in of_atom):
-                owners.append(owner)
-        owners_of[atom] = tuple(owners)
-    return owners_of
+        terms = list(map(_terms_of, axes))
+        for atom in candidates.intersection(atoms(*axes)):
+            first = dict.fromkeys([*trips, *_chained(_chained(terms))])
+            owners = owners_of.get(atom, first)
+            own = [each for each in owners if _has_one_owner(terms, trips, atom, each)]
+            owners_of[atom] = tuple(own)
+
+    def may_own(owner: Axis, atom: Axis) -> bool:
+        mixes = (atom, owner) in mixed or (owner.pin is not None and owner.pin.mixes)
+        return owner is not atom and owner.size > 1 and not mixes
+
+    return {
+        atom: tuple([owner for owner in owners if may_own(owner, atom)])
+        for atom, owners in owners_of.items()
+    }
 
 
 def _mixed_in(equation: EquationAxes) -> set[tuple[Axis, Axis]]:

@@ -9,6 +9,7 @@ earlier tokens. It returns the state with other numbers. The state is found amon
 {0: 0, 1: 1}
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from jaxpruner.structure import rules
 from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, atoms, new_axes, set_pin, sizes_of
 from jaxpruner.structure.traces import EquationAxes, EquationTies, Trace, live_in_whole, new_results
 from jaxpruner.trace.interpreter import Interpreter, Position
-from jaxpruner.trace.program import Cond, Program, ProgramPath, Scan, ShardMap, While, shape_of
+from jaxpruner.trace.program import Cond, Program, ProgramPath, Scan, While, shape_of
 from jaxpruner.trace.walk import leaf_shape
 from jaxpruner.tree import Path, PyTree
 
@@ -58,10 +59,6 @@ class ModelProgram(NamedTuple):
     def state(self) -> PyTree:
         """The shapes of the state; an empty tree if there is none."""
         return self.arguments[0] if self.has_state else ()
-
-    def split(self, arguments: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-        """Splits arguments into the state, an empty tree if there is none, and the inputs."""
-        return (arguments[0], arguments[1:]) if self.has_state else ((), arguments)
 
     @property
     def name(self) -> str:
@@ -146,23 +143,20 @@ def returned_leaves(state: PyTree, results: PyTree) -> dict[int, int]:
       ValueError: several parts of the results could be the state.
     """
     of_state, of_results = _shapes_by_path(state), _shapes_by_path(results)
-    if not of_state:
-        return {}
-    prefixes_of = dict.fromkeys([path[:end] for path in of_results for end in range(len(path) + 1)])
     matches: dict[Path, Path] = {}  # path of a result -> path in the state
     named = [path[:1] for path in of_state if path and not path[0].isdigit()]
     for name in [(), *dict.fromkeys(named)]:
         entry = {path: shape for path, shape in of_state.items() if path[: len(name)] == name}
-        prefixes = []
-        for prefix in prefixes_of:
-            part, start = (*prefix, *name), len(prefix)
-            own = {p[start:]: shape for p, shape in of_results.items() if p[: len(part)] == part}
-            if own == entry:
-                prefixes.append(prefix)
+        parts: dict[Path, dict[Path, Any]] = defaultdict(dict)  # prefix -> what has the name there
+        for path, shape in of_results.items():
+            for start in range(len(path) + 1):
+                if path[start : start + len(name)] == name:
+                    parts[path[:start]][path[start:]] = shape
+        prefixes = [prefix for prefix, part in parts.items() if part == entry]
         if len(prefixes) > 1:
-            parts = ' and '.join([tree_lib.path_string(each) or 'the whole' for each in prefixes])
+            places = ' and '.join([tree_lib.path_string(each) or 'the whole' for each in prefixes])
             raise ValueError(
-                f'{parts} of the results could each be the state that comes back; give the state a name, '
+                f'{places} of the results could each be the state that comes back; give the state a name, '
                 'state={"cache": state}, and return it under this name'
             )
         matches |= {(*prefix, *path): path for prefix in prefixes for path in entry}
@@ -184,25 +178,22 @@ class Inference(Interpreter[Axes]):
 
     def __init__(self, leaves: Sequence[Axes]):
         self.first_uses: dict[int, int] = {}  # number of a leaf -> when it is first used
-        # `id` of a leaf's axes -> the number of the leaf, and the axes, so that they stay alive.
-        self._leaves = {id(axes): (number, axes) for number, axes in enumerate(leaves)}
+        self._leaves = {axes: number for number, axes in enumerate(leaves)}
         self.equations: dict[ProgramPath, EquationAxes] = {}
         self.constants: dict[ProgramPath, tuple[Axes, ...]] = {}
         self.trips: dict[ProgramPath, Axis] = {}
         self.read: list[Axes] = []  # axes of values, or of their parts, that equations read
 
     def constant(self, value: Any, aval: Any) -> Axes:
-        return value if isinstance(value, tuple) else new_axes(aval.shape)
+        return new_axes(aval.shape)
 
     def unneeded(self, equation: Any, operands: Any) -> list[Axes]:
         return new_results(equation)
 
-    def visit_program(
-        self, program: Program, inputs: Sequence[Axes], position: Position
-    ) -> list[Axes]:
-        axes = tuple([new_axes(shape_of(variable)) for variable in program.jaxpr.constvars])
-        self.constants[position.path] = axes
-        return super().visit_program(Program(program.jaxpr, axes), inputs, position)
+    def visit_constants(self, program: Program, position: Position) -> list[Axes]:
+        axes = super().visit_constants(program, position)
+        self.constants[position.path] = tuple(axes)
+        return axes
 
     def visit_equation(self, equation: Any, operands: list[Axes], position: Position) -> list[Axes]:
         results = super().visit_equation(equation, operands, position)
@@ -212,23 +203,13 @@ class Inference(Interpreter[Axes]):
 
     def visit_plain(self, equation: Any, operands: list[Axes], position: Position) -> list[Axes]:
         for axes in operands:
-            if id(axes) in self._leaves:
-                number, _ = self._leaves[id(axes)]
-                self.first_uses.setdefault(number, len(self.equations))
+            if axes and axes in self._leaves:
+                self.first_uses.setdefault(self._leaves[axes], len(self.equations))
         results = rules.row_of(equation).axes(EquationTies(equation, operands, position))
         if equation.primitive.name not in _TAKES_PARTS:
             self.read += operands
         self.read += results
         return results
-
-    def visit_shard_map(
-        self, shard_map: ShardMap, operands: list[Axes], position: Position
-    ) -> list[Axes]:
-        """Pins everything outside. The program of each device is visited for its costs."""
-        self.trips[position.path] = Axis(shard_map.devices)
-        inputs = [new_axes(shape_of(variable)) for variable in shard_map.program.jaxpr.invars]
-        super().visit_call(shard_map, inputs, position)
-        return super().visit_shard_map(shard_map, operands, position)
 
     def visit_scan(self, scan: Scan, operands: list[Axes], position: Position) -> list[Axes]:
         """Carried values keep their axes. The sliced and stacked axes have an index for each trip."""
@@ -241,9 +222,8 @@ class Inference(Interpreter[Axes]):
         for axes in sliced:
             ties.unify(axes[0], trips)
             slices.append(axes[1:])
-            if id(axes) in self._leaves:  # a slice of a leaf counts as that leaf
-                number, _ = self._leaves[id(axes)]
-                self._leaves[id(slices[-1])] = number, slices[-1]
+            if axes in self._leaves:  # a slice of a leaf counts as that leaf
+                self._leaves.setdefault(slices[-1], self._leaves[axes])
         results = self.visit_body(scan, operands, carried, slices, position)
         carried_out, stacked = scan.split_results(results)
         ties.unify_values(carried, carried_out)

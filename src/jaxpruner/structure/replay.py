@@ -45,11 +45,8 @@ class Replay(Run):
         position = Position.of_whole(self.trace.program)
         return self.visit_program(Program.of(self.trace.program), arguments, position)
 
-    def visit_program(self, program: Program, inputs: Sequence[Any], position: Position) -> Values:
-        axes_of_constants = self.trace.constants[position.path]
-        constants = map(self.cut.take, program.constants, axes_of_constants)
-        small = Program(program.jaxpr, tuple(constants))
-        return super().visit_program(small, inputs, position)
+    def visit_constants(self, program: Program, position: Position) -> Values:
+        return list(map(self.cut.take, program.constants, self.trace.constants[position.path]))
 
     def visit_equation(self, equation: Any, operands: Values, position: Position) -> Values:
         axes = self.trace.equations[position.path]

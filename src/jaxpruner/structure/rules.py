@@ -23,21 +23,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxpruner.structure import zeros
-from jaxpruner.structure.axes import (
-    Axes,
-    Axis,
-    drop,
-    new_axes,
-    pick,
-    product,
-    replace,
-    sizes_of,
-    total,
-)
+from jaxpruner.structure.axes import Axes, Axis, drop, new_axes, pick, product, sizes_of, total
 from jaxpruner.structure.cut import EquationCut, Values
 from jaxpruner.structure.traces import EquationTies, Row, indices_of_contraction, new_results
 from jaxpruner.structure.zeros import COLLECTIVES, Fill, ZeroedEquation, moved
-from jaxpruner.trace import contractions, reshaping, rules
+from jaxpruner.trace import contractions, rules, views
 from jaxpruner.trace.rules import SCATTERS, GatherAxes
 
 AxesRule = Callable[[EquationTies], list[Axes]]
@@ -122,7 +112,7 @@ def reshape_axes(ties: EquationTies) -> list[Axes]:
         ties.pin('a value without elements is reshaped', *axes)
         return new_results(ties.equation)
     result = list(new_axes(ties.shape))
-    for runs in reshaping.matching_runs(sizes_of(axes), ties.shape):
+    for runs in views.matching_runs(sizes_of(axes), ties.shape):
         old, new = axes[runs.old], result[runs.new]
         if old and len(new) == 1:
             result[runs.new] = [product(old)]
@@ -137,7 +127,8 @@ def concatenate_axes(ties: EquationTies) -> list[Axes]:
     first, *others = ties.operands
     for axes in others:
         ties.unify_each(drop(first, [i]), drop(axes, [i]))
-    return [replace(first, i, total([axes[i] for axes in ties.operands]))]
+    joined = total([axes[i] for axes in ties.operands])
+    return [(*first[:i], joined, *first[i + 1 :])]
 
 
 def stack_axes(ties: EquationTies) -> list[Axes]:
@@ -153,7 +144,8 @@ def stack_axes(ties: EquationTies) -> list[Axes]:
 def split_axes(ties: EquationTies) -> list[Axes]:
     """Cuts an axis into segments."""
     axes, i = ties.operands[0], ties.params['axis']
-    return [replace(axes, i, segment) for segment in ties.cut(axes[i], ties.params['sizes'])]
+    segments = ties.cut(axes[i], ties.params['sizes'])
+    return [(*axes[:i], segment, *axes[i + 1 :]) for segment in segments]
 
 
 def unstack_axes(ties: EquationTies) -> list[Axes]:

@@ -13,7 +13,8 @@ from jaxpruner.tree import Path
 
 def pin_at(position: Position, equation: Any, reason: str) -> Pin:
     """The pin of an axis by an equation at a position of a program."""
-    return Pin(reason, equation.primitive.name, functools.partial(position.line, equation))
+    line = position.line(equation)
+    return Pin(f'{equation.primitive.name}: {reason}' + (f' ({line})' if line else ''))
 
 
 class EquationAxes(NamedTuple):
@@ -84,7 +85,7 @@ class Trace(NamedTuple):
       equations: path of an equation -> the axes of its operands and results. An equation with a program inside has an
         entry, too. In the body of a scan, sliced operands and stacked results lack their first axis.
       constants: path of a program -> the axes of each of its constants. The path of the whole program is `()`.
-      trips: path of a scan -> the axis with an index for each of its trips; of a `shard_map`, for each of its devices.
+      trips: path of a scan -> the axis with an index for each of its trips.
       paths: of the parameters' leaves.
       leaves: the axes of each leaf of the parameters.
       state_paths: of the leaves of the state.
@@ -107,7 +108,7 @@ class Trace(NamedTuple):
     first_uses: Sequence[int] = ()
 
     def trips_around(self, path: ProgramPath) -> list[Axis]:
-        """The axes of the trips of all scans around an equation, and of devices."""
+        """The axes of the trips of all scans around an equation."""
         outside = [path[:length] for length in range(1, len(path) - 1)]
         return [self.trips[each] for each in outside if each in self.trips]
 

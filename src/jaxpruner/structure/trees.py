@@ -5,14 +5,14 @@ parameter if it has the parameter's shape, or if it is the parameter's mask, pac
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure.axes import Axes, atoms, sizes_of
+from jaxpruner.structure.axes import atoms, sizes_of
 from jaxpruner.structure.cut import Cut
 from jaxpruner.structure.traces import Trace
 from jaxpruner.tree import Path, PyTree
@@ -21,29 +21,14 @@ Shape = tuple[int, ...]
 _SIZES = 'sizes'  # of a `SparseState`, also of one that NNX took apart
 
 
-def shrink(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
-    """The tree without removed channels."""
-    return _map_tree(tree, traces, cut, cut.take, cut.shape)
-
-
-def zeroed(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
-    """The tree with zeros at removed channels, in the same shapes."""
-    return _map_tree(tree, traces, cut, cut.zero, sizes_of)
-
-
-def _map_tree(
-    tree: PyTree,
-    traces: Sequence[Trace],
-    cut: Cut,
-    change: Callable[[Any, Axes], Any],
-    shape_after: Callable[[Axes], Shape],
-) -> PyTree:
-    """Changes the arrays of a tree that belong to leaves of the model.
+def cut_tree(tree: PyTree, traces: Sequence[Trace], cut: Cut, to_zero: bool = False) -> PyTree:
+    """The tree without removed channels; or with zeros there, in the same shapes.
 
     Raises:
       ValueError: an array has neither the shape of its parameter nor that of the parameter's mask; or it has the path
         of no parameter, but the shape of one that is cut.
     """
+    change = cut.zero if to_zero else cut.take
     axes_of = dict(traces[0].named_leaves)
     size_of_model = sum(math.prod(sizes_of(axes)) for axes in axes_of.values())
     cut_atoms = cut.owners.union(cut.lists)
@@ -79,7 +64,7 @@ def _map_tree(
         whole = sizes_of(axes)
         parents = path[: -len(owner)] if path[-len(owner) :] == owner else path
         if not shape and _SIZES in parents:
-            return jnp.uint32(math.prod(shape_after(axes)))
+            return jnp.uint32(math.prod(whole if to_zero else cut.shape(axes)))
         if fits(shape, owner):
             return change(value, axes)
         # Nothing is cut, or it is a number of the leaf.

@@ -25,19 +25,20 @@ knows at most what the visit before knew. So an atom that one visit rejects is r
 """
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner import tree as tree_lib
-from jaxpruner.structure.axes import Axes, Axis, Pin, atoms, pick, sizes_of
+from jaxpruner.structure.axes import Axes, Axis, atoms, pick, sizes_of
 from jaxpruner.structure.traces import Trace, has_type_of, indices_of_contraction, pin_at
 from jaxpruner.trace.interpreter import Interpreter, Position
 from jaxpruner.trace.program import Cond, Program, Scan, While
+from jaxpruner.trace.values import Constant
 from jaxpruner.trace.views import all_but
 from jaxpruner.tree import Path
 
@@ -46,6 +47,8 @@ Scalar = Any
 # (axis, atom) -> the scalar at removed indices of the atom along this axis.
 Find = Callable[[int, Axis], Scalar]
 Fills = list['Fill']
+# The leaf and axis of some members of a group.
+Members = frozenset[tuple[Path, int]]
 # The signs that elements may have, besides 0. Values that are not real numbers count as of any sign.
 Signs = frozenset[int]
 
@@ -77,14 +80,9 @@ class Fill(NamedTuple):
         return self.channels[axis].get(atom)
 
 
-def nothing_of(rank: int) -> Fill:
-    """The fill of a value of this rank, if nothing is known."""
-    return Fill(None, ({},) * rank)
-
-
 def unknown(variable: Any) -> Fill:
     """The fill of a variable of which nothing is known."""
-    return nothing_of(len(variable.aval.shape))
+    return Fill(None, ({},) * len(variable.aval.shape))
 
 
 class ZeroedEquation:
@@ -117,8 +115,9 @@ class ZeroedEquation:
 
     def reject(self, atom: Axis, reason: str, scalar: Scalar) -> None:
         """Notes that removing channels of this atom is not the same as zeroing them, which makes them this scalar."""
-        pin = pin_at(self._position, self.equation, reason)
-        self._walk.reject(atom, pin if is_finite(scalar) else self._walk.causes.get(atom, pin))
+        own = str(pin_at(self._position, self.equation, reason))
+        cause = own if is_finite(scalar) else self._walk.causes.get(atom, own)
+        self._walk.inexact.setdefault(atom, cause)
 
     def note_cause(self, atom: Axis, scalar: Scalar) -> None:
         """Notes that zeroed channels of this atom are not finite from here on."""
@@ -126,7 +125,7 @@ class ZeroedEquation:
             f'{scalar} at zeroed channels; keep what is divided by away from 0, as by '
             'jnp.maximum(divisor, 1e-6)'
         )
-        self._walk.causes[atom] = pin_at(self._position, self.equation, reason)
+        self._walk.causes[atom] = str(pin_at(self._position, self.equation, reason))
 
 
 def is_finite(value: Scalar) -> bool:
@@ -288,11 +287,10 @@ def of_constant(value: Any, candidates: Sequence[Sequence[Axis]]) -> Fill:
       value: the constant.
       candidates: for each of its axes, the atoms that could be removed.
     """
-    is_key = jnp.issubdtype(jnp.result_type(value), jax.dtypes.extended)
-    is_elsewhere = not getattr(value, 'is_fully_addressable', True)  # on another host
-    if tree_lib.is_traced(value) or is_key or is_elsewhere:
-        return nothing_of(len(candidates))
-    array = _of_numpy(value)
+    array = Constant(lambda: value).array()
+    if array is None:  # such as a key, or an array on another host
+        return Fill(None, ({},) * len(candidates))
+    array = _of_numpy(array)
     is_one = array.size and (array == array.ravel()[0]).all()
     scalar = None if np.isfinite(array).all() else NAN
     channels = tuple([dict.fromkeys(own, scalar) for own in candidates])
@@ -464,7 +462,9 @@ def reduce_fills(zeroed: ZeroedEquation) -> Fills:
     return [result(number, fill, axes) for number, (fill, axes) in enumerate(pairs)]
 
 
-def inexact_atoms(traces: Sequence[Trace], leaves: Sequence[Fill] | None = None) -> dict[Axis, str]:
+def inexact_atoms(
+    traces: Sequence[Trace], members: Mapping[Axis, Members] | None = None
+) -> dict[Axis, str]:
     """Finds the atoms that are not exact, with the reason: removing their channels differs from zeroing them.
 
     The parameters are zeroed, and so is the state of the first call. The state that a call returns goes into the next
@@ -472,14 +472,25 @@ def inexact_atoms(traces: Sequence[Trace], leaves: Sequence[Fill] | None = None)
 
     Args:
       traces: of the programs of a model.
-      leaves: the fills of the parameters, if they are not zeroed. Nothing is known of the state then.
+      members: atom -> those of its members that are zeroed. Nothing is known of others, and of the state. By default
+        all members are zeroed.
     """
     walks = list(map(ZeroWalk, traces))
-    fills = list(map(walks[0].zeroed, traces[0].leaves)) if leaves is None else leaves
+
+    def zeroed(path: Path, axes: Axes) -> Fill:
+        channels = []
+        for i, axis in enumerate(axes):
+            own = walks[0].candidates(axis)
+            if members is not None:
+                own = [atom for atom in own if (path, i) in members.get(atom, ())]
+            channels.append(dict.fromkeys(own, 0))
+        return Fill(None, tuple(channels))
+
+    fills = list(itertools.starmap(zeroed, traces[0].named_leaves))
     states: dict[Path, Fill] = {}
-    for walk in walks:
-        for path, axes in walk.trace.named_states:
-            states.setdefault(path, walk.zeroed(axes) if leaves is None else nothing_of(len(axes)))
+    for trace in traces:
+        for path, axes in trace.named_states:
+            states.setdefault(path, zeroed(path, axes))
     before = None
     while states != before:
         before = dict(states)
@@ -504,8 +515,9 @@ class ZeroWalk(Interpreter[Fill]):
     def __init__(self, trace: Trace):
         self.trace = trace
         self.inexact: dict[Axis, str] = {}
-        self.causes: dict[Axis, Pin] = {}  # what last made zeroed channels infinite or NaN
-        self._in_leaves = {atom for axes in trace.leaves for atom in atoms(*axes)}
+        self.causes: dict[Axis, str] = {}  # what last made zeroed channels infinite or NaN
+        in_leaves = [atom for axes in trace.leaves for atom in atoms(*axes)]
+        self._removable = {atom for atom in in_leaves if atom.pin is None and atom.size > 1}
         self._candidates: dict[Axis, tuple[Axis, ...]] = {}
 
     def run(self, fills: Sequence[Fill]) -> Fills:
@@ -518,33 +530,23 @@ class ZeroWalk(Interpreter[Fill]):
         """The atoms of an axis that could be removed."""
         axis = axis.resolved()
         if axis not in self._candidates:
-            own = [atom for atom in atoms(axis) if atom.pin is None and atom.size > 1]
-            self._candidates[axis] = tuple(dict.fromkeys(filter(self._in_leaves.__contains__, own)))
+            own = dict.fromkeys(atoms(axis))
+            self._candidates[axis] = tuple(filter(self._removable.__contains__, own))
         return self._candidates[axis]
 
-    def zeroed(self, axes: Axes) -> Fill:
-        """The fill of a leaf of the parameters or of the state that is zero along all of its groups."""
-        return Fill(None, tuple([dict.fromkeys(self.candidates(axis), 0) for axis in axes]))
-
     def constant(self, value: Any, aval: Any) -> Fill:
-        return value if isinstance(value, Fill) else of_constant(value, ((),) * len(aval.shape))
+        return of_constant(value, ((),) * len(aval.shape))
 
     def unneeded(self, equation: Any, operands: Any) -> Fills:
         return list(map(unknown, equation.outvars))
 
-    def visit_program(self, program: Program, inputs: Sequence[Fill], position: Position) -> Fills:
+    def visit_constants(self, program: Program, position: Position) -> Fills:
         pairs = zip(program.constants, self.trace.constants[position.path], strict=True)
-        fills = [of_constant(value, list(map(self.candidates, axes))) for value, axes in pairs]
-        return super().visit_program(Program(program.jaxpr, tuple(fills)), inputs, position)
+        return [of_constant(value, list(map(self.candidates, axes))) for value, axes in pairs]
 
     def visit_plain(self, equation: Any, operands: Fills, position: Position) -> Fills:
         row = self.trace.equations[position.path].row
         return row.fills(ZeroedEquation(self, equation, operands, position))
-
-    def reject(self, atom: Axis, pin: Pin) -> None:
-        """Notes why an atom is not exact. Its first reason stays."""
-        if atom not in self.inexact:
-            self.inexact[atom] = str(pin)
 
     def visit_scan(self, scan: Scan, operands: Fills, position: Position) -> Fills:
         _, carried, sliced = scan.split(operands)
@@ -562,7 +564,7 @@ class ZeroWalk(Interpreter[Fill]):
             scalars = [fill.at(0, atom) for fill in sliced]
             if not _keeps_what_is_carried(self.trace, scan, scalars, position):
                 reason = 'a trip without its parameters changes what is carried'
-                self.reject(atom, pin_at(position, scan.equation, reason))
+                self.inexact.setdefault(atom, str(pin_at(position, scan.equation, reason)))
         stacked = [fill._replace(channels=({}, *fill.channels)) for fill in stacked]
         return (after if scan.length else before) + stacked
 

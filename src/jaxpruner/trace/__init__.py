@@ -17,7 +17,7 @@ A trip is one iteration of a `scan` or a `while` loop: one run of its body. In t
 array that it scans over. Read the files in this order:
 
     program → interpreter           programs in equations, by version of JAX; going through them, and running them
-    views → reshaping               what a view is, and how it changes
+    views                           what a view is, and how it changes
     values → rules → contractions   what each primitive does to views; which axes a product sums over
     walk → graph → input_axes       the walk that finds uses; the uses of each leaf; N:M along the axes that are summed
     taps → segments                 runs that observe operations, and runs from cut to cut

@@ -94,20 +94,12 @@ def factors(equation: Any) -> list[tuple[int, int]]:
 
     Each is a pair: the number of a value, 0 and 1 for the operands and 2 for the result, and the number of its axis.
     """
-    if OPERATIONS[equation.primitive.name] == 'dot':
-        rank = len(equation.invars[0].aval.shape)
-        of_left = [(0, axis) for axis in range(rank)]
-        of_right = [(1, axis) for axis in roles(equation, 1).free]
-        return of_left + of_right
-    params = equation.params
-    dimension_numbers = params['dimension_numbers']
-    of_positions = [(2, axis) for axis in dimension_numbers.out_spec]
-    for k, dilation in enumerate(params['lhs_dilation']):
+    params, numbers = equation.params, equation.params.get('dimension_numbers')
+    of_result = [(2, axis) for axis in range(len(equation.outvars[0].aval.shape))]
+    for k, dilation in enumerate(params.get('lhs_dilation', ())):
         if dilation > 1 and params['window_strides'][k] == 1:
-            of_positions[2 + k] = 0, dimension_numbers.lhs_spec[2 + k]
-    _, *summed = dimension_numbers.rhs_spec
-    of_window = [(1, axis) for axis in summed]
-    return of_positions + of_window
+            of_result[numbers.out_spec[2 + k]] = 0, numbers.lhs_spec[2 + k]
+    return of_result + [(1, axis) for axis in roles(equation, 1).contract]
 
 
 def input_axes(equation: Any, operand: int) -> AxisNumbers:
@@ -119,8 +111,3 @@ def input_axes(equation: Any, operand: int) -> AxisNumbers:
         return tuple(sorted(dot_axes(equation).contract[operand]))
     _, channels, *window = equation.params['dimension_numbers'].rhs_spec
     return (*window, channels)
-
-
-def innermost(equation: Any, operand: int) -> int:
-    """The innermost of an operand's contracted axes in the rows of a matrix."""
-    return input_axes(equation, operand)[-1]

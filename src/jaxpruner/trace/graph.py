@@ -104,7 +104,7 @@ class Use:
         """
         if not self.contract:
             return None
-        innermost = contractions.innermost(self.site.equation, self.site.operand)
+        *_, innermost = contractions.input_axes(self.site.equation, self.site.operand)
         factors = [factor for factor in self.site.view.axes[innermost].factors if factor.axes]
         factors = [factor for factor in factors if factor.axes[0] in self.contract]
         longer = [factor for factor in factors if factor.size > 1] or factors
@@ -121,7 +121,7 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
       unused: paths of leaves that have no part in the results: zeroing them changes nothing.
       flops: floating point operations of the model: those of all contractions, also between activations, and of
         elementwise operations with parameters, and no others, such as Fourier transforms and custom kernels. Loops and
-        branches that data decide count once. Operations in a shard_map count for each device.
+        branches that data decide count once.
       program: the traced program, a `jax.extend.core.ClosedJaxpr` of parameters and inputs.
 
     >>> from jaxpruner.uses import param_uses

@@ -83,8 +83,8 @@ def _input_axis(path: tree_lib.Path, graph: UseGraph) -> int | None:
     contracting = _contractions(graph[path])
     input_axes = set()
     for use in contracting:
-        view, innermost = use.site.view, contractions.innermost(use.site.equation, use.site.operand)
-        axis = view.axes[innermost]
+        *_, innermost = contractions.input_axes(use.site.equation, use.site.operand)
+        axis = use.site.view.axes[innermost]
         # A kernel may sum only over windows, and have no axis of the leaf for input channels.
         has_no_channels = axis.length == 1 and axis.is_whole and not axes_of(axis.factors)
         if use.op == 'dot' or not has_no_channels:

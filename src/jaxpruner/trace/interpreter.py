@@ -23,7 +23,6 @@ from jaxpruner.trace.program import (
     Program,
     ProgramPath,
     Scan,
-    ShardMap,
     While,
     bind,
     inside,
@@ -100,12 +99,17 @@ class Interpreter(abc.ABC, Generic[T]):
     def unneeded(self, equation: Any, operands: list[T]) -> list[T]:
         """Stands for the results of an equation that the model's results do not depend on."""
 
+    def visit_constants(self, program: Program, position: Any) -> list[T]:
+        """What is known of the constants that a program holds."""
+        avals = [variable.aval for variable in program.jaxpr.constvars]
+        return list(map(self.constant, program.constants, avals))
+
     def visit_program(self, program: Program, inputs: Sequence[T], position: Any) -> list[T]:
         """Visits each equation of a program that its needed results depend on."""
         jaxpr = program.jaxpr
         values = dict(zip(map(id, jaxpr.invars), inputs, strict=True))
-        for variable, constant in zip(jaxpr.constvars, program.constants, strict=True):
-            values[id(variable)] = self.constant(constant, variable.aval)
+        constants = self.visit_constants(program, position)
+        values.update(zip(map(id, jaxpr.constvars), constants, strict=True))
 
         def read(variable: Any) -> T:
             if isinstance(variable, Literal):
@@ -127,8 +131,6 @@ class Interpreter(abc.ABC, Generic[T]):
     def visit_equation(self, equation: Any, operands: list[T], position: Any) -> list[T]:
         """Visits an equation, by the method for the programs inside it."""
         match inside(equation):
-            case ShardMap() as shard_map:
-                return self.visit_shard_map(shard_map, operands, position)
             case Call() as call:
                 return self.visit_call(call, operands, position)
             case Scan() as scan:
@@ -149,7 +151,7 @@ class Interpreter(abc.ABC, Generic[T]):
         return self.visit_plain(record.equation, operands, position)
 
     # A subclass enters those that it can.
-    visit_shard_map = visit_scan = visit_while = visit_cond = visit_whole
+    visit_scan = visit_while = visit_cond = visit_whole
 
     def visit_body(
         self, loop: Loop, operands: list[T], carried: list[T], slices: list[T], position: Any

@@ -1,13 +1,12 @@
 """The programs inside an equation, as each version of JAX writes them down, and what of a program is live.
 
-`jit`, `scan`, `while`, `cond` and `shard_map` run programs on their operands. `inside(equation)` reads such an
+`jit`, `scan`, `while` and `cond` run programs on their operands. `inside(equation)` reads such an
 equation into a record of its programs and of the operands that go into each. JAX renames these primitives and their
 parameters between versions: this is the only file that reads them.
 """
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -46,26 +45,11 @@ class Call:
     program: Program
 
     def run(self, function: Callable[..., Any], state: Any, operands: Sequence[Any]) -> Any:
-        """`function(state, *operands) -> results, state` in the program's place, jitted or checkpointed like it."""
-        name, params = self.equation.primitive.name, self.equation.params
-        if name == 'remat2':
-            prevent_cse, policy = params['prevent_cse'], params['policy']
-            function = jax.checkpoint(function, prevent_cse=prevent_cse, policy=policy)
-        elif name in _JITS:
-            function.__name__ = params['name']
-            function = jax.jit(function, inline=params['inline'])
+        """`function(state, *operands) -> results, state` in the program's place, checkpointed like it."""
+        if self.equation.primitive.name == 'remat2':
+            settings = {key: self.equation.params[key] for key in ('prevent_cse', 'policy')}
+            function = jax.checkpoint(function, **settings)
         return function(state, *operands)
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardMap(Call):
-    """A call whose program each device runs on its part of each axis.
-
-    Attributes:
-      devices: how many parts there are. Axes of the mesh that are left to the compiler do not count.
-    """
-
-    devices: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,8 +118,7 @@ Inside = Call | Cond | Scan | While
 # Calls with a derivative rule of their own.
 RULED_BACKWARDS = frozenset(('custom_vjp_call', 'custom_vjp_call_jaxpr'))
 RULED = RULED_BACKWARDS | {'custom_jvp_call'}
-_JITS = frozenset(('jit', 'pjit'))
-_CALLS = RULED | _JITS | {'call', 'closed_call', 'composite', 'remat2', 'shard_map'}
+_CALLS = RULED | frozenset('call closed_call composite jit pjit remat2'.split())
 
 
 def inside(equation: Any) -> Inside | None:
@@ -164,16 +147,7 @@ def inside(equation: Any) -> Inside | None:
         if name not in _CALLS:
             return None
         (key,) = params.keys() & {'jaxpr', 'call_jaxpr', 'fun_jaxpr'}
-        program = Program.of(params[key])
-        if name != 'shard_map':
-            return Call(equation, program)
-        sizes = dict(params['mesh'].shape)
-        if 'auto' in params:
-            manual = sizes.keys() - params['auto']
-        else:
-            (key,) = params.keys() & {'manual_axes', 'newly_manual_axes'}
-            manual = params[key]
-        return ShardMap(equation, program, math.prod(sizes[axis] for axis in manual))
+        return Call(equation, Program.of(params[key]))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         line = source_info_util.summarize(equation.source_info)
         raise NotImplementedError(
@@ -201,10 +175,6 @@ def shape_of(variable: Any) -> tuple[int, ...]:
     return tuple(variable.aval.shape)
 
 
-# Callbacks that only show something change no result.
-_SHOWS = frozenset({'debug_callback', 'debug_print'})
-
-
 class Live(NamedTuple):
     """What a program needs for some of its results.
 
@@ -215,6 +185,10 @@ class Live(NamedTuple):
 
     inputs: Needed
     results: tuple[Needed, ...]
+
+
+# Callbacks that only show something change no result.
+_SHOWS = frozenset({'debug_callback', 'debug_print'})
 
 
 @functools.lru_cache(4096)

@@ -14,7 +14,6 @@ import numpy as np
 
 from jaxpruner.trace import contractions, views
 from jaxpruner.trace.program import shape_of
-from jaxpruner.trace.reshaping import reshape
 from jaxpruner.trace.values import Values, has_views
 from jaxpruner.trace.views import Factor, Move, NoRuleError, View, ViewAxis, Views, map_views
 
@@ -31,13 +30,12 @@ ARITHMETIC = frozenset(
     round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor
     """.split()
 )
-_COLLECTIVES = frozenset('pmax pmin ppermute psum psum2 psum_invariant'.split())
-ELEMENTWISE = ARITHMETIC | _COLLECTIVES | {'select_n'}
+ELEMENTWISE = ARITHMETIC | {'select_n'}
 # Each result is the operand of the same number, at most cast or placed elsewhere.
 SAME = frozenset(
     """
-    convert_element_type copy device_put mesh_cast name optimization_barrier pbroadcast pvary reduce_precision
-    reshard sharding_constraint stop_gradient
+    convert_element_type copy device_put mesh_cast name optimization_barrier reduce_precision reshard
+    sharding_constraint stop_gradient
     """.split()
 )
 SCATTERS = frozenset('scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub'.split())
@@ -110,7 +108,7 @@ def _(equation: Any, view: View, step: Move) -> View:
     order = equation.params.get('dimensions')
     if order is not None:  # elements are read in this order of the axes, which order='F' reverses
         view = views.transpose(view, order)
-    return reshape(view, shape_of(equation.outvars[0]), step)
+    return views.reshape(view, shape_of(equation.outvars[0]), step)
 
 
 @_moves('broadcast_in_dim')
@@ -200,8 +198,6 @@ def _(equation: Any, values: Values) -> Results:
 
 @_rule(*ELEMENTWISE)
 def _elementwise(equation: Any, values: Values) -> Results:
-    if len(equation.outvars) == len(values) > 1:  # a collective over several arrays
-        return [views.join(value.views) for value in values]
     shape = shape_of(equation.outvars[0])
     return [views.join(views.align(view, shape) for value in values for view in value.views)]
 

@@ -22,6 +22,8 @@ from jaxpruner.tree import PyTree
 
 # Number of a value of the program -> the value.
 Values = dict[Any, Any]
+# Of values; `None` for what is not needed.
+Numbers = list[int | None]
 
 
 class Step(NamedTuple):
@@ -88,12 +90,10 @@ class Segments(Interpreter[int | None]):
         self._constants[number] = value
         return number
 
-    def unneeded(self, equation: Any, operands: list[int | None]) -> list[int | None]:
+    def unneeded(self, equation: Any, operands: Numbers) -> Numbers:
         return [None] * len(equation.outvars)
 
-    def visit_plain(
-        self, equation: Any, operands: list[int | None], position: Position
-    ) -> list[int | None]:
+    def visit_plain(self, equation: Any, operands: Numbers, position: Position) -> Numbers:
         def compute(running: Run, values: list[Any]) -> list[Any]:
             return running.visit_equation(equation, values, position)
 
@@ -101,9 +101,7 @@ class Segments(Interpreter[int | None]):
         self._spans[position.path, self._trip] = number, number
         return self._add_step(compute, operands, len(equation.outvars))
 
-    def visit_scan(
-        self, scan: Scan, operands: list[int | None], position: Position
-    ) -> list[int | None]:
+    def visit_scan(self, scan: Scan, operands: Numbers, position: Position) -> Numbers:
         """Lists the steps of each trip, if trips are told apart."""
         if position.path not in self._unrolled or self._trip is not None:
             return self.visit_plain(scan.equation, operands, position)

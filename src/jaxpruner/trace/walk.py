@@ -19,7 +19,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.trace import contractions, rules, views
 from jaxpruner.trace.graph import LEAVES, Site, Use, UseGraph
 from jaxpruner.trace.interpreter import Interpreter, Position
-from jaxpruner.trace.program import Cond, Loop, Program, Scan, ShardMap, While, inside, shape_of
+from jaxpruner.trace.program import Cond, Loop, Program, Scan, While, inside, shape_of
 from jaxpruner.trace.values import DATA, Constant, Value, has_views, results_of_constants
 from jaxpruner.trace.views import NoRuleError, View
 
@@ -139,8 +139,8 @@ class Walk(Interpreter[Value]):
         is_data, has_parameters = _is_data(equation, operands), has_views(operands)
         is_contraction = name in contractions.OPERATIONS
         if is_contraction or (is_data and has_parameters and name in rules.ARITHMETIC):
-            trips, _, devices = _runs(position)
-            self.flops[position.path] = _flops(equation) * trips * devices
+            trips, _ = _runs(position)
+            self.flops[position.path] = _flops(equation) * trips
         if not has_parameters and is_data:
             return [DATA] * len(equation.outvars)
         if not has_parameters:
@@ -159,21 +159,6 @@ class Walk(Interpreter[Value]):
         return [DATA] * len(equation.outvars)
 
     # Equations with programs inside.
-
-    def visit_shard_map(self, shard_map: ShardMap, operands: Values, position: Position) -> Values:
-        """Each device has a part of each axis."""
-
-        def resized(values: Values, variables: Sequence[Any]) -> Values:
-            results = []
-            for value, variable in zip(values, variables, strict=True):
-                inside = tuple(_resized(view, shape_of(variable)) for view in value.views)
-                results.append(Value(value.data, inside))
-            return results
-
-        inner = position.inside(shard_map.equation, 0, position.needed)
-        inputs = resized(operands, shard_map.program.jaxpr.invars)
-        results = self.visit_program(shard_map.program, inputs, inner)
-        return resized(results, shard_map.equation.outvars)
 
     def visit_scan(self, scan: Scan, operands: Values, position: Position) -> Values:
         loop = position.path
@@ -310,7 +295,7 @@ class Walk(Interpreter[Value]):
           value: the operand.
           position: of the equation.
         """
-        trips, are_known, devices = _runs(position)
+        trips, are_known = _runs(position)
         for view in value.views:
             roles = contractions.Roles((), tuple(range(len(view.axes))), ())
             if op in ('dot', 'conv'):
@@ -325,7 +310,7 @@ class Walk(Interpreter[Value]):
                 free=free,
                 batch=batch,
                 stack=views.axes_of(f for axis in view.stack for f in axis.factors),
-                flops=round(_flops(equation) * devices * own_trips * share),
+                flops=round(_flops(equation) * own_trips * share),
                 trips=round(own_trips) if are_known else None,
                 exact=view.exact,
                 where=_line(equation, position),
@@ -382,28 +367,16 @@ def _line(equation: Any, position: Position) -> str:
     return 'the result' if equation is None else position.line(equation) or 'an unknown line'
 
 
-def _runs(position: Position) -> tuple[int, bool, int]:
-    """How often an equation runs, whether that is known, and on how many devices. What data decide counts once."""
-    trips, are_known, devices = 1, True, 1
+def _runs(position: Position) -> tuple[int, bool]:
+    """How often an equation runs, and whether that is known. What data decide counts once."""
+    trips, are_known = 1, True
     for caller in position.callers:
         match inside(caller):
             case Scan() as scan:
                 trips *= scan.length
-            case ShardMap() as shard_map:
-                devices *= shard_map.devices
             case While() | Cond():
                 are_known = False
-    return trips, are_known, devices
-
-
-def _resized(view: View, new_shape: Sequence[int]) -> View:
-    """The view of a device's part of an array, or of the array that is made of such parts."""
-    axes = []
-    for axis, length in zip(view.axes, new_shape, strict=True):
-        if view.shape != tuple(new_shape) and not axis.is_whole:
-            raise NoRuleError('no rule for shard_map of a concatenation')
-        axes.append(axis.resized(length))
-    return view.computed(axes)
+    return trips, are_known
 
 
 def _join(before: Value, after: Value) -> Value:
