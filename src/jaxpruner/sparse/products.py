@@ -516,9 +516,10 @@ class _ProductRun(Run):
             return [None] * len(equation.outvars)
         return super().visit_equation(equation, operands, position)
 
-    def slices(self, scan: Scan, position: Position) -> tuple[dict[int, Any], None]:
+    def slices(self, scan: Scan, position: Position) -> tuple[dict[int, Any], int]:
         sliced = self.sliced.get(position.path, ())
-        return {leaf: self.operators[leaf] for leaf in sliced if leaf in self.operators}, None
+        own = {leaf: self.operators[leaf] for leaf in sliced if leaf in self.operators}
+        return own, scan.length
 
     def inside(self, position: Position, state: Any, element: Any = None) -> '_ProductRun':
         inner = copy.copy(self)

@@ -196,16 +196,13 @@ def computed(
 
 _COUNT = 512  # of samples, so that all pairs of numbers are among them
 # Common operations, which JAX would compile: the names of JAX and NumPy.
-_IN_NUMPY: dict[str, str] = {
-    name: other
-    for name, _, other in (
-        pair.partition('=')
-        for pair in """
+_IN_NUMPY = dict(
+    pair.split('=')
+    for pair in """
     abs=abs add=add div=divide eq=equal exp=exp ge=greater_equal gt=greater le=less_equal log=log lt=less max=maximum
     min=minimum mul=multiply neg=negative sqrt=sqrt square=square sub=subtract tanh=tanh
     """.split()
-    )
-}
+)
 
 
 @functools.lru_cache(4096)

@@ -200,9 +200,9 @@ class Run(Interpreter[Any]):
     def update(self, state: Any) -> None:
         """Takes the changed arrays back."""
 
-    def slices(self, scan: Scan, position: Any) -> tuple[Any, int | None]:
-        """Arrays of which each trip of a scan gets one element; how many trips run, if not as many as before."""
-        return None, None
+    def slices(self, scan: Scan, position: Any) -> tuple[Any, int]:
+        """Arrays of which each trip of a scan gets one element, and how many trips run."""
+        return None, scan.length
 
     def inside(self, position: Any, state: Any, element: Any = None) -> 'Run':
         """The run of a program inside an equation, with this state and the elements of this trip."""
@@ -246,7 +246,8 @@ class Run(Interpreter[Any]):
 
         own_slices, length = self.slices(scan, position)
         first = keep(carried, needed[: scan.carried]), self.state(position)
-        (carried, state), stacked = scan.run(body, first, (sliced, own_slices), length)
+        xs = sliced, own_slices
+        (carried, state), stacked = lax.scan(body, first, xs, length, scan.reverse, scan.unroll)
         self.update(state)
         return carried + stacked
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core
 import jax.numpy as jnp
-from jax import lax
 from jax.extend import source_info_util
 
 # The numbers of an equation, of a program inside it, of an equation in that program, …; see `graph.Site`. In a while
@@ -89,13 +88,6 @@ class Scan(Loop):
     length: int
     reverse: bool
     unroll: int
-
-    def run(
-        self, body: Callable[..., Any], carried: Any, sliced: Any, length: int | None = None
-    ) -> Any:
-        """Scans with another body in the same direction, unrolled alike; `length` if it has other trips."""
-        length = self.length if length is None else length
-        return lax.scan(body, carried, sliced, length, self.reverse, self.unroll)
 
 
 @dataclasses.dataclass(frozen=True)

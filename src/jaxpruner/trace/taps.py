@@ -183,8 +183,8 @@ class TapRun(Run):
     def update(self, state: Totals) -> None:
         self.totals |= state
 
-    def slices(self, scan: Scan, position: Position) -> tuple[Any, None]:
-        return jnp.arange(scan.length), None
+    def slices(self, scan: Scan, position: Position) -> tuple[Any, int]:
+        return jnp.arange(scan.length), scan.length
 
     def inside(self, position: Position, state: Totals, element: Any = None) -> 'TapRun':
         trips = self.trips if element is None else {**self.trips, position.path: element}
