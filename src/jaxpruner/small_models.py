@@ -80,7 +80,7 @@ def save_small_model(
     for part, tree in zip(parts_of(graph), (params, state), strict=True):
         if tree is not None:
             part.check(tree, cut)
-            arrays |= zip(map('.'.join, part.paths), jax.tree.leaves(tree), strict=True)
+            arrays |= zip(map('.'.join, part.leaves), jax.tree.leaves(tree), strict=True)
     from jaxpruner.checkpoints import writing  # loads libraries that the core does without
 
     named = host_arrays.named_arrays(arrays).items()
@@ -149,10 +149,10 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
     trees: list[Any] = []
     expected: dict[str, tuple[int, ...]] = {}
     for part in parts_of(graph):
-        names = list(map('.'.join, part.paths))
+        names = list(map('.'.join, part.leaves))
         if part.name == 'state' and checkpoint.leaves.keys().isdisjoint(names):
             continue  # none was saved
-        expected |= zip(names, map(cut.shape, part.axes), strict=True)
+        expected |= zip(names, map(cut.shape, part.leaves.values()), strict=True)
         trees.append(part.treedef.unflatten(names))
     found = {name: leaf.shape for name, leaf in checkpoint.leaves.items()}
     for name in sorted(found.keys() | expected.keys()):

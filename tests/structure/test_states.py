@@ -45,8 +45,9 @@ def next_state(graph, results, state):
     """The state with what came back."""
     leaves, treedef = jax.tree.flatten(state)
     results = jax.tree.leaves(results)
-    for number, leaf in graph.trace.returned.items():
-        leaves[leaf] = results[number]
+    paths = list(graph.trace.states)
+    for number, path in graph.trace.returned.items():
+        leaves[paths.index(path)] = results[number]
     return jax.tree.unflatten(treedef, leaves)
 
 
@@ -109,7 +110,7 @@ def test_entries_of_a_state_come_back_by_name():
     state = {'a': jnp.ones((2, 6)), 'c': jnp.ones(3)}
     graph = channel_groups(apply, params, jnp.ones((2, 3)), state=state)
     assert list(graph.groups) == ['up[1]']
-    assert graph.trace.returned == {0: 0}
+    assert graph.trace.returned == {0: ('a',)}
 
 
 def test_what_could_be_the_state_twice_is_refused():

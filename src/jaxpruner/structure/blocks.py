@@ -147,7 +147,7 @@ def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
     reasons_of: dict[Paths, list[str]] = defaultdict(list)  # why it is not exact, in each program
     for trace in traces:
         jaxpr = trace.program.jaxpr
-        branches = find_branches(jaxpr, trace.paths)
+        branches = find_branches(jaxpr, list(trace.leaves))
         probe = _BranchProbe(trace, branches)
         for branch in branches:
             reason = ''
@@ -156,10 +156,9 @@ def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
                 position = Position().at(branch.number)
                 reason = str(pin_at(position, jaxpr.eqns[branch.number], words))
             reasons_of[branch.paths].append(reason)
-    sizes = {path: math.prod(sizes_of(axes)) for path, axes in traces[0].named_leaves}
-    used_by_programs = [_used(trace.program.jaxpr, trace.paths) for trace in traces]
-    uses = zip(*[trace.first_uses for trace in traces], strict=True)
-    order = dict(zip(sizes, uses, strict=True))
+    sizes = {path: math.prod(sizes_of(axes)) for path, axes in traces[0].leaves.items()}
+    used_by_programs = [_used(trace.program.jaxpr, trace.leaves) for trace in traces]
+    order = {path: [trace.first_uses[path] for trace in traces] for path in sizes}
     blocks = {}
     for paths, reasons in reasons_of.items():
         users = [each for each in used_by_programs if not paths.isdisjoint(each)]
@@ -172,7 +171,7 @@ def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
     return blocks
 
 
-def _name_block(paths: Paths, inner: Paths, order: Mapping[Path, Sequence[int]]) -> str:
+def _name_block(paths: Paths, inner: Paths, order: Mapping[Path, Sequence[float]]) -> str:
     """The name of a block, see `Block.name`. Blocks inside have names of their own, so their leaves come last."""
     first = min(paths, key=lambda path: (path in inner, order[path]))
     for length in range(1, len(first) + 1):
@@ -197,7 +196,7 @@ class _BranchProbe(ZeroWalk):
         self._branches = branches
         zeroed = frozenset().union(*[branch.paths for branch in branches])
         inputs = list(map(unknown, trace.program.jaxpr.invars))
-        for i, path in enumerate(trace.paths):
+        for i, path in enumerate(trace.leaves):
             if path in zeroed:
                 inputs[i] = inputs[i]._replace(everywhere=0)
         whole = Position.of_whole(trace.program)

@@ -50,19 +50,19 @@ class ChannelTable:
     indices: Mapping[Path, Mapping[Member, Index]]
 
     @classmethod
-    def of(cls, trace: Trace, group: Group, numbers: Mapping[Path, int]) -> 'ChannelTable':
+    def of(cls, trace: Trace, group: Group, paths: Mapping[Path, Path]) -> 'ChannelTable':
         """Makes the table of a group.
 
         Args:
           trace: of the model.
           group: one of its groups.
-          numbers: path of a leaf -> its number in the trace. Leaves that are no members are left out.
+          paths: path of a leaf -> its path in the model. Leaves that are no members are left out.
         """
         indices: dict[Path, dict[Member, Index]] = {}
-        for path, number in numbers.items():
+        for path, own in paths.items():
             for member in group.members:
-                if member.path == trace.paths[number]:
-                    index = _index_of(group, member, trace.leaves[number])
+                if member.path == own:
+                    index = _index_of(group, member, trace.leaves[own])
                     indices.setdefault(path, {})[member] = index
         return cls(group, (*sizes_of(group.lists), group.size), indices)
 
@@ -76,7 +76,7 @@ class ChannelTable:
         >>> import jaxpruner
         >>> params = {'up': jnp.ones((3, 2)), 'down': jnp.array([[5.0], [0.0]])}
         >>> graph = jaxpruner.channel_groups(lambda p, x: x @ p['up'] @ p['down'], params, jnp.ones((1, 3)))
-        >>> table = ChannelTable.of(graph.trace, graph.groups['up[1]'], {('up',): 1, ('down',): 0})
+        >>> table = ChannelTable.of(graph.trace, graph.groups['up[1]'], {path: path for path in graph.trace.leaves})
         >>> table.add_up({('up',): params['up'], ('down',): params['down']})
         Array([8., 3.], dtype=float32)
         """
@@ -161,31 +161,29 @@ def _index_of(group: Group, member: Member, axes: Axes) -> Index:
     return (*index, spread(member.axis, channels))
 
 
-def leaf_numbers(trace: Trace, paths: Collection[Path]) -> dict[Path, int]:
-    """Finds the number in a trace of each of these leaves. Leaves that the model does not have are left out.
+def paths_in_model(trace: Trace, paths: Collection[Path]) -> dict[Path, Path]:
+    """Finds the path in the model of each of these leaves. Leaves that the model does not have are left out.
 
     A pruner may have a subtree of the parameters. Then `a/kernel` is `params/a/kernel`.
 
     Raises:
       ValueError: the model has none of these leaves, or has them in several subtrees.
     """
-    number_of: dict[Path, int] = {path: number for number, path in enumerate(trace.paths)}
     prefix: Path = ()
-    if paths and number_of.keys().isdisjoint(paths):
+    if paths and trace.leaves.keys().isdisjoint(paths):
         # The subtree that has most of the leaves.
-        pairs = itertools.product(paths, trace.paths)
+        pairs = itertools.product(paths, trace.leaves)
         counts = Counter([own[: -len(path)] for path, own in pairs if own[-len(path) :] == path])
         best = [each for each, count in counts.items() if count == max(counts.values())]
         if len(best) != 1:
             names = ', '.join(sorted(map(tree_lib.path_string, paths)))
-            own_names = ', '.join(map(tree_lib.path_string, best or trace.paths))
+            own_names = ', '.join(map(tree_lib.path_string, best or trace.leaves))
             raise ValueError(
                 f'the leaves {names} are not those of one subtree of the graph, which has {own_names}; give the whole '
                 'tree, or make the graph of this model'
             )
         (prefix,) = best
-    in_model = {path: number_of.get((*prefix, *path)) for path in paths}
-    return {path: number for path, number in in_model.items() if number is not None}
+    return {path: (*prefix, *path) for path in paths if (*prefix, *path) in trace.leaves}
 
 
 def nonzero_weights(trace: Trace, tree: PyTree) -> dict[Path, jax.Array]:
@@ -208,9 +206,9 @@ def nonzero_weights(trace: Trace, tree: PyTree) -> dict[Path, jax.Array]:
         )
     value_of = dict(zip(paths, leaves, strict=True))
     nonzero = {}
-    for path, number in leaf_numbers(trace, paths).items():
+    for path, in_model in paths_in_model(trace, paths).items():
         value = value_of[path]
-        expected = sizes_of(trace.leaves[number])
+        expected = sizes_of(trace.leaves[in_model])
         if jnp.shape(value) != expected and trees.is_packed(value, expected):
             value = sparse_state_lib.unpack_like(value, expected)
         check_shape(path, jnp.shape(value), expected)
@@ -233,15 +231,15 @@ def zero_channels(
       channels are left out.
     """
     trace = traces[0]
-    numbers = leaf_numbers(trace, nonzero)
-    tables = [ChannelTable.of(trace, group, numbers) for group in groups if group.exact]
+    paths = paths_in_model(trace, nonzero)
+    tables = [ChannelTable.of(trace, group, paths) for group in groups if group.exact]
     zero_members: dict[Axis, list[Members]] = {}  # atom of a group -> of each channel
     for table in tables:
         flags = {}  # for each member, by its path in the model, whether it is zero in each channel
         for path, members in table.indices.items():
             for axis in sorted({member.axis for member in members}):
                 is_zero = ~table.any_along(nonzero[path], path, axis)
-                flags[trace.paths[numbers[path]], axis] = is_zero.ravel()
+                flags[paths[path], axis] = is_zero.ravel()
         of_channels = zip(*flags.values(), strict=True)
         own = [frozenset(itertools.compress(flags, each)) for each in of_channels]
         zero_members[table.group.atom.resolved()] = own

@@ -61,7 +61,8 @@ def cost_function(graph: Any) -> Callable[[Mapping[str, int]], Cost]:
     trace: Trace = graph.trace
     variables = trace.program.jaxpr.invars
     leaves = [
-        (axes, v.aval.dtype.itemsize) for axes, v in zip(trace.leaves, variables, strict=False)
+        (axes, variable.aval.dtype.itemsize)
+        for axes, variable in zip(trace.leaves.values(), variables, strict=False)
     ]
     conds = [at for at, axes in trace.equations.items() if axes.equation.primitive.name == 'cond']
 

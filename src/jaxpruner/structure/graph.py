@@ -121,7 +121,7 @@ class ChannelGraph:
           ValueError: it has no such axis.
         """
         places = {
-            tree_lib.path_string(path): (path, axes) for path, axes in self.trace.named_leaves
+            tree_lib.path_string(path): (path, axes) for path, axes in self.trace.leaves.items()
         }
         name = leaf if isinstance(leaf, str) else tree_lib.path_string(leaf)
         if name not in places:

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure.channel_tables import ChannelTable, leaf_numbers
+from jaxpruner.structure.channel_tables import ChannelTable, paths_in_model
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.grouped_channels import GroupedChannels
 from jaxpruner.tree import Path, PyTree
@@ -94,9 +94,9 @@ def group_lasso(
             if step is not None
         }
         factors: dict[Path, Any] = {}
-        numbers = leaf_numbers(graph.trace, paths)
+        in_model = paths_in_model(graph.trace, paths)
         for group in chosen:
-            table = ChannelTable.of(graph.trace, group, numbers)
+            table = ChannelTable.of(graph.trace, group, in_model)
             own = {path: new_weights[path] for path in table.indices if path in new_weights}
             squares = {path: jnp.square(weight.astype(jnp.float32)) for path, weight in own.items()}
             ones = {path: jnp.ones(weight.shape) for path, weight in own.items()}

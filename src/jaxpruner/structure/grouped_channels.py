@@ -13,7 +13,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.mask_calculator import MASK_DTYPE, ScoredLeaf
 from jaxpruner.sparsity_types import Unstructured
 from jaxpruner.structure.axes import size_with, sizes_of
-from jaxpruner.structure.channel_tables import ChannelTable, leaf_numbers
+from jaxpruner.structure.channel_tables import ChannelTable, paths_in_model
 from jaxpruner.structure.choosing import matching
 from jaxpruner.structure.cut import check_shape
 from jaxpruner.structure.graph import ChannelGraph
@@ -104,18 +104,18 @@ class GroupedChannels:
     ) -> list[tuple[Path, ChannelTable]]:
         """The groups whose leaders have a target: the leader, and the channels in these leaves."""
         trace = self.graph.trace
-        numbers = leaf_numbers(trace, shapes)
-        for path, number in numbers.items():
-            check_shape(path, shapes[path], sizes_of(trace.leaves[number]))
-        path_of = {number: path for path, number in numbers.items()}
+        paths = paths_in_model(trace, shapes)
+        for path, in_model in paths.items():
+            check_shape(path, shapes[path], sizes_of(trace.leaves[in_model]))
+        path_of = {in_model: path for path, in_model in paths.items()}
         joined = []
         for group in self.chosen:
             member_paths = {member.path for member in group.members}
-            own = [number for number, path in enumerate(trace.paths) if path in member_paths]
+            own = [path for path in trace.leaves if path in member_paths]
             # Of the leaves with more than one axis, the one that the model uses first.
-            leader = min(own, key=lambda n: (len(trace.leaves[n]) < 2, trace.first_uses[n]))
+            leader = min(own, key=lambda p: (len(trace.leaves[p]) < 2, trace.first_uses[p]))
             if leader in path_of and targets.get(path_of[leader]) is not None:
-                joined.append((path_of[leader], ChannelTable.of(trace, group, numbers)))
+                joined.append((path_of[leader], ChannelTable.of(trace, group, paths)))
         return joined
 
     def targets_of(
@@ -187,7 +187,7 @@ class GroupedChannels:
             count = selection.number_to_keep_on_host(table.group.size, share)
             sizes[table.group.atom.resolved()] = count
             for leaf, members in table.indices.items():
-                axes_of[leaf] = dict(self.graph.trace.named_leaves)[next(iter(members)).path]
+                axes_of[leaf] = self.graph.trace.leaves[next(iter(members)).path]
         return {
             leaf: math.prod(size_with(axis, sizes) for axis in axes)
             for leaf, axes in axes_of.items()

@@ -141,12 +141,11 @@ def find_groups(
     The groups are in the order in which the model uses their first leaves.
     """
     trace = traces[0]
-    numbers = {path: number for number, path in enumerate(trace.paths)}
-    unused = [path for path, n in numbers.items() if not any(each.used[n] for each in traces)]
-    leaves = {path: axes for path, axes in trace.named_leaves if path not in unused}
+    uses_of = {path: [each.first_uses[path] for each in traces] for path in trace.leaves}
+    leaves = {path: axes for path, axes in trace.leaves.items() if min(uses_of[path]) < math.inf}
     states: dict[Path, Axes] = {}  # a leaf of several programs counts once
     for each in traces:
-        states = dict(each.named_states) | states
+        states = {**each.states, **states}
     members_in_states = _members_of(states.items())
     members_of, pinned = {}, []
     for path, axes in leaves.items():
@@ -159,10 +158,9 @@ def find_groups(
         for each in members:
             pinned.append(PinnedAxis(each.path, each.axis, each.offset, atom.size, atom.pin))
 
-    def order(member: Member) -> tuple[int, ...]:
+    def order(member: Member) -> tuple[float, ...]:
         """Sorts leaves by first use, axes of a leaf from last to first, and outer parts before inner ones."""
-        uses = [trace.first_uses[numbers[member.path]] for trace in traces]
-        return *uses, -member.axis, member.offset, -member.stride
+        return *uses_of[member.path], -member.axis, member.offset, -member.stride
 
     inexact = inexact_atoms(traces)
     owners = _owners_of_lists(traces, members_of)
@@ -188,7 +186,7 @@ def find_groups(
             is_depth=atom in trips,
             in_state=tuple(members_in_states.get(atom, ())),
         )
-    return groups, tuple(pinned), tuple(unused)
+    return groups, tuple(pinned), tuple([path for path in trace.leaves if path not in leaves])
 
 
 def _count_parameters(leaves: Mapping[Path, Axes], members: Iterable[Member]) -> int:
@@ -253,7 +251,8 @@ def _owners_of_lists(
     values: dict[tuple[Axes, Axes], None] = {}  # axes of values, and of the trips around them
     for trace in traces:
         candidates.difference_update(atoms(*trace.trips.values()))  # the order of layers matters
-        places: list[tuple[ProgramPath, tuple[Axes, ...]]] = [((), (*trace.leaves, *trace.states))]
+        places: list[tuple[ProgramPath, tuple[Axes, ...]]] = []
+        places.append(((), (*trace.leaves.values(), *trace.states.values())))
         for path, equation in trace.equations.items():
             places.append((path, equation.values))
             if is_contraction(equation.equation):

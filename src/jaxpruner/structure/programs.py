@@ -6,11 +6,12 @@ earlier tokens. It returns the state with other numbers. The state is found amon
 >>> import jax.numpy as jnp
 >>> state = {'norm': {'mean': jnp.zeros(8), 'count': jnp.zeros(())}}
 >>> returned_leaves(state, {'loss': jnp.ones(()), 'batch_stats': state})
-{0: 0, 1: 1}
+{0: ('norm', 'count'), 1: ('norm', 'mean')}
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -130,14 +131,14 @@ def signature(shapes: PyTree) -> Hashable:
     return treedef, tuple([(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves])
 
 
-def returned_leaves(state: PyTree, results: PyTree) -> dict[int, int]:
+def returned_leaves(state: PyTree, results: PyTree) -> dict[int, Path]:
     """Finds the results that are the returned state.
 
     A part of the results with the names and shapes of the whole state is the state. If there is no such part, each
     named entry of the state is looked for by itself, since a program may return only some of them.
 
     Returns:
-      Number of a result -> number of the leaf of the state.
+      Number of a result -> path of the leaf of the state.
 
     Raises:
       ValueError: several parts of the results could be the state.
@@ -162,8 +163,9 @@ def returned_leaves(state: PyTree, results: PyTree) -> dict[int, int]:
         matches |= {(*prefix, *path): path for prefix in prefixes for path in entry}
         if matches and not name:  # the whole state
             break
-    leaves, numbers = list(of_state), enumerate(of_results)
-    return {number: leaves.index(matches[path]) for number, path in numbers if path in matches}
+    numbers = enumerate(of_results)
+    bare = tree_lib.SINGLE_ARRAY_PATH
+    return {number: matches[path] or bare for number, path in numbers if path in matches}
 
 
 def _shapes_by_path(tree: PyTree) -> dict[Path, tuple[int, ...]]:
@@ -176,9 +178,9 @@ def _shapes_by_path(tree: PyTree) -> dict[Path, tuple[int, ...]]:
 class Inference(Interpreter[Axes]):
     """Unifies the axes of a program's values, and keeps those of each equation that is needed."""
 
-    def __init__(self, leaves: Sequence[Axes]):
-        self.first_uses: dict[int, int] = {}  # number of a leaf -> when it is first used
-        self._leaves = {axes: number for number, axes in enumerate(leaves)}
+    def __init__(self, leaves: Mapping[Path, Axes]):
+        self.first_uses: dict[Path, int] = {}
+        self._leaves = {axes: path for path, axes in leaves.items()}
         self.equations: dict[ProgramPath, EquationAxes] = {}
         self.constants: dict[ProgramPath, tuple[Axes, ...]] = {}
         self.trips: dict[ProgramPath, Axis] = {}
@@ -249,7 +251,8 @@ def trace_programs(
 ) -> tuple[Model, tuple[Trace, ...]]:
     """Traces the programs of a model, and finds the axes of all their values."""
     paths, arrays, _ = tree_lib.flatten_with_paths(params)
-    leaves = list(map(new_axes, map(leaf_shape, arrays, paths)))  # raises where a leaf is no array
+    shapes = map(leaf_shape, arrays, paths)  # raises where a leaf is no array
+    leaves = dict(zip(paths, map(new_axes, shapes), strict=True))
     states: dict[Path, Axes] = {}
     traces, traced, read = [], [], []
     for program in programs:
@@ -257,8 +260,8 @@ def trace_programs(
         make_jaxpr = jax.make_jaxpr(program.apply_fn, return_shape=True)
         closed_jaxpr, results = make_jaxpr(params, *program.arguments)
         returned = returned_leaves(program.state, results)
-        state_paths, state_axes = _axes_of_state(program.state, states, frozenset(paths))
-        arguments = [*leaves, *state_axes]
+        own_states = _axes_of_state(program.state, states, leaves)
+        arguments = [*leaves.values(), *own_states.values()]
         for number, variable in enumerate(closed_jaxpr.jaxpr.invars[len(arguments) :]):
             arguments.append(new_axes(shape_of(variable)))
             _pin_each(arguments[-1], f'input {number} of {owner}')
@@ -269,29 +272,20 @@ def trace_programs(
             where = f'result {number} of {owner}'
             if number in returned:
                 ties = Ties(lambda reason, where=where: Pin(f'{where}, a state: {reason}'))
-                ties.unify_each(axes, state_axes[returned[number]])
+                ties.unify_each(axes, own_states[returned[number]])
             else:
                 _pin_each(axes, where)
-        never = len(inference.equations)
-        trace = Trace(
-            closed_jaxpr,
-            inference.equations,
-            inference.constants,
-            inference.trips,
-            paths,
-            leaves,
-            state_paths,
-            state_axes,
-            returned,
-            used=live_in_whole(closed_jaxpr.jaxpr).inputs[: len(paths)],
-            first_uses=[inference.first_uses.get(number, never) for number in range(len(paths))],
-        )
-        traces.append(trace)
+        first_uses: dict[Path, float] = {}
+        for path, is_used in zip(paths, live_in_whole(closed_jaxpr.jaxpr).inputs, strict=False):
+            last = len(inference.equations) if is_used else math.inf
+            first_uses[path] = inference.first_uses.get(path, last)
+        found = inference.equations, inference.constants, inference.trips
+        traces.append(Trace(closed_jaxpr, *found, leaves, own_states, returned, first_uses))
         traced.append(program._replace(results=jax.tree.structure(results)))
         read += [*inference.read, *of_results]
     # Parts of parameters that no program reads, such as positions beyond the length of the inputs.
     read_atoms = {atom for axes in read for atom in atoms(*axes)}
-    unread = [atom for axes in leaves for atom in atoms(*axes) if atom not in read_atoms]
+    unread = [a for axes in leaves.values() for a in atoms(*axes) if a not in read_atoms]
     reason = 'the model does not read this part for inputs of these shapes'
     set_pin(Pin(reason, mixes=False), *unread)
     return Model(jax.tree.map(shape_of_leaf, params), tuple(traced)), tuple(traces)
@@ -303,18 +297,18 @@ def _pin_each(axes: Axes, owner: str) -> None:
 
 
 def _axes_of_state(
-    state: PyTree, earlier: dict[Path, Axes], param_paths: frozenset[Path]
-) -> tuple[Sequence[Path], list[Axes]]:
-    """The paths and axes of the leaves of a state. Leaves with the same path in an earlier program are the same.
+    state: PyTree, earlier: dict[Path, Axes], params: Mapping[Path, Axes]
+) -> dict[Path, Axes]:
+    """The axes of the leaves of a state. Leaves with the same path in an earlier program are the same.
 
     Raises:
       ValueError: a leaf has the path of a parameter, or a different rank in another program.
     """
     paths, leaves, _ = tree_lib.flatten_with_paths(state)
-    axes_of_leaves = []
+    axes_of_leaves = {}
     for path, leaf in zip(paths, leaves, strict=True):
         name = tree_lib.path_string(path)
-        if path in param_paths:
+        if path in params:
             raise ValueError(
                 f'{name} is the path of a leaf of the state and of a parameter; give the '
                 'state a name, state={"state": state}'
@@ -330,5 +324,5 @@ def _axes_of_state(
         Ties(lambda reason, name=name: Pin(f'the state {name}: {reason}', mixes=False)).unify_each(
             own, others
         )
-        axes_of_leaves.append(own)
-    return paths, axes_of_leaves
+        axes_of_leaves[path] = own
+    return axes_of_leaves

@@ -168,7 +168,7 @@ def _derivative(
     (seeded, seed_axes, numbers), (_, result_axes, results) = ends[::-1] if is_backwards else ends
     program = jax.make_jaxpr(derivative)(shapes(equation.invars), shapes(pick(seeded, numbers)))
     copies: dict[Axis, Axis] = {}
-    inference = Inference(())
+    inference = Inference({})
     inside = position.inside(equation, 0, (True,) * len(results))._replace(path=())
     given, returned = axes.operands + pick(seed_axes, numbers), pick(result_axes, results)
     found = inference.visit_program(Program.of(program), [_copy(a, copies) for a in given], inside)

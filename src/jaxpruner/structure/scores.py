@@ -19,7 +19,6 @@ import numpy as np
 from jaxpruner import api, checks, oneshot
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater
-from jaxpruner.structure.axes import Axes
 from jaxpruner.structure.channel_tables import ChannelTable
 from jaxpruner.structure.cut import Cut
 from jaxpruner.structure.groups import Group, Member
@@ -47,15 +46,13 @@ def score_group(trace: Trace, group: Group, cut: Cut, score: Score) -> np.ndarra
     Raises:
       ValueError: a score is not finite, or no member has a score.
     """
-    axes_of: dict[Path, Axes] = dict(trace.named_leaves)
-    numbers = {path: number for number, path in enumerate(trace.paths)}
-    table = ChannelTable.of(trace, group, numbers)
+    table = ChannelTable.of(trace, group, {path: path for path in trace.leaves})
     total = None
     for member in group.members:
         arrays = {key: by_path.get(member.path) for key, by_path in score.arrays.items()}
         if any(array is None for array in arrays.values()):
             continue
-        arrays = {key: cut.zero(array, axes_of[member.path]) for key, array in arrays.items()}
+        arrays = {key: cut.zero(array, trace.leaves[member.path]) for key, array in arrays.items()}
         if score.function is None:
             scores = table.add_up({member.path: arrays['weights']}, member)
         else:

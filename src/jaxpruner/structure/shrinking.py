@@ -225,7 +225,7 @@ def _held_numbers(module: Any, trace: Trace, cut: Cut) -> Numbers:
     """
     news_of: dict[tuple[Path, Any], set[Any]] = defaultdict(set)  # of a module and an old width
     of_own_arrays = set()
-    for path, axes in (*trace.named_leaves, *trace.named_states):
+    for path, axes in (*trace.leaves.items(), *trace.states.items()):
         pairs: set[tuple[Any, Any]] = {(sizes_of(axes), cut.shape(axes))}
         pairs.update([(axis.size, cut.size(axis)) for axis in (*axes, *atoms(*axes))])
         for old, new in pairs:

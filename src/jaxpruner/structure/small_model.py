@@ -1,7 +1,7 @@
 """The smaller model: runs the traced program with the shapes that a cut leaves, and is compared with the zeroed one."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -25,14 +25,12 @@ class Part(NamedTuple):
     Attributes:
       name: in messages.
       treedef: its structure.
-      paths: of its leaves.
-      axes: of each leaf.
+      leaves: path -> the axes of a leaf.
     """
 
     name: str
     treedef: Any
-    paths: Sequence[Path]
-    axes: Sequence[Axes]
+    leaves: Mapping[Path, Axes]
 
     def check(self, tree: PyTree, cut: Cut, has_free_axes: bool = False) -> PyTree:
         """Refuses a tree that is not what a cut leaves; returns the shapes before the cut.
@@ -48,7 +46,7 @@ class Part(NamedTuple):
                 f'the {self.name} has another structure than that of the model, {treedef} instead of {self.treedef}'
             )
         whole = []
-        for path, leaf, axes in zip(self.paths, leaves, self.axes, strict=True):
+        for (path, axes), leaf in zip(self.leaves.items(), leaves, strict=True):
             shape, before, after = jnp.shape(leaf), list(sizes_of(axes)), list(cut.shape(axes))
             for i, (axis, size) in enumerate(zip(axes, shape, strict=False)):
                 if has_free_axes and not cut.shortens(axis):
@@ -63,8 +61,8 @@ def parts_of(graph: Any, number: int = 0) -> tuple[Part, Part]:
     trace, program = graph.traces[number], graph.model.programs[number]
     params, state = map(jax.tree.structure, (graph.model.params, program.state))
     return (
-        Part('tree of parameters', params, trace.paths, trace.leaves),
-        Part('state', state, trace.state_paths, trace.states),
+        Part('tree of parameters', params, trace.leaves),
+        Part('state', state, trace.states),
     )
 
 
@@ -107,8 +105,8 @@ class SmallApply:
         """The leaves of the whole program's results, with the state among them cut."""
         trace = self._graph.traces[self._number]
         leaves = jax.tree.leaves(results)
-        for number, leaf in trace.returned.items():
-            leaves[number] = self._cut.take(leaves[number], trace.states[leaf])
+        for number, path in trace.returned.items():
+            leaves[number] = self._cut.take(leaves[number], trace.states[path])
         return leaves
 
     def verify(
@@ -125,8 +123,8 @@ class SmallApply:
           small_apply: the other function.
         """
         graph, cut = self._graph, self._cut
-        zeroed = [trees.zeroed(tree, graph.traces, cut) for tree in whole]
-        small = [trees.shrink(tree, graph.traces, cut) for tree in whole]
+        zeroed = [trees.cut_tree(tree, graph.traces, cut, to_zero=True) for tree in whole]
+        small = [trees.cut_tree(tree, graph.traces, cut) for tree in whole]
         arguments = [(*each, *inputs) for each in (whole, zeroed, small)]
         trace, apply_fn = graph.traces[self._number], graph.model.programs[self._number].apply_fn
         return verify(trace, apply_fn, small_apply or self, arguments, self.cut_results)

@@ -1,7 +1,7 @@
 """A traced program and the axes of its values, and what an equation says of them."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, new_axes
@@ -86,41 +86,25 @@ class Trace(NamedTuple):
         entry, too. In the body of a scan, sliced operands and stacked results lack their first axis.
       constants: path of a program -> the axes of each of its constants. The path of the whole program is `()`.
       trips: path of a scan -> the axis with an index for each of its trips.
-      paths: of the parameters' leaves.
-      leaves: the axes of each leaf of the parameters.
-      state_paths: of the leaves of the state.
-      states: the axes of each leaf of the state.
-      returned: number of a result -> number of the leaf of the state that it returns.
-      used: for each leaf, whether the results depend on it.
-      first_uses: for each leaf, its place in the order of first uses.
+      leaves: path -> the axes of a leaf of the parameters.
+      states: path -> the axes of a leaf of the state.
+      returned: number of a result -> path of the leaf of the state that it returns.
+      first_uses: path of a leaf -> its place in the order of first uses; infinity if the results do not depend on it.
     """
 
     program: Any
     equations: Mapping[ProgramPath, EquationAxes]
     constants: Mapping[ProgramPath, tuple[Axes, ...]]
     trips: Mapping[ProgramPath, Axis]
-    paths: Sequence[Path] = ()
-    leaves: Sequence[Axes] = ()
-    state_paths: Sequence[Path] = ()
-    states: Sequence[Axes] = ()
-    returned: Mapping[int, int] = {}
-    used: Sequence[bool] = ()
-    first_uses: Sequence[int] = ()
+    leaves: Mapping[Path, Axes] = {}
+    states: Mapping[Path, Axes] = {}
+    returned: Mapping[int, Path] = {}
+    first_uses: Mapping[Path, float] = {}
 
     def trips_around(self, path: ProgramPath) -> list[Axis]:
         """The axes of the trips of all scans around an equation."""
         outside = [path[:length] for length in range(1, len(path) - 1)]
         return [self.trips[each] for each in outside if each in self.trips]
-
-    @property
-    def named_leaves(self) -> Iterator[tuple[Path, Axes]]:
-        """The path and axes of each leaf of the parameters."""
-        return zip(self.paths, self.leaves, strict=True)
-
-    @property
-    def named_states(self) -> Iterator[tuple[Path, Axes]]:
-        """The path and axes of each leaf of the state."""
-        return zip(self.state_paths, self.states, strict=True)
 
 
 class EquationTies(Ties):

@@ -29,12 +29,12 @@ def cut_tree(tree: PyTree, traces: Sequence[Trace], cut: Cut, to_zero: bool = Fa
         of no parameter, but the shape of one that is cut.
     """
     change = cut.zero if to_zero else cut.take
-    axes_of = dict(traces[0].named_leaves)
+    axes_of = dict(traces[0].leaves)
     size_of_model = sum(math.prod(sizes_of(axes)) for axes in axes_of.values())
     cut_atoms = cut.owners.union(cut.lists)
     free_axes: dict[Path, list[int]] = {}  # of a state; their sizes do not matter to the cut
     for trace in traces:
-        for path, axes in trace.named_states:
+        for path, axes in trace.states.items():
             axes_of.setdefault(path, axes)
             free_axes[path] = [i for i, a in enumerate(axes) if cut_atoms.isdisjoint(atoms(a))]
 

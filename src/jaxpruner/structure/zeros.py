@@ -196,13 +196,16 @@ def computed(
 
 _COUNT = 512  # of samples, so that all pairs of numbers are among them
 # Common operations, which JAX would compile: the names of JAX and NumPy.
-_IN_NUMPY = dict(
-    pair.split('=')
-    for pair in """
+_IN_NUMPY: dict[str, str] = {
+    name: other
+    for name, _, other in (
+        pair.partition('=')
+        for pair in """
     abs=abs add=add div=divide eq=equal exp=exp ge=greater_equal gt=greater le=less_equal log=log lt=less max=maximum
     min=minimum mul=multiply neg=negative sqrt=sqrt square=square sub=subtract tanh=tanh
     """.split()
-)
+    )
+}
 
 
 @functools.lru_cache(4096)
@@ -483,18 +486,17 @@ def inexact_atoms(
             channels.append(dict.fromkeys(own, 0))
         return Fill(None, tuple(channels))
 
-    fills = list(itertools.starmap(zeroed, traces[0].named_leaves))
+    fills = list(itertools.starmap(zeroed, traces[0].leaves.items()))
     states: dict[Path, Fill] = {}
     for trace in traces:
-        for path, axes in trace.named_states:
+        for path, axes in trace.states.items():
             states.setdefault(path, zeroed(path, axes))
     before = None
     while states != before:
         before = dict(states)
         for walk in walks:
-            results = walk.run([*fills, *[states[path] for path in walk.trace.state_paths]])
-            for number, leaf in walk.trace.returned.items():
-                path = walk.trace.state_paths[leaf]
+            results = walk.run([*fills, *[states[path] for path in walk.trace.states]])
+            for number, path in walk.trace.returned.items():
                 states[path] = join_fills(states[path], results[number])
     inexact: dict[Axis, str] = {}
     for walk in reversed(walks):  # the reason in the first program counts
@@ -513,7 +515,7 @@ class ZeroWalk(Interpreter[Fill]):
         self.trace = trace
         self.inexact: dict[Axis, str] = {}
         self.causes: dict[Axis, str] = {}  # what last made zeroed channels infinite or NaN
-        in_leaves = [atom for axes in trace.leaves for atom in atoms(*axes)]
+        in_leaves = [atom for axes in trace.leaves.values() for atom in atoms(*axes)]
         self._removable = {atom for atom in in_leaves if atom.pin is None and atom.size > 1}
         self._candidates: dict[Axis, tuple[Axis, ...]] = {}
 
