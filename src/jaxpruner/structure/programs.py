@@ -11,7 +11,7 @@ earlier tokens. It returns the state with other numbers. The state is found amon
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -123,12 +123,6 @@ def is_array(leaf: Any) -> bool:
 def shape_of_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape and the dtype of an array or a number."""
     return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
-
-
-def signature(shapes: PyTree) -> Hashable:
-    """The structure, shapes and dtypes of a tree, as a key for what was traced with them."""
-    leaves, treedef = jax.tree.flatten(shapes)
-    return treedef, tuple([(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves])
 
 
 def returned_leaves(state: PyTree, results: PyTree) -> dict[int, Path]:

@@ -20,13 +20,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
 from jaxpruner.structure import zeros
 from jaxpruner.structure.axes import Axes, Axis, drop, new_axes, pick, product, sizes_of, total
 from jaxpruner.structure.cut import EquationCut, Values
 from jaxpruner.structure.traces import EquationTies, Row, indices_of_contraction, new_results
-from jaxpruner.structure.zeros import COLLECTIVES, Fill, ZeroedEquation, moved
+from jaxpruner.structure.zeros import COLLECTIVES, moved
 from jaxpruner.trace import contractions, rules, views
 from jaxpruner.trace.rules import SCATTERS, GatherAxes
 
@@ -69,9 +67,8 @@ def _meeting_along(params: Mapping[str, Any], rank: int) -> Iterable[int]:
     """The axes along which elements meet."""
     if 'fft_lengths' in params:
         return range(rank)[-len(params['fft_lengths']) :]
-    if (
-        'window_dimensions' in params
-    ):  # not those whose windows have one element each, which copy the axis
+    if 'window_dimensions' in params:
+        # Not those whose windows have one element each, which copy the axis.
         names = 'window_dimensions', 'window_strides', 'base_dilation'
         steps = [params[name] for name in names if params.get(name) is not None]
         padding = params['padding']
@@ -203,12 +200,10 @@ def pad_axes(ties: EquationTies) -> list[Axes]:
         if between or min(before, after) < 0:
             result.append(Axis(size))
             ties.pin('padding between elements, or less than none', axis, result[-1])
-        elif before or after:
-            first, last = Axis(before), Axis(after)
-            ties.pin('padding', first, last)
-            result.append(total([first, axis, last]))
-        else:
-            result.append(axis)
+            continue
+        ends = Axis(before), Axis(after)
+        ties.pin('padding', *ends)
+        result.append(total([ends[0], axis, ends[1]]))
     return [tuple(result)]
 
 
@@ -278,15 +273,6 @@ def scatter_axes(ties: EquationTies) -> list[Axes]:
     ties.unify_each(pick(base, batching), pick((*rows, parts), in_indices))
     ties.pin(_PARTS, parts)
     return [base]
-
-
-def _beyond_the_end(zeroed: ZeroedEquation) -> list[Fill]:
-    """For an index beyond the end a gather may fill a scalar in. NaN would spoil the whole model anyway."""
-    value = zeroed.params.get('fill_value')
-    is_inexact = jnp.issubdtype(zeroed.equation.outvars[0].aval.dtype, jnp.inexact)
-    is_scalar = value is not None and zeros.is_finite(value)
-    fills_in = 'FILL' in str(zeroed.params.get('mode')) and (is_scalar or not is_inexact)
-    return [zeros.of_constant(value, ())] if fills_in else []
 
 
 def product_axes(ties: EquationTies) -> list[Axes]:
@@ -413,7 +399,7 @@ ROWS: dict[str, Row] = {
         _reshaped('slice_sizes'),
     ),
     'dynamic_update_slice': Row(dynamic_update_slice_axes, moved(0, 1)),
-    'gather': Row(gather_axes, moved(0, also=_beyond_the_end), gather_resized),
+    'gather': Row(gather_axes, moved(0), gather_resized),
     'pad': Row(pad_axes, moved(0, 1)),
     'reshape': Row(reshape_axes, moved(), _reshaped('new_sizes')),
     'slice': Row(slice_axes, moved(), slice_resized),

@@ -11,7 +11,7 @@ import numpy as np
 from jaxpruner.structure import trees
 from jaxpruner.structure.axes import Axes, sizes_of
 from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep, check_shape
-from jaxpruner.structure.programs import ModelProgram, shape_of_leaf, signature
+from jaxpruner.structure.programs import ModelProgram, shape_of_leaf
 from jaxpruner.structure.replay import Replay
 from jaxpruner.structure.traces import Trace
 from jaxpruner.tree import Path, PyTree
@@ -94,7 +94,8 @@ class SmallApply:
             if not arguments:
                 raise TypeError(f'{program.name} takes a state after the parameters, got none')
             shapes = (of_state.check(arguments[0], cut, has_free_axes=True), *shapes[1:])
-        if signature((whole_params, shapes)) != signature((graph.model.params, program.arguments)):
+        traced = graph.model.params, program.arguments
+        if jax.tree.flatten((whole_params, shapes)) != jax.tree.flatten(traced):
             program = program._replace(arguments=shapes, examples=None)
             graph = graph.with_program(self._number, whole_params, program)
             cut = check_keep(graph.groups, self._keep, allow_inexact=True)

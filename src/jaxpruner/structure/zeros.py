@@ -52,9 +52,8 @@ Members = frozenset[tuple[Path, int]]
 # The signs that elements may have, besides 0. Values that are not real numbers count as of any sign.
 Signs = frozenset[int]
 
-NAN = float(
-    'nan'
-)  # one object for all that may not be finite, so that it equals itself in keys of caches
+# One object for all that may not be finite, so that it equals itself in keys of caches.
+NAN = float('nan')
 ANY: Signs = frozenset({-1, 1})
 
 
@@ -357,23 +356,22 @@ def elementwise_fills(zeroed: ZeroedEquation) -> Fills:
     return [zeroed.result(find, signs=signs)]
 
 
-def moved(
-    *numbers: int,
-    sums: bool = False,
-    also: Callable[[ZeroedEquation], list[Fill]] = lambda zeroed: [],
-) -> Callable[[ZeroedEquation], Fills]:
+def moved(*numbers: int, sums: bool = False) -> Callable[[ZeroedEquation], Fills]:
     """The rule of a primitive each of whose results' elements is one of the operands' elements.
 
     Args:
       *numbers: of the operands that hold elements, and no indices; all by default.
       sums: whether the elements are sums or products of the operands' elements.
-      also: other scalars that elements may be.
     """
 
     def result(zeroed: ZeroedEquation, number: int) -> Fill:
         chosen = numbers or range(len(zeroed.operands))
         sources = [(zeroed.fills[n], zeroed.operands[n]) for n in chosen]
-        sources += [(fill, ()) for fill in also(zeroed)]
+        # For an index beyond the end a gather may fill a scalar in. NaN would spoil the whole model anyway.
+        if 'fill_value' in zeroed.params and 'FILL' in str(zeroed.params['mode']):
+            value, dtype = zeroed.params['fill_value'], zeroed.equation.outvars[0].aval.dtype
+            if (value is not None and is_finite(value)) or not jnp.issubdtype(dtype, jnp.inexact):
+                sources.append((of_constant(value, ()), ()))
 
         def find(k: int, atom: Axis) -> Scalar:
             scalars = []
