@@ -226,7 +226,12 @@ def choose(
             for glob, count in reversed(list(counts.items()))
             for name in matching(glob, groups, 'counts')
         }
-        cost(counts)  # refuses invalid counts
+        for name, count in counts.items():
+            if isinstance(count, bool) or not hasattr(count, '__index__'):
+                raise TypeError(f'counts[{name!r}] is {count!r}; give a whole number')
+            if not 1 <= count <= groups[name].size:
+                size = groups[name].size
+                raise ValueError(f'counts[{name!r}] is {count}; it can be 1 to {size}')
         tables = {name: scored(name, {}) for name in counts}
     else:
         quantity, share = _parse_budget(budget)

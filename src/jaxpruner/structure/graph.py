@@ -218,8 +218,8 @@ class ChannelGraph:
           allow_inexact: whether to cut groups for which this is not the same as zeroing them.
           verify: compare the smaller model with the zeroed one, as the method `verify` does. For each program of
             the model this compiles two programs, and runs three times. It is left out if inexact groups are allowed, if
-            the tree cannot be the parameters (arrays of their structure and dtypes), or if the graph was made without
-            arrays for inputs.
+            the tree cannot be the parameters (arrays of their structure, shapes and dtypes), or if the graph was made
+            without arrays for inputs.
 
         Returns:
           The tree with smaller arrays, on the devices where they are.

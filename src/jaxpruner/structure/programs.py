@@ -106,11 +106,11 @@ class Model(NamedTuple):
         )
 
     def are_params(self, tree: PyTree) -> bool:
-        """Whether a tree can be the parameters: arrays of their structure and dtypes."""
+        """Whether a tree can be the parameters: arrays of their structure, shapes and dtypes."""
         leaves, structure = jax.tree.flatten(tree)
         own_leaves, own_structure = jax.tree.flatten(self.params)
         return structure == own_structure and all(
-            is_array(leaf) and jnp.result_type(leaf) == own.dtype
+            is_array(leaf) and shape_of_leaf(leaf) == own
             for leaf, own in zip(leaves, own_leaves, strict=True)
         )
 
