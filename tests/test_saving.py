@@ -58,12 +58,8 @@ def test_leaves_have_dotted_names(tmp_path):
 
 
 def test_every_tensor_begins_where_its_dtype_may(tmp_path):
-    tree = {
-        str(number): np.ones(shape, dtype)
-        for number, (dtype, shape) in enumerate(
-            itertools.product(dtypes.SAFETENSORS.values(), [(), (0, 3), (3,)])
-        )
-    }
+    rows = itertools.product(dtypes.SAFETENSORS.values(), [(), (0, 3), (3,)])
+    tree = {f'{dtype} {shape}': np.ones(shape, dtype) for dtype, shape in rows}
     assert_same_arrays(saved(tree, tmp_path / 'a.safetensors'), tree)
     leaves = checkpoints.open_checkpoint(tmp_path / 'a.safetensors').leaves
     widths = [leaf.dtype.itemsize for leaf in leaves.values()]
@@ -72,48 +68,35 @@ def test_every_tensor_begins_where_its_dtype_may(tmp_path):
 
 def test_models_and_numbers(tmp_path):
     model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
-    assert saved(nnx.state(model, nnx.Param), tmp_path / 'a.safetensors').keys() == {
-        'kernel',
-        'bias',
-    }
+    found = saved(nnx.state(model, nnx.Param), tmp_path / 'a.safetensors')
+    assert found.keys() == {'kernel', 'bias'}
     assert saved({'steps': 3, 'rate': 0.5}, tmp_path / 'b.safetensors') == {'steps': 3, 'rate': 0.5}
     assert saved(jnp.ones(2), tmp_path / 'c.safetensors').keys() == {'kernel'}
     assert saved({}, tmp_path / 'd.safetensors') == {}
 
 
 REFUSED = [
-    (
-        {'a.b': np.ones(1), 'a': {'b': np.ones(1)}},
-        ValueError,
-        r"\('a', 'b'\) and \('a\.b',\).*'a\.b'",
-    ),
+    ({'a.b': np.ones(1), 'a': {'b': np.ones(1)}}, ValueError, r"\('a', 'b'\) and .*'a\.b'"),
     ({'__metadata__': np.ones(1)}, ValueError, '^__metadata__: '),
     ({'a': {'key': jax.random.key(0)}}, TypeError, r'^a\.key: .*key_data'),
     ({'a': {'name': 'text'}}, TypeError, r'^a\.name: .*str'),
-    (
-        {'a': {'shape': jax.ShapeDtypeStruct((2,), jnp.float32)}},
-        TypeError,
-        r'^a\.shape: .*ShapeDtypeStruct',
-    ),
+    ({'a': jax.ShapeDtypeStruct((2,), jnp.float32)}, TypeError, r'^a: .*ShapeDtypeStruct'),
     ({'a': {'apply': jnp.tanh}}, TypeError, r'^a\.apply: '),
     ({'a': {'wide': np.ones(1, np.complex128)}}, ValueError, r'a\.wide has dtype complex128'),
     ({'a': {'narrow': jnp.ones(2, jnp.int4)}}, ValueError, r'a\.narrow has dtype int4'),
 ]
 
 
-@pytest.mark.parametrize(('tree', 'error', 'words'), REFUSED)
-def test_refused_leaves_are_named(tree, error, words, tmp_path):
-    with pytest.raises(error, match=words):
-        jaxpruner.save_safetensors(tree, tmp_path / 'a.safetensors')
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_else_is_refused(tmp_path):
+def test_refused_leaves_are_named(tmp_path):
     path = tmp_path / 'a.safetensors'
+    for tree, error, words in REFUSED:
+        with pytest.raises(error, match=words):
+            jaxpruner.save_safetensors(tree, path)
     with pytest.raises(TypeError, match=r'^w: .*outside jit'):
         jax.jit(lambda w: jaxpruner.save_safetensors({'w': w}, path))(jnp.ones(2))
     with pytest.raises(TypeError, match=r"'sparsity': 0\.9"):
         jaxpruner.save_safetensors(TREE, path, metadata={'sparsity': 0.9})
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_extra_that_is_missing_is_named(tmp_path, monkeypatch):
@@ -130,9 +113,8 @@ def test_on_eight_devices(request):
 
 
 def sharding(*spec):
-    return NamedSharding(
-        Mesh(np.array(jax.devices()).reshape(4, 2), ('rows', 'columns')), PartitionSpec(*spec)
-    )
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ('rows', 'columns'))
+    return NamedSharding(mesh, PartitionSpec(*spec))
 
 
 def check_sharded_arrays_are_saved_whole(tmp_path):

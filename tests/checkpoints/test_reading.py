@@ -19,12 +19,8 @@ def random_bits(shape, dtype):
     """Any bits but for booleans, which have two."""
     rng = np.random.default_rng(len(shape))
     size = int(np.prod(shape)) * dtype.itemsize
-    return (
-        rng.integers(2 if dtype.kind == 'b' else 256, size=size)
-        .astype(np.uint8)
-        .view(dtype)
-        .reshape(shape)
-    )
+    values = rng.integers(2 if dtype.kind == 'b' else 256, size=size, dtype=np.uint8)
+    return values.view(dtype).reshape(shape)
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -42,11 +38,8 @@ def test_what_is_written_is_read(tmp_path):
         assert opened.metadata() == metadata
         for name, array in written.items():
             found = checkpoint.read(name)
-            assert (found.shape, found.dtype, found.tobytes()) == (
-                array.shape,
-                array.dtype,
-                array.tobytes(),
-            )
+            assert (found.shape, found.dtype) == (array.shape, array.dtype)
+            assert found.tobytes() == array.tobytes()
             found[...] = 0  # it is the reader's own
             if not name.startswith('F8'):
                 assert opened.get_tensor(name).tobytes() == array.tobytes()
@@ -61,13 +54,13 @@ def test_a_file_that_shrinks_is_refused_by_name(tmp_path):
         checkpoint.read('w')
 
 
-def test_hostile_files_are_refused_by_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for number, (name, make) in enumerate(hostile_checkpoints.FILES.items()):
-        make(tmp_path / f'{number}.safetensors')
-        named = number if name != 'a folder' else f'{number}.safetensors is no checkpoint'
-        with pytest.raises((ValueError, OSError), match=f'{named}'):
-            open_checkpoint(tmp_path / f'{number}.safetensors')
+@pytest.mark.parametrize('name', hostile_checkpoints.FILES)
+def test_hostile_files_are_refused_by_name(name, tmp_path):
+    path = tmp_path / 'hostile.safetensors'
+    hostile_checkpoints.FILES[name](path)
+    words = ' is no checkpoint' if name == 'a folder' else ''
+    with pytest.raises((ValueError, OSError), match=f'hostile.safetensors{words}'):
+        open_checkpoint(path)
 
 
 @pytest.mark.parametrize('path', ['.', INDEX_NAME])
@@ -85,27 +78,24 @@ def test_shards_are_one_checkpoint(tmp_path, path):
     assert checkpoint.metadata == {'format': 'np'}
 
 
-def test_hostile_indices_are_refused_by_name(tmp_path):
-    for number, name in enumerate(hostile_checkpoints.INDICES):
-        folder = hostile_checkpoints.make_index(tmp_path / f'hostile{number}', name)
-        with pytest.raises((ValueError, OSError), match=folder.name):
-            open_checkpoint(folder)
+@pytest.mark.parametrize('name', hostile_checkpoints.INDICES)
+def test_hostile_indices_are_refused_by_name(name, tmp_path):
+    folder = hostile_checkpoints.make_index(tmp_path / 'hostile', name)
+    with pytest.raises((ValueError, OSError), match='hostile/'):
+        open_checkpoint(folder)
 
 
 def test_what_is_no_checkpoint_is_refused_with_what_was_looked_for(tmp_path):
-    with pytest.raises(
-        ValueError, match=r'is no checkpoint: it has no \*\.safetensors, no model\..* no _METADATA'
-    ):
+    words = r'is no checkpoint: it has no \*\.safetensors, no model\..* no _METADATA'
+    with pytest.raises(ValueError, match=words):
         open_checkpoint(tmp_path)
     with pytest.raises(FileNotFoundError, match=r'nowhere: there is no such file or folder'):
         open_checkpoint(tmp_path / 'nowhere')
     write_safetensors(tmp_path / 'any.safetensors', {'w': np.ones(2)})
     assert open_checkpoint(tmp_path).path.name == 'any.safetensors'
     write_safetensors(tmp_path / 'other.safetensors', {'w': np.ones(2)})
-    with pytest.raises(
-        ValueError,
-        match=r'several safetensors files \(any.safetensors, other.safetensors\); name one',
-    ):
+    words = r'several safetensors files \(any.safetensors, other.safetensors\); name one'
+    with pytest.raises(ValueError, match=words):
         open_checkpoint(tmp_path)
 
 
@@ -121,9 +111,7 @@ def test_orbax_is_read_by_leaf(tmp_path):
         for step in (3, 10):
             manager.save(step, args=ocp.args.StandardSave(TREE))
         manager.wait_until_finished()
-    with pytest.raises(
-        ValueError, match=r'is no checkpoint: .*it has the steps 3, 10: name one of these'
-    ):
+    with pytest.raises(ValueError, match='is no checkpoint: .*the steps 3, 10: name one of these'):
         open_checkpoint(tmp_path)
     checkpoint = open_checkpoint(tmp_path / '3')
     assert set(checkpoint.leaves) == {'layer/kernel', 'layer/bias', 'blocks/0', 'blocks/1', 'step'}

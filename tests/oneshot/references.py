@@ -44,20 +44,11 @@ def ria(weights, inputs, power=0.5):
     return importance * np.linalg.norm(inputs, axis=0)[:, None] ** power
 
 
-def owl(blocks, sparsity, multiple=5.0, deviation=0.08):
-    """The sparsity of each block, of blocks of one size: as the published code has it.
-
-    Args:
-      blocks: for each block its matrices and their inputs, `[(weights, inputs), …]`.
-      sparsity: the mean.
-      multiple: M.
-      deviation: lambda.
-    """
+def owl(blocks, sparsity, multiple, deviation):
+    """The sparsity of each block `[(weights, inputs), …]`, of blocks of one size: as the published code has it."""
     shares = []
     for matrices in blocks:
-        scores = [
-            np.abs(weights) * np.sqrt((inputs**2).mean(0))[:, None] for weights, inputs in matrices
-        ]
+        scores = [np.abs(weights) * np.sqrt((x**2).mean(0))[:, None] for weights, x in matrices]
         flat = np.concatenate([score.ravel() for score in scores])
         shares.append((flat > multiple * flat.mean()).mean())
     shares = np.array(shares)
@@ -65,16 +56,7 @@ def owl(blocks, sparsity, multiple=5.0, deviation=0.08):
     return 1 - (kept - kept.mean() + (1 - sparsity))
 
 
-def sparsegpt(
-    weights,
-    inputs,
-    sparsity,
-    n_by_m=None,
-    per='layer',
-    block=128,
-    damping=0.01,
-    keep_zeros=False,
-):
+def sparsegpt(weights, inputs, sparsity, n_by_m=None, per='layer', keep_zeros=False, block=128):
     """One input after another, each error told to all later inputs at once."""
     weights = weights.astype(np.float64).copy()
     alive = (weights != 0) | (not keep_zeros)
@@ -83,7 +65,7 @@ def sparsegpt(
     dead = np.diag(hessian) == 0
     mean = np.diag(hessian)[~dead].mean()
     hessian[dead, dead] = mean
-    hessian += damping * mean * np.eye(size)
+    hessian += 0.01 * mean * np.eye(size)
     upper = np.linalg.cholesky(np.linalg.inv(hessian)).T
     diagonal = np.where(dead, np.inf, np.diag(upper))[:, None]  # their weights cost nothing
     mask = np.ones(weights.shape, bool)

@@ -1,4 +1,4 @@
-"""SNIP, GraSP and SynFlow against the papers' equations in NumPy and float64."""
+"""SNIP, GraSP and SynFlow against the papers' equations in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 import jaxpruner
+from helpers.random_numbers import Normal
 from jaxpruner.oneshot import SNIP, SynFlow
 from oneshot import references
+from structure.doubles import doubles
 
-RANDOM = np.random.default_rng(0)
+normal = Normal(0)
 SHAPES = {'hidden': (6, 8), 'bias': (8,), 'out': (8, 3)}
-PARAMS = {
-    name: jnp.asarray(RANDOM.normal(size=shape), jnp.float32) for name, shape in SHAPES.items()
-}
+PARAMS = {name: normal(*shape) for name, shape in SHAPES.items()}
 PARAMS |= {'numbers': jnp.arange(4).reshape(2, 2), 'nothing': None}
-X, Y = (jnp.asarray(RANDOM.normal(size=(12, width)), jnp.float32) for width in (6, 3))
+X, Y = normal(12, 6), normal(12, 3)
 BATCHES = [(X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])]
 WEIGHTS = ('hidden', 'out')
 
@@ -32,36 +32,24 @@ def positive(params, x):
     return jax.nn.relu(x @ params['hidden'] + params['bias']) @ params['out']
 
 
-def gradients(weights):
-    """Of the sum of squares over all samples, by hand."""
-    bias, x, y = (np.asarray(array, np.float64) for array in (PARAMS['bias'], X, Y))
-    hidden = np.tanh(x @ weights['hidden'] + bias)
-    error = 2 * (hidden @ weights['out'] - y)
-    before = (error @ weights['out'].T) * (1 - hidden**2)
-    return {'hidden': x.T @ before, 'out': hidden.T @ error}
+def loss_of(weights):
+    return loss_fn(PARAMS | weights, X, Y)
 
 
 def snip_scores(weights, masks):
-    return {name: np.abs(weights[name] * grad) for name, grad in gradients(weights).items()}
+    gradient = jax.grad(loss_of)(weights)
+    return {name: abs(weights[name] * gradient[name]) for name in WEIGHTS}
 
 
 def grasp_scores(weights, masks):
-    """Minus half of what the squared norm of the gradient gains when a weight begins to go, one weight at a time."""
+    """Half of what the squared norm of the gradient loses when a weight begins to go."""
 
-    def squared_norm(name, i, factor):
-        changed = {key: value.copy() for key, value in weights.items()}
-        changed[name].flat[i] *= factor
-        return sum(np.sum((grad * masks[key]) ** 2) for key, grad in gradients(changed).items())
+    def squared_norm(weights):
+        gradient = jax.grad(loss_of)(weights)
+        return sum(jnp.sum((gradient[name] * masks[name]) ** 2) for name in WEIGHTS)
 
-    def score(name, i):
-        return -(squared_norm(name, i, 1 - 1e-5) - squared_norm(name, i, 1 + 1e-5)) / 4e-5
-
-    return {
-        name: np.array([score(name, i) for i in range(weights[name].size)]).reshape(
-            weights[name].shape
-        )
-        for name in WEIGHTS
-    }
+    change = jax.grad(squared_norm)(weights)
+    return {name: weights[name] * change[name] / 2 for name in WEIGHTS}
 
 
 def synflow_scores(weights, masks):
@@ -74,22 +62,19 @@ def synflow_scores(weights, masks):
 
 
 def reference(scores_of, sparsity, rounds):
-    """Masks after each round."""
+    """Masks after the last round."""
     weights = {name: np.asarray(PARAMS[name], np.float64) for name in WEIGHTS}
-    masks, found = {name: np.ones(weights[name].shape, bool) for name in WEIGHTS}, []
+    masks = {name: np.ones(weights[name].shape, bool) for name in WEIGHTS}
     for number in range(1, rounds + 1):
-        scores = scores_of({name: weights[name] * masks[name] for name in WEIGHTS}, masks)
+        with doubles():
+            scores = scores_of({name: weights[name] * masks[name] for name in WEIGHTS}, masks)
         flat = np.concatenate(
             [np.where(masks[name], scores[name], -np.inf).ravel() for name in WEIGHTS]
         )
         count = references.number_kept(flat.size, 1 - (1 - sparsity) ** (number / rounds))
-        parts = np.split(references.keep_best(flat, count), [weights['hidden'].size])
-        masks = {
-            name: part.reshape(weights[name].shape)
-            for name, part in zip(WEIGHTS, parts, strict=True)
-        }
-        found.append(masks)
-    return found
+        hidden, out = np.split(references.keep_best(flat, count), [weights['hidden'].size])
+        masks = {'hidden': hidden.reshape(6, 8), 'out': out.reshape(8, 3)}
+    return masks
 
 
 REFERENCES = {'snip': snip_scores, 'grasp': grasp_scores, 'synflow': synflow_scores}
@@ -110,7 +95,7 @@ CASES = [
 @pytest.mark.parametrize(('algorithm', 'sparsity', 'rounds'), CASES)
 def test_masks_equal_the_reference(algorithm, sparsity, rounds):
     params, masks = jaxpruner.prune(PARAMS, sparsity, algorithm, rounds=rounds, **GIVEN[algorithm])
-    expected = reference(REFERENCES[algorithm], sparsity, rounds)[-1]
+    expected = reference(REFERENCES[algorithm], sparsity, rounds)
     for name in PARAMS:
         if name in WEIGHTS:
             np.testing.assert_array_equal(masks[name], expected[name], err_msg=name)
@@ -143,17 +128,14 @@ def deep(params, x):
 def test_flows_beyond_float32_are_refused_and_float64_holds_them():
     params = {'w': np.full((2, 2), 60.0, np.float32) + np.arange(4, dtype=np.float32).reshape(2, 2)}
     given = {'apply_fn': deep, 'batches': [np.zeros((1, 2), np.float32)], 'rounds': 2}
-    with pytest.raises(
-        ValueError,
-        match=r'w: its scores are not finite in round 1; .* give the parameters in float64',
-    ):
+    words = r'w: its scores are not finite in round 1; .* give the parameters in float64'
+    with pytest.raises(ValueError, match=words):
         jaxpruner.prune(params, 0.5, 'synflow', **given)
-    with jax.enable_x64(True) if hasattr(jax, 'enable_x64') else jax.experimental.enable_x64():
+    with doubles():
         _, masks = jaxpruner.prune({'w': params['w'].astype(np.float64)}, 0.5, 'synflow', **given)
         assert masks['w'].sum() == 2
-    np.testing.assert_array_equal(
-        jaxpruner.FixedMask(masks).instant_sparsify(params)[1]['w'], masks['w']
-    )
+    found = jaxpruner.FixedMask(masks).instant_sparsify(params)[1]
+    np.testing.assert_array_equal(found['w'], masks['w'])
 
 
 def prune(algorithm, **given):
@@ -161,11 +143,7 @@ def prune(algorithm, **given):
 
 
 def snip(**given):
-    return prune('snip', **({'loss_fn': loss_fn, 'batches': BATCHES} | given))
-
-
-def synflow(**given):
-    return prune('synflow', **({'apply_fn': apply, 'batches': [X]} | given))
+    return prune('snip', **(GIVEN['snip'] | given))
 
 
 def of_bias(params, x, y):
@@ -179,7 +157,7 @@ BAD = [
     (lambda: prune('wanda', loss_fn=loss_fn), "unexpected keyword argument 'loss_fn'"),
     (lambda: snip(batches=[]), 'batches are empty; give at least one'),
     (lambda: snip(batches=iter(BATCHES), rounds=2), 'batches are read 2 times, and'),
-    (lambda: synflow(batches=[(1, 6)]), r'jax.ShapeDtypeStruct\(.*; got 1'),
+    (lambda: prune('synflow', apply_fn=apply, batches=[(1, 6)]), r'jax.ShapeDtypeStruct\(.*; got 1'),
     (lambda: snip(loss_fn=lambda p, x, y: apply(p, x)[:, 0]), 'scalar-output functions'),
     (lambda: snip(batches=[(X * jnp.nan, Y)]), 'hidden: its scores are not finite in round 1; loo'),
     (lambda: snip(loss_fn=of_bias), 'all scores of SNIP are zero: what loss_fn returns does not d'),

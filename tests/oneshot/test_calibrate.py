@@ -176,8 +176,8 @@ def test_layers_of_a_scan_are_weighed_and_padding_may_be_nan(settings):
 
 
 def images(params, batch):
-    x = params['tokens'][batch['ids']]
     numbers = ('NWC', 'WIO', 'NWC')
+    x = params['tokens'][batch['ids']]
     return jax.lax.conv_general_dilated(x, params['conv'], (1,), 'SAME', dimension_numbers=numbers)
 
 
@@ -185,14 +185,8 @@ def pooled(params, batch):
     return by_position(params, batch).mean(1) @ params['head']
 
 
-def by_experts(params, batch):
-    x = params['tokens'][batch['ids']].reshape(-1, 8)
-    return jax.lax.ragged_dot(x, params['experts'], jnp.array([7, 8]))
-
-
-HEAD, EXPERTS = {'head': normal(4, 4)}, {'experts': normal(2, 8, 4)}
 REFUSED = [
-    (pooled, HEAD, mask_of, r'head: inputs \(3, 4\) at .*\{\'head\': None'),
+    (pooled, {'head': normal(4, 4)}, mask_of, r'head: inputs \(3, 4\) at .*\{\'head\': None'),
     (images, {'conv': normal(3, 8, 4)}, mask_of, r'conv: inputs \(3, 5, 8\)'),
     (by_position, {}, lambda batch: batch['mask'] - 1, 'finite and not negative'),
 ]

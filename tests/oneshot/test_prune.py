@@ -15,6 +15,7 @@ from jaxpruner.oneshot import SparseGPT, Wanda, calibrate
 from jaxpruner.sparsity_types import Block
 from oneshot import references
 from oneshot.model import normal
+from uses.table import conv
 
 PARAMS = {'up': normal(8, 16), 'down': normal(16, 8), 'bias': normal(8)}
 X = normal(32, 8)
@@ -99,9 +100,8 @@ def ragged(params, x):
 
 def scanned(params, x):
     """The experts are layers, of which the last gets nothing."""
-    gates = jnp.array([1.0, 1.0, 1.0, 0.0])
-    body = lambda x, layer: (x, (x * layer[1]) @ layer[0])  # noqa: E731
-    return jax.lax.scan(body, x, (params['experts'], gates))[1]
+    layers = params['experts'], jnp.array([1.0, 1.0, 1.0, 0.0])
+    return jax.lax.scan(lambda x, layer: (x, (x * layer[1]) @ layer[0]), x, layers)[1]
 
 
 UNSEEN = [
@@ -122,10 +122,8 @@ def test_matrices_whose_inputs_never_occur_are_pruned_as_if_inputs_were_alike(
     n_by_m = (2, 4) if pattern == '2:4' else None
     per = 'output' if algorithm == 'wanda' else 'layer'
     weights = np.asarray(EXPERTS['experts'], np.float64)
-    score = references.ria if algorithm == 'ria' else references.wanda
-    first, last = (
-        references.mask_of(score(weights[i], np.ones((1, 8))), 0.5, n_by_m, per) for i in (0, 3)
-    )
+    scores = [references.wanda(matrix, np.ones((1, 8))) for matrix in weights]
+    first, *_, last = (references.mask_of(score, 0.5, n_by_m, per) for score in scores)
     np.testing.assert_array_equal(masks['experts'][3], last)
     np.testing.assert_allclose(pruned['experts'][3], EXPERTS['experts'][3] * last, rtol=1e-6)
     assert (masks['experts'][0] != first).any()
@@ -144,26 +142,20 @@ def test_few_samples_and_more_damping_are_warned_of_once():
     assert len(seen) == 1
 
 
-def with_zeros(share):
-    """Both matrices with their smallest weights set to zero; one has more zeros than asked for, and one has fewer."""
-    params = {name: np.asarray(PARAMS[name]).copy() for name in ('up', 'down')}
-    for name, part in (('up', share + 0.25), ('down', share - 0.25)):
-        sizes = np.abs(params[name])
-        params[name][sizes <= np.quantile(sizes, part)] = 0
-    return jax.tree.map(jnp.asarray, params) | {'bias': PARAMS['bias']}
-
-
 @pytest.mark.parametrize(
     ('pattern', 'settings'), [('unstructured', {'sequential': True}), ('2:4', {})]
 )
 def test_sparsegpt_revives_no_weight_if_zeros_are_kept(pattern, settings):
+    """One matrix has more zeros than asked for, and one has fewer."""
     given = {'algorithm': 'sparsegpt', 'sparsity_type': pattern} | MODEL | settings
+    params = dict(PARAMS)
+    for name, share in (('up', 0.85), ('down', 0.35)):
+        sizes = jnp.abs(PARAMS[name])
+        params[name] = jnp.where(sizes <= jnp.quantile(sizes, share), 0, PARAMS[name])
 
     def revived(keep_zeros):
-        params = with_zeros(0.6)
         pruned, _ = jaxpruner.prune(params, 0.5, **given, keep_zeros=keep_zeros)
-        of_leaves = [(pruned[name] != 0) & (params[name] == 0) for name in ('up', 'down')]
-        return sum(int(each.sum()) for each in of_leaves)
+        return sum(int(((pruned[n] != 0) & (params[n] == 0)).sum()) for n in ('up', 'down'))
 
     assert revived(keep_zeros=True) == 0
     if pattern == '2:4':  # of one block the zeros are removed first
@@ -217,11 +209,7 @@ MIXED = {name: normal(*shape) for name, shape in SHAPES.items()}
 
 
 def cnn(params, x):
-    def conv(x, kernel, groups=1):
-        options = {'dimension_numbers': ('NHWC', 'HWIO', 'NHWC'), 'feature_group_count': groups}
-        return jax.lax.conv_general_dilated(x, kernel, (1, 1), 'SAME', **options)
-
-    x = conv(conv(x, params['stem']), params['depthwise'], groups=8)
+    x = conv(conv(x, params['stem']), params['depthwise'], feature_group_count=8)
     gate = jax.nn.relu(x.mean((1, 2)) @ params['squeeze']) @ params['excite']
     x = (x * jax.nn.sigmoid(gate)[:, None, None]).mean((1, 2))
     return jax.nn.relu(x @ params['wide']) @ params['out']
@@ -280,16 +268,16 @@ def test_sparsities_by_name_and_by_type():
 
 LOSS = {'loss_fn': lambda params, x: jnp.sum(mlp(params, x) ** 2), 'batches': [X]}
 # A call that prunes nothing, and what its warning says of the reason.
-PRUNES_NOTHING = {
-    'sparsity 0': (lambda: jaxpruner.prune(PARAMS, 0.0), 'down, up: its target is 0'),
-    'vectors': (lambda: jaxpruner.prune({'s': normal(8)}, 0.5), 'default filter leaves out 1-D'),
-    'no parameters': (lambda: jaxpruner.prune({}, 0.5), 'there are no parameters'),
-    'calibrated': (lambda: jaxpruner.prune(PARAMS, 0.0, 'wanda', **MODEL), 'its target is 0'),
-    'snip': (lambda: jaxpruner.prune(PARAMS, 0.0, 'snip', **LOSS), 'its target is 0'),
-}
+PRUNES_NOTHING = [
+    (lambda: jaxpruner.prune(PARAMS, 0.0), 'down, up: its target is 0'),
+    (lambda: jaxpruner.prune({'s': normal(8)}, 0.5), 'default filter leaves out 1-D'),
+    (lambda: jaxpruner.prune({}, 0.5), 'there are no parameters'),
+    (lambda: jaxpruner.prune(PARAMS, 0.0, 'wanda', **MODEL), 'its target is 0'),
+    (lambda: jaxpruner.prune(PARAMS, 0.0, 'snip', **LOSS), 'its target is 0'),
+]
 
 
-@pytest.mark.parametrize(('call', 'reason'), PRUNES_NOTHING.values(), ids=list(PRUNES_NOTHING))
+@pytest.mark.parametrize(('call', 'reason'), PRUNES_NOTHING)
 def test_what_prunes_nothing_says_so_once(call, reason):
     with pytest.warns(UserWarning, match=f'prunes no.*{reason}') as seen:
         call()
@@ -312,18 +300,14 @@ class Transition(NamedTuple):
     reward: jax.Array
 
 
-@pytest.mark.parametrize('algorithm', ['wanda', 'snip'])
-def test_a_named_tuple_or_a_list_is_one_input(algorithm):
-    name = 'loss_fn' if algorithm == 'snip' else 'apply_fn'
-
-    def masks_of(function, batch):
-        return jaxpruner.prune(PARAMS, 0.5, algorithm, **{name: function}, batches=[batch])[1]
+def test_a_named_tuple_or_a_list_is_one_input():
+    def masks_of(loss_fn, batch):
+        return jaxpruner.prune(PARAMS, 0.5, 'snip', loss_fn=loss_fn, batches=[batch])[1]
 
     expected = masks_of(loss, (X, X))
     for batch in (Transition(X, X), [X, X]):
         found = masks_of(lambda params, batch: loss(params, *batch), batch)
         jax.tree.map(np.testing.assert_array_equal, found, expected)
-    assert expected['up'].sum() < PARAMS['up'].size
 
 
 def by_length(params, x):
@@ -338,12 +322,15 @@ def sequential(**given):
     pruner.instant_sparsify(params, **({'apply_fn': by_length, 'batches': [X]} | given))
 
 
+def snip(batches):
+    jaxpruner.prune(PARAMS, 0.5, 'snip', loss_fn=loss, batches=batches)
+
+
 def wanda(params=PARAMS, **given):
     jaxpruner.prune(params, 0.5, 'wanda', **(MODEL | given))
 
 
-NAN = {'up': PARAMS['up'] * jnp.nan}
-INF = [X.at[0, 0].set(jnp.inf)]
+NAN, INF = {'up': PARAMS['up'] * jnp.nan}, [X.at[0, 0].set(jnp.inf)]
 ODD = {'w': jnp.ones((6, 4))}
 needs_train = lambda params, x, *, train: mlp(params, x)  # noqa: E731
 first = {'apply_fn': lambda params, x: x @ params['up'], 'batches': [X]}
@@ -359,19 +346,13 @@ BAD = [
     (lambda: wanda(ODD, **odd, sparsity_type='2:4'), 'w: its 6 inputs do not divide into groups'),
     (lambda: wanda(batches=[]), 'batches are empty'),
     (lambda: wanda(apply_fn=two_inputs), r'of shapes \(32, 8\): missing .* plain tuple'),
-    (
-        lambda: jaxpruner.prune(PARAMS, 0.5, 'snip', loss_fn=loss, batches=[Transition(X, X)]),
-        r"loss_fn does not take .* Transition.*: missing .* params, batch: .*batch\['x'\]\)",
-    ),
+    (lambda: snip([Transition(X, X)]), r"loss_fn .* Transition.*: missing .*batch\['x'\]\)"),
     (
         lambda: SparseGPT().instant_sparsify(PARAMS, calibration=calibrate(mlp, PARAMS, [X])),
         "hold no Gram matrix; calibrate with kind='gram'",
     ),
     (lambda: wanda(batches=INF), 'up: its inputs are not finite; look for NaN or inf'),
-    (
-        lambda: wanda(apply_fn=needs_train),
-        r"'train'.* bound by functools\.partial\(apply_fn, train",
-    ),
+    (lambda: wanda(apply_fn=needs_train), r"'train'.* functools\.partial\(apply_fn, train"),
     (lambda: jaxpruner.prune(NAN, 0.5, 'sparsegpt', **first), 'up: its new weights are not finite'),
     (lambda: Wanda(sparsity_type=Block((2, 2))), 'calibrated pruning is .* got Block'),
     (lambda: Wanda(sparsity_type='2:4', owl=True), 'owl=True chooses sparsities, which NByM'),

@@ -8,6 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxpruner
 from helpers import eight_devices
 from oneshot import model
+from uses.table import scan
 
 
 @pytest.mark.slow
@@ -16,13 +17,11 @@ def test_on_eight_devices(pytestconfig):
 
 
 def apply(params, x):
-    x, _ = jax.lax.scan(lambda x, w: (jax.numpy.tanh(x @ w), None), x, params['stack'])
-    return x @ params['out'].T
+    return scan(lambda x, w: jax.numpy.tanh(x @ w), x, params['stack']) @ params['out'].T
 
 
 def linear(params, x):
-    x, _ = jax.lax.scan(lambda x, w: (x @ w, None), x, params['stack'])
-    return x @ params['out'].T
+    return scan(lambda x, w: x @ w, x, params['stack']) @ params['out'].T
 
 
 def loss_fn(params, x):

@@ -22,11 +22,8 @@ def half(params):
     return jax.tree.map(lambda _: 0.5, params)
 
 
-def equal(found, expected, **tolerance):
-    """Masks are equal, and weights nearly."""
-    jax.tree.map(np.testing.assert_array_equal, found[1], expected[1])
-    close = lambda *pair: np.testing.assert_allclose(*pair, **({'rtol': 1e-5} | tolerance))  # noqa: E731
-    jax.tree.map(close, found[0], expected[0])
+def close(one, other):
+    np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
 @pytest.fixture(scope='module')
@@ -119,7 +116,8 @@ def test_a_scan_is_pruned_as_its_layers_one_after_another():
     blocks = [[f'a{i}', f'b{i}'] for i in range(LAYERS)]
     alone = SparseGPT(sparsity_distribution_fn=half, sequential=True, blocks=blocks)
     expected = alone.instant_sparsify(UNROLLED, apply_fn=unrolled, **given)
-    equal(found, tuple(map(stacked, expected)), rtol=1e-3, atol=1e-4)
+    jax.tree.map(np.testing.assert_array_equal, found[1], stacked(expected[1]))
+    jax.tree.map(close, found[0], stacked(expected[0]))
     at_once = SparseGPT(sparsity_distribution_fn=half)
     _, other = at_once.instant_sparsify(STACKED, apply_fn=scanned, batches=BATCHES)
     assert any((other[name] != found[1][name]).any() for name in STACKED)
@@ -152,7 +150,7 @@ def test_blocks_in_turn_are_those_of_statistics_that_are_taken_anew_before_each(
     for name in ('in', 'shared', 'out'):
         params, masks = jaxpruner.prune(params, {name: 0.5}, 'sparsegpt', **given)
         np.testing.assert_array_equal(found[1][name], masks[name])
-    jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, atol=1e-4), found[0], params)
+    jax.tree.map(close, found[0], params)
 
 
 # OWL, against the published equations: one share for each block, or for each leaf.
@@ -184,9 +182,9 @@ def deep_unrolled(params, x):
 
 
 def layers_in_numpy():
+    """For each layer its two matrices with their inputs."""
     x, found = np.asarray(X, np.float64), []
-    for i in range(LAYERS):
-        up, down = (np.asarray(DEEP[name][i], np.float64) for name in ('up', 'down'))
+    for up, down in zip(*(np.asarray(DEEP[name], np.float64) for name in ('up', 'down')), strict=True):
         hidden = np.tanh(x @ up)
         found.append([(up, x), (down, hidden)])
         x = x + hidden @ down / 8

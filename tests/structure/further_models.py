@@ -1,11 +1,10 @@
-"""Architectures of plain JAX beside those of frameworks: name -> (apply function, shapes of parameters, inputs)."""
+"""Architectures of plain JAX, each for a rule of its own: name -> (apply function, shapes of parameters, inputs)."""
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from uses.layers import conv
-from uses.table import floats, tokens
+from uses.table import conv, floats, tokens
 
 MODELS = {}
 SEQUENCE = floats(2, 5, 3)
@@ -28,14 +27,8 @@ def rms_norm(x, scale):
 
 @model({'up': floats(3, 16), 'down': floats(8, 2)}, SEQUENCE)
 def _gated_linear_unit(p, x):
+    """Halves of one axis are tied."""
     gate, value = jnp.split(x @ p['up'], 2, -1)
-    return (jax.nn.silu(gate) * value) @ p['down']
-
-
-@model({'up': floats(3, 16), 'down': floats(8, 2)}, SEQUENCE)
-def _interleaved_gates(p, x):
-    h = x @ p['up']
-    gate, value = (lax.slice_in_dim(h, start, 16, 2, axis=-1) for start in (0, 1))
     return (jax.nn.silu(gate) * value) @ p['down']
 
 
@@ -49,15 +42,10 @@ def _interleaved_gates(p, x):
     IMAGE,
 )
 def _squeeze_and_excitation(p, x):
+    """Channels are tied to gates made of their means."""
     x = jax.nn.relu(conv(x, p['stem']))
     gate = jax.nn.sigmoid(jax.nn.relu(x.mean((1, 2)) @ p['squeeze']) @ p['excite'])
     return (x * gate[:, None, None]).mean((1, 2)) @ p['head']
-
-
-@model({'stem': floats(3, 3, 3, 16), 'out': floats(3, 3, 4, 2)}, IMAGE)
-def _pixel_shuffle(p, x):
-    x = conv(x, p['stem']).reshape(2, 8, 8, 2, 2, 4).transpose(0, 1, 3, 2, 4, 5)
-    return conv(x.reshape(2, 16, 16, 4), p['out'])
 
 
 @model(
@@ -65,6 +53,7 @@ def _pixel_shuffle(p, x):
     IMAGE,
 )
 def _group_norm(p, x):
+    """Channels of a group are normalised together."""
     x = conv(x, p['stem'])
     groups = x.reshape(2, 8, 8, 4, 2)
     mean = groups.mean((1, 2, 4), keepdims=True)
@@ -83,27 +72,11 @@ def _group_norm(p, x):
     IMAGE,
 )
 def _u_net(p, x):
+    """Channels of two values lie beside each other."""
     first = jax.nn.relu(conv(x, p['down']))
     second = jax.nn.relu(conv(first, p['mid'], window_strides=(2, 2)))
     up = lax.conv_transpose(second, p['up'], (2, 2), 'SAME')
     return conv(jnp.concatenate([first, up], -1), p['out'])
-
-
-@model(
-    {
-        'compress': floats(3, 4),
-        'k': floats(4, 2, 6),
-        'v': floats(4, 2, 6),
-        'q': floats(3, 2, 6),
-        'out': floats(2, 6, 3),
-    },
-    SEQUENCE,
-)
-def _latent_attention(p, x):
-    latent = x @ p['compress']
-    key, value = (jnp.einsum('btc,chf->bthf', latent, p[name]) for name in 'kv')
-    query = jnp.einsum('btd,dhf->bthf', x, p['q'])
-    return jnp.einsum('bthf,hfd->btd', jax.nn.dot_product_attention(query, key, value), p['out'])
 
 
 @model(
@@ -132,6 +105,7 @@ def _state_space(p, x):
 
 @model({'router': floats(3, 4), 'up': floats(4, 3, 8), 'down': floats(4, 8, 3)}, floats(6, 3))
 def _top_two_experts(p, x):
+    """Experts are looked up."""
     weights, chosen = lax.top_k(jax.nn.softmax(x @ p['router']), 2)
     up, down = p['up'][chosen], p['down'][chosen]
     hidden = jax.nn.silu(jnp.einsum('td,tkdf->tkf', x, up))
@@ -140,6 +114,7 @@ def _top_two_experts(p, x):
 
 @model({'up': floats(4, 3, 8), 'down': floats(4, 8, 3)}, floats(6, 3), tokens(4))
 def _experts_by_groups_of_rows(p, x, sizes):
+    """Rows go to experts in groups."""
     hidden = jax.nn.silu(lax.ragged_dot(x, p['up'], sizes))
     return lax.ragged_dot(hidden, p['down'], sizes)
 
@@ -151,6 +126,7 @@ def _experts_by_groups_of_rows(p, x, sizes):
     tokens(7),
 )
 def _graph_network(p, x, senders, receivers):
+    """Rows are gathered and added up at indices."""
     messages = jax.nn.relu(x @ p['message'])[senders]
     received = jax.ops.segment_sum(messages, receivers, 5)
     return jax.nn.relu(jnp.concatenate([x, received], -1) @ p['update']).sum(0) @ p['head']
@@ -166,17 +142,13 @@ def _graph_network(p, x, senders, receivers):
     tokens(2, 5),
 )
 def _scanned_and_tied(p, words):
+    """Layers are stacked, and the embedding is the head."""
     def layer(x, q):
         return x + jax.nn.silu(rms_norm(x, q['scale']) @ q['up']) @ q['down'], None
 
     layers = {name: p[name] for name in ('scale', 'up', 'down')}
     x, _ = lax.scan(jax.checkpoint(layer), p['embed'][words], layers)
     return x @ p['embed'].T
-
-
-@model({'up': floats(3, 12), 'down': floats(4, 2)}, SEQUENCE)
-def _maxout(p, x):
-    return (x @ p['up']).reshape(2, 5, 4, 3).max(-1) @ p['down']
 
 
 @model(
@@ -190,6 +162,7 @@ def _maxout(p, x):
     IMAGE,
 )
 def _shuffle_net(p, x):
+    """Channels of groups are shuffled."""
     x = jax.nn.relu(conv(x, p['stem']))
     h = jax.nn.relu(conv(x, p['first'], feature_group_count=4))
     h = h.reshape(2, 8, 8, 4, 4).swapaxes(3, 4).reshape(x.shape)
@@ -200,6 +173,7 @@ def _shuffle_net(p, x):
 
 @model({'up': floats(3, 8), 'down': floats(8, 2), 'head': floats(2, 2)}, SEQUENCE)
 def _dynamic_int8(p, x):
+    """Products of integers, with scales that are the largest of rows."""
     def quantize(values, axis):
         scale = jnp.maximum(jnp.abs(values).max(axis, keepdims=True) / 127, 1e-6)
         return jnp.round(values / scale).astype(jnp.int8), scale

@@ -106,16 +106,6 @@ class EquinoxNormed(eqx.Module):
         return self.down(jax.nn.relu(self.norm(self.up(x))))
 
 
-class EquinoxAttention(eqx.Module):
-    attention: eqx.nn.MultiheadAttention
-
-    def __init__(self, key):
-        self.attention = eqx.nn.MultiheadAttention(4, 8, key=key)
-
-    def __call__(self, x):
-        return self.attention(x, x, x)
-
-
 class LinenCNN(linen.Module):
     @linen.compact
     def __call__(self, x, train):

@@ -3,15 +3,12 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import equinox as eqx
 import flax.linen as nn
 import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-
-from uses.equinox_models import EMA
 
 RNG = np.random.default_rng(0)
 
@@ -60,24 +57,6 @@ def haiku():
     x = normal(4, 3)
     params, state = network.init(jax.random.key(0), x)
     return network.apply, params, state, (x,)
-
-
-def equinox():
-    linear = eqx.nn.Linear(3, 6, key=jax.random.key(0))
-    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(6, 'batch', **EMA)
-    head = eqx.nn.Linear(6, 2, key=jax.random.key(1))
-    params, static = eqx.partition({'linear': linear, 'norm': norm, 'head': head}, eqx.is_array)
-
-    def apply(params, state, x):
-        layers = eqx.combine(params, static)
-
-        def each(x, state):
-            x, state = layers['norm'](layers['linear'](x), state)
-            return layers['head'](jax.nn.relu(x)), state
-
-        return jax.vmap(each, axis_name='batch', in_axes=(0, None), out_axes=(0, None))(x, state)
-
-    return apply, params, state, (normal(4, 3),)
 
 
 def cache():
@@ -140,31 +119,15 @@ class Row(NamedTuple):
     groups: dict
 
 
+AVERAGES = [
+    f'batch_norm/~/{name}_ema/{part}[1]'
+    for name in ('mean', 'var')
+    for part in ('average', 'hidden')
+]
+STATISTICS = ['batch_stats/BatchNorm_0/mean[0]', 'batch_stats/BatchNorm_0/var[0]']
 MODELS = {
-    'linen': Row(
-        linen,
-        {
-            'Conv_0/kernel[3]': (
-                ['batch_stats/BatchNorm_0/mean[0]', 'batch_stats/BatchNorm_0/var[0]'],
-                [],
-            )
-        },
-    ),
-    'haiku': Row(
-        haiku,
-        {
-            'linear/w[1]': (
-                [
-                    'batch_norm/~/mean_ema/average[1]',
-                    'batch_norm/~/mean_ema/hidden[1]',
-                    'batch_norm/~/var_ema/average[1]',
-                    'batch_norm/~/var_ema/hidden[1]',
-                ],
-                [],
-            )
-        },
-    ),
-    'equinox': Row(equinox, {'linear/weight[0]': (['1/0[0]', '1/1[0]'], [])}),
+    'linen': Row(linen, {'Conv_0/kernel[3]': (STATISTICS, [])}),
+    'haiku': Row(haiku, {'linear/w[1]': (AVERAGES, [])}),
     'cache': Row(
         cache,
         {

@@ -9,54 +9,31 @@ from jaxpruner.structure import channel_groups
 from structure.doubles import keep_of
 
 
-def divisors(number):
-    return [each for each in range(2, number) if number % each == 0]
-
-
-@st.composite
-def reshaped(draw, shape):
-    """Another shape of as many elements: axes are merged or taken apart."""
-    shape = list(shape)
-    for _ in range(draw(st.integers(1, 3))):
-        i = draw(st.integers(0, len(shape) - 1))
-        if divisors(shape[i]) and draw(st.booleans()):
-            outer = draw(st.sampled_from(divisors(shape[i])))
-            shape[i : i + 1] = [outer, shape[i] // outer]
-        elif i + 1 < len(shape):
-            shape[i : i + 2] = [shape[i] * shape[i + 1]]
-    return tuple(shape)
+SPLITS = {4: (2, 2), 6: (2, 3), 8: (2, 4), 12: (3, 4)}
 
 
 @st.composite
 def step(draw, shape):
     """A function of a value of this shape that moves its elements, or combines parts of it."""
-    choice = draw(
-        st.sampled_from(['reshape', 'transpose', 'split', 'rejoin', 'double', 'square', 'add'])
-    )
     axis = draw(st.integers(0, len(shape) - 1))
-    if choice == 'reshape':
-        new_shape = draw(reshaped(shape))
-        return lambda x: x.reshape(new_shape)
-    if choice == 'transpose':
-        order = draw(st.permutations(range(len(shape))))
-        return lambda x: x.transpose(order)
-    if choice == 'square':
-        return lambda x: x * jnp.tanh(x)
-    if choice == 'add' and len(shape) > 1 and shape[0] == shape[-1]:
-        return lambda x: x + x.swapaxes(0, -1)
-    if choice == 'double':
-        return lambda x: jnp.concatenate([x, 2 * x], axis)
-    if shape[axis] > 1:
-        place = draw(st.integers(1, shape[axis] - 1))
-
-        def cut(x):
-            first, second = jnp.split(x, [place], axis)
-            if choice == 'split' and 2 * place == x.shape[axis]:
-                return first + jnp.tanh(second)
-            return jnp.concatenate([second, first], axis)
-
-        return cut
-    return lambda x: x
+    before, size, after = shape[:axis], shape[axis], shape[axis + 1 :]
+    moves = {
+        'transpose': lambda x, order=draw(st.permutations(range(len(shape)))): x.transpose(order),
+        'double': lambda x: jnp.concatenate([x, 2 * x], axis),
+        'square': lambda x: x * jnp.tanh(x),
+    }
+    if size in SPLITS:
+        moves['take apart'] = lambda x: x.reshape(*before, *SPLITS[size], *after)
+    if after:
+        moves['merge'] = lambda x: x.reshape(*before, size * after[0], *after[1:])
+    if len(shape) > 1 and shape[0] == shape[-1]:
+        moves['add'] = lambda x: x + x.swapaxes(0, -1)
+    if size % 2 == 0:
+        moves['halves'] = lambda x: jnp.split(x, 2, axis)[0] + jnp.tanh(jnp.split(x, 2, axis)[1])
+    if size > 1:
+        place = draw(st.integers(1, size - 1))
+        moves['rejoin'] = lambda x: jnp.concatenate(jnp.split(x, [place], axis)[::-1], axis)
+    return moves[draw(st.sampled_from(sorted(moves)))]
 
 
 @st.composite
@@ -64,13 +41,10 @@ def programs(draw):
     """A shape, and functions to be called one after the other."""
     shape = tuple(draw(st.lists(st.sampled_from([2, 3, 4, 6]), min_size=1, max_size=3)))
     value = np.zeros(shape, np.float32)
-    functions = []
-    for _ in range(draw(st.integers(1, 5))):
-        function = draw(step(value.shape))
-        functions.append(function)
-        value = np.asarray(function(value))
-        if value.size > 500:
-            break
+    functions, count = [], draw(st.integers(1, 5))
+    while value.size <= 500 and len(functions) < count:
+        functions.append(draw(step(value.shape)))
+        value = np.asarray(functions[-1](value))
     return shape, functions
 
 

@@ -7,15 +7,14 @@ import optax
 import pytest
 
 from jaxpruner.structure import channel_groups
-from structure.doubles import doubles, in_doubles
 from structure.values import values_like
 from uses.table import floats
-from uses.test_models import MODELS
+from uses.models import MODELS
 
 WEIGHT = floats(8, 8)
 
 
-def make(*layers, post=lambda x: x):
+def make(*layers):
     """A stream of width 8 with these layers, functions of the stream and of a leaf `w0`, `w1`, …"""
     shapes = {f'w{number}': WEIGHT for number in range(len(layers))}
     shapes |= {'up': floats(3, 8), 'down': floats(8, 2)}
@@ -23,7 +22,7 @@ def make(*layers, post=lambda x: x):
     def apply(p, x):
         x = x @ p['up']
         for number, layer in enumerate(layers):
-            x = post(layer(x, p[f'w{number}']))
+            x = layer(x, p[f'w{number}'])
         return x @ p['down']
 
     params, inputs = values_like(shapes, (floats(5, 3),))
@@ -49,8 +48,7 @@ LAYERS = {
 @pytest.mark.parametrize(('layer', 'exact'), LAYERS.values(), ids=LAYERS)
 def test_a_layer_is_a_block_if_it_adds_to_the_stream(layer, exact):
     graph, params, inputs = make(residual, layer, residual)
-    names = ['w0', 'w2'] if exact is None else ['w0', 'w1', 'w2']
-    assert list(graph.blocks) == names
+    assert list(graph.blocks) == ['w0', *['w1'] * (exact is not None), 'w2']
     if exact is None:
         return
     assert graph.blocks['w1'].exact == exact
@@ -61,34 +59,39 @@ def test_a_layer_is_a_block_if_it_adds_to_the_stream(layer, exact):
     assert is_close == exact
 
 
-def test_other_forms_of_streams():
-    """What is added in parallel, activations after the addition, and blocks in blocks."""
-    graph, params, inputs = make(residual, residual, post=jax.nn.relu)
-    assert list(graph.blocks) == ['w0', 'w1']
-    graph.drop_blocks(params, graph.blocks)
+def parallel(p, x):
+    x = x @ p['up']
+    return (x + jnp.tanh(x @ p['a']) + jnp.sin(x @ p['b'])) @ p['down']
 
-    def parallel(p, x):
-        x = x @ p['up']
-        return (x + jnp.tanh(x @ p['a']) + jnp.sin(x @ p['b'])) @ p['down']
 
+def nested(p, x):
+    x = x @ p['up']
+    inner = x + jnp.tanh(x @ p['a'])
+    return (x + jnp.sin(inner @ p['b'])) @ p['down']
+
+
+def activated(p, x):
+    x = jax.nn.relu(residual(x @ p['up'], p['a']))
+    return jax.nn.relu(residual(x, p['b'])) @ p['down']
+
+
+# A model, and the leaves of each of its blocks.
+FORMS = [
+    (parallel, {'a': ['a'], 'b': ['b']}),
+    (nested, {'a': ['a'], 'b': ['a', 'b']}),
+    (activated, {'a': ['a'], 'b': ['b']}),
+]
+
+
+@pytest.mark.parametrize(('apply_fn', 'blocks'), FORMS)
+def test_other_forms_of_streams(apply_fn, blocks):
     shapes = {'up': floats(3, 8), 'a': WEIGHT, 'b': WEIGHT, 'down': floats(8, 2)}
     params, inputs = values_like(shapes, (floats(5, 3),))
-    graph = channel_groups(parallel, params, *inputs)
-    assert set(graph.blocks) == {'a', 'b'}
-    graph.drop_blocks(params, ['a', 'b'])
-
-    def nested(p, x):
-        x = x @ p['up']
-        inner = x + jnp.tanh(x @ p['a'])
-        return (x + jnp.sin(inner @ p['b'])) @ p['down']
-
-    graph = channel_groups(nested, params, *inputs)
-    assert {name: sorted(block.paths) for name, block in graph.blocks.items()} == {
-        'a': [('a',)],
-        'b': [('a',), ('b',)],
-    }
-    graph.drop_blocks(params, ['a'])
-    graph.drop_blocks(params, ['b'])
+    graph = channel_groups(apply_fn, params, *inputs)
+    found = {name: sorted(path[0] for path in block.paths) for name, block in graph.blocks.items()}
+    assert found == blocks
+    for name in blocks:
+        graph.drop_blocks(params, [name])  # it compares the two
 
 
 # Model -> its blocks, and how many parameters each has.
@@ -104,11 +107,8 @@ EXPECTED = {
 @pytest.mark.parametrize('name', EXPECTED)
 def test_blocks_of_frameworks(name):
     apply_fn, params, inputs = MODELS[name].make()
-    with doubles():
-        params, inputs = in_doubles(values_like(params, inputs))
-        graph = channel_groups(apply_fn, params, *inputs)
-        assert {name: block.parameters for name, block in graph.blocks.items()} == EXPECTED[name]
-        graph.drop_blocks(params, graph.blocks)
+    graph = channel_groups(apply_fn, params, *inputs)
+    assert {name: block.parameters for name, block in graph.blocks.items()} == EXPECTED[name]
 
 
 def test_models_without_blocks_are_trained_cut_and_made_shallower_again():

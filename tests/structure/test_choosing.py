@@ -7,8 +7,6 @@ import pytest
 
 import jaxpruner
 from jaxpruner.structure import channel_groups, latency
-from structure import further_models
-from structure.values import values_like
 
 # Of 'a[1]' channel 3 is the largest, then 1, 2, 0; of 'b[1]' each is larger than the one before.
 PARAMS = {
@@ -53,29 +51,25 @@ def test_budgets_are_met_and_nothing_more_would_fit(quantity, share, ranking):
             assert name not in choice.keep
 
 
-# Settings beside the budget 'parameters=0.5' (30 of 60) -> how many stay of a and of b.
+# Settings -> how many stay of a and of b. Of squares mean scores of a are 1.05, 1.75, 1.19, 4.01, those of b
+# 1.04, 1.16, 1.35, 1.63, 1.98, 2.41, 2.92, 3.51.
 SETTINGS = {
-    'each loses the same share': ({}, (2, 6)),
-    'multiples': ({'round_to': 2}, (2, 6)),
-    'left alone': ({'leave': 'a[1]'}, (4, 3)),
-    'others left alone': ({'leave': ['b*']}, (1, 8)),
+    'each loses the same share': ({'budget': 'parameters=0.5'}, (2, 6)),
+    'multiples': ({'budget': 'parameters=0.5', 'round_to': 2}, (2, 6)),
+    'left alone': ({'budget': 'parameters=0.5', 'leave': 'a[1]'}, (4, 3)),
+    'others left alone': ({'budget': 'parameters=0.5', 'leave': ['b*']}, (1, 8)),
+    'ranked in each group': ({'budget': 'parameters=0.3', 'score': jnp.square}, (2, 3)),
+    'ranked in all': ({'budget': 'parameters=0.3', 'score': jnp.square, 'ranking': 'all'}, (1, 5)),
 }
 
 
 @pytest.mark.parametrize(('settings', 'counts'), SETTINGS.values(), ids=SETTINGS)
 def test_settings_of_the_search(settings, counts):
-    choice = GRAPH.choose(PARAMS, 'parameters=0.5', **settings)
+    choice = GRAPH.choose(PARAMS, **settings)
     assert counts_of(choice) == counts
-    assert choice.after.parameters == parameters(*counts) <= 30
+    assert choice.after.parameters == parameters(*counts)
     small = GRAPH.shrink(PARAMS, choice.keep, verify=False)
     assert sum(leaf.size for leaf in small.values()) == choice.after.parameters
-
-
-@pytest.mark.parametrize(('ranking', 'counts'), [('each', (2, 3)), ('all', (1, 5))])
-def test_channels_are_ranked_in_each_group_or_in_all(ranking, counts):
-    # Mean scores of a are 1.05, 1.75, 1.19, 4.01, those of b 1.04, 1.16, 1.35, 1.63, 1.98, 2.41, 2.92, 3.51.
-    choice = GRAPH.choose(PARAMS, 'parameters=0.3', score=jnp.square, ranking=ranking)
-    assert counts_of(choice) == counts
 
 
 def weights_times_gradients(weights, gradients):
@@ -114,25 +108,15 @@ def test_scores(score, before, behind):
     np.testing.assert_allclose(choice.scores['a[1]'], np.sum(normalised, axis=0), rtol=1e-6)
 
 
-def test_members_are_normalised_apart():
-    choice = GRAPH.choose(PARAMS, counts={'a[1]': 2, 'b[1]': 8})
-    expected = np.array([3, 12, 6, 24]) / 11.25 + 1
-    np.testing.assert_allclose(choice.scores['a[1]'], expected, rtol=1e-6)
-
-
 @pytest.mark.parametrize('name', ['wanda', 'ria'])
 def test_calibrated_scores_look_at_inputs(name):
-    """Equal weights: what counts is how large the inputs of the next kernel are."""
+    """Equal weights behind: what counts is how large the inputs of that kernel are."""
     params = {'a': jnp.array([[1.0, 2, 3, 4]]), 'b': jnp.ones((4, 2))}
     graph = channel_groups(lambda p, x: jnp.tanh(x @ p['a']) @ p['b'], params, jnp.ones((1, 1)))
     settings = {'counts': {'a[1]': 2}, 'score': name, 'progress': False}
     choice = graph.choose(params, batches=[0.1 * jnp.ones((3, 1))], **settings)
-    norms = jnp.tanh(params['a'][0] * 0.1)
-    if name == 'wanda':
-        expected = params['a'][0] / 2.5 + norms / norms.mean()
-        np.testing.assert_allclose(choice.scores['a[1]'], expected, rtol=1e-5)
+    assert choice.keep['a[1]'].tolist() == graph.choose(params, **settings).keep['a[1]'].tolist()
     assert choice.keep['a[1]'].tolist() == [2, 3]
-    assert graph.choose(params, **settings).keep['a[1]'].tolist() == [2, 3]
 
 
 LAYERS = {
@@ -168,19 +152,6 @@ def test_layers_go_only_if_they_are_named():
     assert SCANNED.choose(LAYERS, counts={depth: 1}).keep[depth].tolist() == [np.argmax(totals)]
 
 
-@pytest.mark.parametrize('name', ['scanned and tied', 'gated linear unit'])
-def test_what_is_chosen_can_be_removed(name):
-    apply_fn, params, inputs = further_models.MODELS[name]
-    params, inputs = values_like(params, inputs)
-    graph = channel_groups(apply_fn, params, *inputs)
-    choice = graph.choose(params, 'parameters=0.5')
-    small = graph.shrink(params, choice.keep)
-    assert sum(leaf.size for leaf in jax.tree.leaves(small)) == choice.after.parameters
-    for group, indices in choice.keep.items():
-        owners = [owner.size for owner in graph.groups[group].lists]
-        assert indices.shape == (*owners, choice.counts[group])
-
-
 def test_what_goes_with_other_groups_does_not_count():
     params = {
         'in': jnp.array([[10.0, 1]]),
@@ -212,7 +183,7 @@ def test_groups_with_lists_for_each_other_are_refused():
 def test_latency_is_met_with_a_handful_of_candidates(monkeypatch):
     timed = []
 
-    def latency_function(graph, params, inputs, show):
+    def latency_function(graph, params, inputs):
         assert graph is GRAPH
         assert params is PARAMS
         assert inputs[0].shape == (7, 3)
@@ -232,7 +203,7 @@ def test_latency_is_met_with_a_handful_of_candidates(monkeypatch):
     assert after <= 5.5
     assert len(timed) <= 14
     assert str(choice).splitlines()[-1].split()[:2] == ['milliseconds', '11']
-    with pytest.raises(ValueError, match=r"'latency=0.05' cannot be met"):
+    with pytest.raises(ValueError, match=r'latency=0.05 cannot be met'):
         GRAPH.choose(PARAMS, 'latency=0.05', batches=[jnp.ones((7, 3))], progress=False)
 
 
@@ -261,70 +232,46 @@ def test_a_choice_is_printed_as_a_table():
 
 
 HALF = {'budget': 'parameters=0.5'}
+INEXACT = channel_groups(lambda p, x: jax.nn.softmax(x @ p['a']) @ p['b'], PARAMS, X)
+SHAPES = channel_groups(apply, PARAMS, jax.eval_shape(lambda: X))
 REFUSED = {
     'neither': ({}, ValueError, 'budget=None, counts=None'),
-    'both': ({**HALF, 'counts': {'a[1]': 2}}, ValueError, "budget='parameters=0.5', counts={'a"),
-    'no text': ({'budget': 0.5}, ValueError, 'budget=0.5'),
-    'unknown quantity': ({'budget': 'flop=0.5'}, ValueError, 'flop=0.5.*flops'),
+    'no effect': ({'counts': {'a[1]': 2}, 'round_to': 2}, ValueError, 'round_to and leave have no'),
     'unknown ranking': ({**HALF, 'ranking': 'al'}, ValueError, "ranking='al'.*'all'"),
+    'unknown quantity': ({'budget': 'flop=0.5'}, ValueError, 'flop=0.5.*flops'),
+    'no text': ({'budget': 0.5}, ValueError, 'budget=0.5'),
+    'round_to': ({**HALF, 'round_to': 0}, ValueError, 'round_to=0: give a whole number'),
+    'out of reach': ({**HALF, 'round_to': 8}, ValueError, r"'parameters=0.5'.* 1\.0000 of the param"),
     'unknown score': ({**HALF, 'score': 'magnitud'}, ValueError, "'magnitud'.*'magnitude'"),
     'no score': ({**HALF, 'score': 5}, TypeError, 'score is .*got 5'),
+    'without gradients': ({**HALF, 'score': 'saliency'}, ValueError, 'Saliency.* gradients=…'),
+    'scores of a alone': ({**HALF, 'score': only_of_a}, ValueError, r"b\[1\]: no m.*leave='b\[1\]'"),
+    'scores of a shape': ({**HALF, 'score': lambda weights: weights[0]}, ValueError, 'got shape'),
+    'algorithm': ({**HALF, 'score': 'grasp'}, ValueError, "GraSP scores no channels; take 'wanda'"),
+    'without inputs': ({**HALF, 'score': 'wanda', 'graph': SHAPES}, ValueError, 'Wanda .*batches=…'),
     'unknown glob': ({**HALF, 'leave': 'x*'}, KeyError, r"leave: 'x\*' matches no group"),
     'unknown group': ({'counts': {'a': 2}}, KeyError, r"counts: 'a' matches no group; .*'a\[1\]'"),
-    'all left alone': (
-        {**HALF, 'leave': '*'},
-        ValueError,
-        r'no group to choose from: a\[1\] .left',
-    ),
+    'all left alone': ({**HALF, 'leave': '*'}, ValueError, r'no group to choose from: a\[1\] .left'),
+    'none exact': ({**HALF, 'graph': INEXACT}, ValueError, r'choose from: a\[1\] .not exact'),
+    'not exact': ({'counts': {'a[1]': 2}, 'graph': INEXACT}, ValueError, "'a.*not .*allow_inexact"),
     'count above': ({'counts': {'a[1]': 5}}, ValueError, r"counts\['a\[1\]'\] is 5; .*1 to 4"),
-    'no effect': (
-        {'counts': {'a[1]': 2}, 'round_to': 2},
+    'not finite': (
+        {**HALF, 'params': {**PARAMS, 'b': PARAMS['b'].at[2, 5].set(jnp.nan)}},
         ValueError,
-        'round_to and leave have no effect',
+        r'scores of b\[1\] for b are not finite',
     ),
-    'out of reach': (
-        {**HALF, 'round_to': 8},
+    'other shapes': (
+        {**HALF, 'params': {**PARAMS, 'a': PARAMS['a'][:2]}},
         ValueError,
-        r"'parameters=0.5'.* 1\.0000 of the whole",
+        r'a has shape \(2, 4\), .* \(3, 4\)',
     ),
-    'gradients missing': ({**HALF, 'score': 'saliency'}, ValueError, 'Saliency.* gradients=…'),
-    'no score for a group': (
-        {**HALF, 'score': only_of_a},
-        ValueError,
-        r"b\[1\]: no member .*leave='b\[1\]'",
-    ),
-    'an algorithm without scores': ({**HALF, 'score': 'sparsegpt'}, ValueError, 'SparseGPT.*wanda'),
-    'one with derivatives': ({**HALF, 'score': 'grasp'}, ValueError, 'GraSP scores no channels'),
+    'other leaves': ({**HALF, 'params': {**PARAMS, 'd': X}}, ValueError, 'has another structure'),
+    'no values': ({**HALF, 'params': jax.eval_shape(lambda: PARAMS)}, TypeError, 'have no values'),
 }
 
 
 @pytest.mark.parametrize(('settings', 'error', 'message'), REFUSED.values(), ids=REFUSED)
 def test_settings_are_refused(settings, error, message):
+    settings = {'graph': GRAPH, 'params': PARAMS, **settings}
     with pytest.raises(error, match=message):
-        GRAPH.choose(PARAMS, **settings)
-
-
-def test_parameters_are_refused():
-    params = {**PARAMS, 'b': PARAMS['b'].at[2, 5].set(jnp.nan)}
-    with pytest.raises(ValueError, match=r'scores of b\[1\] for b are not finite'):
-        GRAPH.choose(params, leave='a[1]', **HALF)
-    with pytest.raises(ValueError, match=r'a has shape \(2, 4\), .* \(3, 4\)'):
-        GRAPH.choose({**PARAMS, 'a': PARAMS['a'][:2]}, **HALF)
-    with pytest.raises(ValueError, match='parameters has another structure'):
-        GRAPH.choose({**PARAMS, 'd': X}, **HALF)
-    with pytest.raises(TypeError, match='params have no values'):
-        GRAPH.choose(jax.eval_shape(lambda: PARAMS), **HALF)
-
-
-def test_groups_that_are_not_exact_are_no_candidates():
-    graph = channel_groups(lambda p, x: jax.nn.softmax(x @ p['a']) @ p['b'], PARAMS, X)
-    with pytest.raises(ValueError, match=r'no group to choose from: a\[1\] .not exact'):
-        graph.choose(PARAMS, **HALF)
-    with pytest.raises(ValueError, match=r"channels of 'a\[1\]' is not the same .*allow_inexact"):
-        graph.choose(PARAMS, counts={'a[1]': 2})
-
-
-def test_calibration_without_inputs_is_refused():
-    graph = channel_groups(lambda p, x: x @ p['a'] @ p['b'], PARAMS, jax.eval_shape(lambda: X))
-    with pytest.raises(ValueError, match=r'Wanda .*batches=…'):
-        graph.choose(PARAMS, score=jaxpruner.oneshot.Wanda(), **HALF)
+        settings.pop('graph').choose(settings.pop('params'), **settings)

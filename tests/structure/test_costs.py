@@ -5,49 +5,35 @@ import functools
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from jaxpruner.structure import channel_groups
-from jaxpruner.structure.costs import cost_function
-from uses.layers import conv
-from uses.table import floats
-
-
-def plain(p, x):
-    return x @ p['a'] @ p['b'] @ p['c']
+from uses.manual_meshes import abstract_mesh, partly_manual
+from uses.table import conv, floats
 
 
 def test_xla_counts_as_many_operations():
     params = {'a': floats(4, 24), 'b': floats(24, 16), 'c': floats(16, 3)}
-    graph = channel_groups(plain, params, floats(7, 4))
+    graph = channel_groups(lambda p, x: x @ p['a'] @ p['b'] @ p['c'], params, floats(7, 4))
     keep = {'a[1]': [0, 5, 23], 'b[1]': np.arange(0, 16, 2)}
-    cut = functools.partial(graph.shrink, keep=keep)
-    small = jax.eval_shape(cut, params)
+    small = jax.eval_shape(functools.partial(graph.shrink, keep=keep), params)
     lowered = jax.jit(graph.small_apply(keep)).lower(small, floats(7, 4))
     assert graph.cost(keep).flops == lowered.cost_analysis()['flops'] == 2 * 7 * (12 + 24 + 24)
 
 
 def convolved(p, x):
-    x = conv(x, p['in'])
-    x = jax.lax.conv_general_dilated(
-        x, p['depthwise'], (1, 1), 'SAME', dimension_numbers=NUMBERS, feature_group_count=12
-    )
-    return jax.lax.conv_transpose(x, p['out'], (2, 2), 'VALID', dimension_numbers=NUMBERS)
-
-
-NUMBERS = ('NHWC', 'HWIO', 'NHWC')
+    x = conv(conv(x, p['in']), p['depthwise'], feature_group_count=12)
+    numbers = ('NHWC', 'HWIO', 'NHWC')
+    return jax.lax.conv_transpose(x, p['out'], (2, 2), 'VALID', dimension_numbers=numbers)
 
 
 def test_convolutions_counted_by_hand():
-    params = {
-        'in': floats(3, 3, 5, 12),
-        'depthwise': floats(3, 3, 1, 12),
-        'out': floats(2, 2, 12, 4),
-    }
-    cost = cost_function(channel_groups(convolved, params, floats(2, 8, 8, 5)))
-    pixels = 2 * 8 * 8
+    shapes = {'in': (3, 3, 5, 12), 'depthwise': (3, 3, 1, 12), 'out': (2, 2, 12, 4)}
+    params = {name: floats(*shape) for name, shape in shapes.items()}
+    graph = channel_groups(convolved, params, floats(2, 8, 8, 5))
     for channels in (12, 7):
         macs = 9 * 5 * channels + 9 * channels + 4 * channels * 4
-        assert cost({'in[3]': channels}).flops == 2 * pixels * macs
+        assert graph.cost({'in[3]': range(channels)}).flops == 2 * (2 * 8 * 8) * macs
 
 
 def squares(w, x):
@@ -81,10 +67,28 @@ CONTROL_FLOW = {  # the multiplications for `u` channels that stay, each of 5 ro
 @pytest.mark.parametrize(('apply_fn', 'multiplied'), CONTROL_FLOW.values(), ids=CONTROL_FLOW)
 def test_control_flow(apply_fn, multiplied):
     graph = channel_groups(apply_fn, {'v': floats(4, 4), 'w': floats(4, 8)}, floats(5, 4))
-    cost = cost_function(graph)
     for count in (8, 7, 3):
-        assert cost({'w[1]': count}).flops == 2 * 5 * 4 * multiplied(count)
-        assert cost({'w[1]': count}).parameters == 16 + 4 * count
+        cost = graph.cost({'w[1]': range(count)})
+        assert (cost.flops, cost.parameters) == (2 * 5 * 4 * multiplied(count), 16 + 4 * count)
+
+
+def test_what_runs_on_each_device_stays_and_counts_for_all():
+    mesh = abstract_mesh(data=2, model=3)
+    specs = {
+        'in_specs': (PartitionSpec('data'), PartitionSpec()),
+        'out_specs': PartitionSpec('data'),
+    }
+
+    def body(x, w):
+        return jax.lax.scan(lambda x, _: (x @ w, None), x, length=3)[0]
+
+    def apply(p, x):
+        mapped = partly_manual(body, mesh, {'data'}, **specs)
+        return mapped(x @ p['up'] @ p['down'], p['fixed'])
+
+    params = {'up': floats(4, 8), 'down': floats(8, 4), 'fixed': floats(4, 4)}
+    graph = channel_groups(apply, params, floats(6, 4))
+    assert graph.cost({'up[1]': [2]}).flops == 2 * 6 * (4 + 4 + 3 * 16)
 
 
 def test_counts_beyond_64_bits_are_exact():

@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxpruner.structure import channel_groups
 from structure.doubles import doubles, in_doubles
-from uses.table import floats
+from uses.table import floats, scan
 
 RNG = np.random.default_rng(0)
 TABLE = RNG.normal(size=6)
@@ -47,7 +47,7 @@ def _(primals, tangents):
     return jnp.sin(h), jnp.sort(tangent, axis=-1)
 
 
-def scanned(h):
+def with_states(h):
     def body(state, row):
         return jnp.tanh(state + row * TABLE), state
 
@@ -61,10 +61,6 @@ def loop(h):
         return count + 1, h * 0.5 + jnp.sin(h)
 
     return lax.while_loop(lambda state: state[0] < 3, body, (0, h))[1]
-
-
-def branches(h):
-    return lax.cond(jnp.sum(h) > 0, jnp.sin, lambda h: h * TABLE, h)
 
 
 def partly_used(h):
@@ -85,10 +81,6 @@ def partly_used(h):
     return wanted + kept
 
 
-def from_nothing(h):
-    return h * (1 + jnp.arange(6.0)) + h * jax.random.normal(jax.random.key(0), (2, 6))
-
-
 def parts(h):
     joined = jnp.concatenate([h, jnp.sin(h), h], 1)
     middle, end = joined[:, 6:12], joined[:, 12:]
@@ -100,13 +92,6 @@ def indexed(h):
     rows = h[jnp.array([1, 0])]
     updated = lax.dynamic_update_slice(rows, h[:1] * 2, (1, 0))
     return updated + lax.dynamic_slice(h, (1, 0), (1, 6)) + h.at[0].add(h[1])
-
-
-def unstacked(h):
-    """Values beside each other along a new axis, taken apart."""
-    first, second = jnp.stack([h, jnp.sin(h)], axis=1).swapaxes(0, 1)
-    _, third = first[None] * jnp.arange(2.0)[:, None, None]
-    return first * second + third
 
 
 def scattered(h):
@@ -126,14 +111,13 @@ def every_second(h):
 
 
 PROGRAMS = {
-    'scan': scanned,
+    'scan': with_states,
     'while': loop,
-    'cond': branches,
+    'cond': lambda h: lax.cond(jnp.sum(h) > 0, jnp.sin, lambda h: h * TABLE, h),
     'partly used': partly_used,
-    'from nothing': from_nothing,
+    'from nothing': lambda h: h * jnp.arange(6.0) + h * jax.random.normal(jax.random.key(0), (2, 6)),
     'parts': parts,
     'indices': indexed,
-    'unstack': unstacked,
     'scatters': scattered,
     'strides': every_second,
     'remat': jax.checkpoint(lambda h: jnp.sin(jnp.sin(h))),
@@ -156,21 +140,25 @@ def gradient(function, params, x):
     return jax.grad(lambda params: jnp.sum(jnp.sin(function(params, x))))(params)
 
 
+def assert_equal_to_zeroed(model, params, x, keep, has_gradient=True):
+    """The small model has the values and the gradients of the zeroed one; returns the graph."""
+    graph = channel_groups(model, params, x)
+    verification = graph.verify(params, keep, x)
+    assert verification.relative_error < 1e-12
+    assert verification.verdict == 'equal'
+    if has_gradient:
+        expected = graph.shrink(gradient(model, graph.zeroed(params, keep), x), keep)
+        found = gradient(graph.small_apply(keep), graph.shrink(params, keep), x)
+        jax.tree.map(np.testing.assert_allclose, found, expected)
+    return graph
+
+
 @pytest.mark.parametrize('function', PROGRAMS.values(), ids=PROGRAMS)
 def test_programs_at_smaller_shapes_are_the_zeroed_ones(function):
     with doubles():
         model, params, x = make(function)
-        graph = channel_groups(model, params, x)
-        (group,) = graph.groups  # older versions of JAX name it after another member
-        keep = {group: KEEP['up[1]']}
-        verification = graph.verify(params, keep, x)
-        assert verification.relative_error < 1e-12
-        assert verification.verdict == 'equal'
-        small_apply, small = graph.small_apply(keep), graph.shrink(params, keep)
-        if function is not loop:
-            expected = graph.shrink(gradient(model, graph.zeroed(params, keep), x), keep)
-            found = gradient(small_apply, small, x)
-            jax.tree.map(np.testing.assert_allclose, found, expected)
+        (group,) = channel_groups(model, params, x).groups  # older JAX names it after another member
+        assert_equal_to_zeroed(model, params, x, {group: KEEP['up[1]']}, function is not loop)
 
 
 def test_a_rule_that_cannot_be_followed_is_an_error_when_a_derivative_is_taken():
@@ -181,16 +169,6 @@ def test_a_rule_that_cannot_be_followed_is_an_error_when_a_derivative_is_taken()
         assert graph.verify(params, KEEP, x).verdict == 'equal'
         with pytest.raises(ValueError, match=r'custom_jvp_call at .*test_replay.*axis of 6 .*sort'):
             gradient(small_apply, small, x)
-
-
-def test_policies_of_remat_are_kept():
-    policy = jax.checkpoint_policies.nothing_saveable
-    with doubles():
-        model, params, x = make(jax.checkpoint(jnp.sin, policy=policy))
-        graph = channel_groups(model, params, x)
-        program = jax.make_jaxpr(graph.small_apply(KEEP))(graph.shrink(params, KEEP), x)
-    (remat,) = [e for e in program.jaxpr.eqns if 'policy' in e.params]
-    assert remat.params['policy'] is policy
 
 
 def test_what_nothing_is_known_of_stays_whole():
@@ -222,24 +200,16 @@ def test_whether_a_channel_is_finite_is_not_known_where_it_may_be_either():
 def test_layers_of_a_scan_keep_their_own_part_of_what_is_made_there(reverse):
     """What the program makes in each trip is cut by the list of its layer."""
 
-    def model(p, x):
-        def layer(x, p):
-            hidden = clipped(x @ p['up']) * (1 + jnp.arange(6.0))
-            return x + hidden @ p['down'], None
+    def layer(x, p):
+        return x + (clipped(x @ p['up']) * (1 + jnp.arange(6.0))) @ p['down']
 
-        return lax.scan(layer, x, p, reverse=reverse)[0]
+    def model(p, x):
+        return scan(layer, x, p, reverse=reverse)
 
     with doubles():
         shapes = {'up': (3, 2, 6), 'down': (3, 6, 2)}
         params = {name: jnp.asarray(RNG.normal(size=shape)) for name, shape in shapes.items()}
-        x = jnp.asarray(RNG.normal(size=(4, 2)))
-        graph = channel_groups(model, params, x)
         keep = {'up[2]': [[0, 2, 3], [1, 2, 5], [0, 3, 4]]}
-        verification = graph.verify(params, keep, x)
-        assert verification.relative_error < 1e-12
+        graph = assert_equal_to_zeroed(model, params, jnp.asarray(RNG.normal(size=(4, 2))), keep)
         small = graph.shrink(params, keep)
-        assert small['up'].shape == (3, 2, 3)
         np.testing.assert_array_equal(small['down'][1], params['down'][1, [1, 2, 5]])
-        expected = graph.shrink(gradient(model, graph.zeroed(params, keep), x), keep)
-        found = gradient(graph.small_apply(keep), small, x)
-        jax.tree.map(np.testing.assert_allclose, found, expected)

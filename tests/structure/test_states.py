@@ -17,7 +17,8 @@ def close(one, other):
 @pytest.mark.parametrize('row', stateful.MODELS.values(), ids=stateful.MODELS)
 def test_two_calls_of_the_small_model_are_those_of_the_zeroed_one(row):
     with doubles():
-        apply_fn, params, state, inputs = in_doubles_of(row)
+        apply_fn, *arrays = row.make()
+        params, state, inputs = in_doubles(tuple(arrays))
         graph = channel_groups(apply_fn, params, *inputs, state=state)
         rng = np.random.default_rng(1)
         keep = {name: keep_of(group, 0.5, rng) for name, group in graph.groups.items()}
@@ -34,11 +35,6 @@ def test_two_calls_of_the_small_model_are_those_of_the_zeroed_one(row):
             whole = whole[0], next_state(graph, expected, whole[1])
             small = small[0], next_state(graph, found, small[1])
             jax.tree.map(close, small[1], graph.shrink(whole[1], keep))
-
-
-def in_doubles_of(row):
-    apply_fn, *arrays = row.make()
-    return apply_fn, *in_doubles(tuple(arrays))
 
 
 def next_state(graph, results, state):
@@ -64,16 +60,17 @@ def test_caches_of_other_batches_are_cut_and_used():
         graph.shrink({'cache': {'key': state['cache']['key'][..., :3]}}, keep)
 
 
-def make(function, state=None):
+PARAMS, X = {'up': jnp.ones((3, 6)), 'down': jnp.ones((6, 2))}, jnp.ones((2, 3))
+
+
+def make(function):
     """A model of hidden channels `h` and a state `s` of their shape: a function of both returns the two."""
-    params = {'up': jnp.ones((3, 6)), 'down': jnp.ones((6, 2))}
 
     def apply(p, state, x):
         h, s = function(x @ p['up'], state['s'])
         return h @ p['down'], {'s': s}
 
-    state = {'s': jnp.ones((2, 6))} if state is None else state
-    return channel_groups(apply, params, jnp.ones((2, 3)), state=state)
+    return channel_groups(apply, PARAMS, X, state={'s': jnp.ones((2, 6))})
 
 
 def norm_of(s):
@@ -106,9 +103,8 @@ def test_entries_of_a_state_come_back_by_name():
         h = x @ p['up'] + state['a']
         return {'loss': h @ p['down'], 'extra': {'a': state['a'] + h, 'b': 0.0}}
 
-    params = {'up': jnp.ones((3, 6)), 'down': jnp.ones((6, 2))}
     state = {'a': jnp.ones((2, 6)), 'c': jnp.ones(3)}
-    graph = channel_groups(apply, params, jnp.ones((2, 3)), state=state)
+    graph = channel_groups(apply, PARAMS, X, state=state)
     assert list(graph.groups) == ['up[1]']
     assert graph.trace.returned == {0: ('a',)}
 
@@ -118,23 +114,21 @@ def test_what_could_be_the_state_twice_is_refused():
         state = jnp.tanh(x @ p['up'] + state)
         return state, state
 
-    params, x = {'up': jnp.ones((3, 6))}, jnp.ones((2, 3))
     with pytest.raises(ValueError, match=r'0 and 1 of the results .* state=\{"cache": state\}'):
-        channel_groups(apply, params, x, state=jnp.ones((2, 6)))
+        channel_groups(apply, PARAMS, X, state=jnp.ones((2, 6)))
 
 
 def test_states_that_do_not_fit_are_refused():
     graph = make(lambda h, s: (h + s, s + h))
-    params, x = {'up': jnp.ones((3, 6)), 'down': jnp.ones((6, 2))}, jnp.ones((2, 3))
     keep = {'up[1]': [0, 1]}
-    small_apply, small = graph.small_apply(keep), graph.shrink(params, keep)
+    small_apply, small = graph.small_apply(keep), graph.shrink(PARAMS, keep)
     with pytest.raises(TypeError, match='takes a state after the parameters'):
         small_apply(small)
     with pytest.raises(ValueError, match='the state has another structure'):
-        small_apply(small, {'t': jnp.ones((2, 2))}, x)
+        small_apply(small, {'t': jnp.ones((2, 2))}, X)
     with pytest.raises(ValueError, match=r's has shape \(2, 6\), where .*\(2, 2\)'):
-        small_apply(small, {'s': jnp.ones((2, 6))}, x)
+        small_apply(small, {'s': jnp.ones((2, 6))}, X)
     with pytest.raises(TypeError, match='give state='):
-        graph.verify(params, keep, x)
+        graph.verify(PARAMS, keep, X)
     with pytest.raises(ValueError, match=r'up is the path of .*state=\{"state": state\}'):
-        channel_groups(lambda p, s, x: x, params, x, state={'up': jnp.ones(3)})
+        channel_groups(lambda p, s, x: x, PARAMS, X, state={'up': jnp.ones(3)})

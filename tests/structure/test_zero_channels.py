@@ -6,19 +6,16 @@ import numpy as np
 import pytest
 
 from jaxpruner.structure import channel_groups
+from uses.table import scan
 
 UP, BIAS, GATE, DOWN = ('up', 1), ('bias', 0), ('gate', 1), ('down', 0)
 GROUP = 'up[1]'
 X = jax.random.normal(jax.random.key(9), (5, 3))
 
 
-def make_params(seed=0):
+def make_params():
     shapes = {'up': (3, 6), 'bias': (6,), 'gate': (3, 6), 'down': (6, 2)}
-    keys = jax.random.split(jax.random.key(seed), len(shapes))
-    return {
-        name: jax.random.normal(key, shape)
-        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
-    }
+    return {name: jax.random.normal(jax.random.key(ord(name[0])), shapes[name]) for name in shapes}
 
 
 def mlp(activation):
@@ -80,17 +77,11 @@ def test_channels_of_one_group_may_differ_in_what_is_zero():
 def test_layers_of_a_scan_and_heads():
     """Of a scan a layer that adds nothing goes, and in each layer the units that are zero there."""
     keys = jax.random.split(jax.random.key(1), 2)
-    params = {
-        'up': jax.random.normal(keys[0], (3, 4, 6)),
-        'down': jax.random.normal(keys[1], (3, 6, 4)),
-    }
-    params['down'] = params['down'].at[1].set(0).at[0, 2].set(0).at[:, 5].set(0)
-
-    def layer(x, p):
-        return x + jnp.cos(x @ p['up']) @ p['down'], None
+    up, down = jax.random.normal(keys[0], (3, 4, 6)), jax.random.normal(keys[1], (3, 6, 4))
+    params = {'up': up, 'down': down.at[1].set(0).at[0, 2].set(0).at[:, 5].set(0)}
 
     def apply(p, x):
-        return jax.lax.scan(layer, x, p)[0]
+        return scan(lambda x, p: x + jnp.cos(x @ p['up']) @ p['down'], x, p)
 
     x = jax.random.normal(jax.random.key(2), (5, 4))
     graph = channel_groups(apply, params, x)

@@ -4,33 +4,20 @@ import re
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxpruner.structure import channel_groups
 from structure import hostile
-
-
-def make(function):
-    rng = np.random.default_rng(0)
-    params = {
-        'up': jnp.asarray(rng.normal(size=(3, 6)), jnp.float32),
-        'down': jnp.asarray(rng.normal(size=(6, 2)), jnp.float32),
-    }
-
-    def apply(p, x):
-        return function(x @ p['up']) @ p['down']
-
-    return apply, params, jnp.asarray(rng.normal(size=(2, 3)), jnp.float32)
+from structure.values import values_like
+from uses.table import floats
 
 
 @pytest.mark.parametrize(('function', 'exact'), hostile.MODELS.values(), ids=hostile.MODELS)
 def test_a_group_is_exact_only_if_zeros_stay_apart(function, exact):
-    apply, params, x = make(function)
-    graph = channel_groups(apply, params, x)
+    params, (x,) = values_like({'up': floats(3, 6), 'down': floats(6, 2)}, (floats(2, 3),))
+    graph = channel_groups(lambda p, x: function(x @ p['up']) @ p['down'], params, x)
     (group,) = graph.groups.values()
-    assert group.exact == exact
-    assert bool(group.reason) != exact
+    assert (group.exact, bool(group.reason)) == (exact, not exact)
     found = graph.verify(params, {'up[1]': [0, 2, 3]}, x, allow_inexact=True)
     assert found.verdict != 'different' or not exact
 

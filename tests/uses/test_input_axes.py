@@ -6,42 +6,32 @@ import pytest
 
 import jaxpruner
 from jaxpruner import NByM, sparsity_distributions, tree, uses
-from uses import equinox_models, linen_models
-from uses.table import floats
+from uses import models
+from uses.table import conv, floats
 
 TWO_OF_FOUR = NByM(2, 4, axis='input')
+AXES = {
+    'linen convolutions': {  # windows, inputs, outputs
+        'params/grouped/kernel': None,
+        'params/depthwise/kernel': None,
+        'params/transposed/kernel': -2,
+    },
+    'equinox convolutions': {  # outputs, inputs, windows
+        'grouped/weight': '?',
+        'depthwise/weight': '?',
+        'transposed/weight': '?',
+    },
+}
 
 
-def _axes(model, sparsity_type=TWO_OF_FOUR):
-    apply_fn, params, inputs = model.make()
-    setting = uses.with_input_axes(sparsity_type, uses.param_uses(apply_fn, params, *inputs))
+@pytest.mark.parametrize('name', AXES)
+def test_axes_in_two_layouts(name):
+    apply_fn, params, inputs = models.MODELS[name].make()
+    setting = uses.with_input_axes(TWO_OF_FOUR, uses.param_uses(apply_fn, params, *inputs))
     paths, leaves, _ = tree.flatten_with_paths(params)
-    kinds = {
-        tree.path_string(path): setting(path, leaf)
-        for path, leaf in zip(paths, leaves, strict=True)
-    }
-    return {name: None if kind is None else kind.axis for name, kind in kinds.items()}
-
-
-def test_axes_in_two_layouts():
-    _, params, _ = linen_models.MODELS['convolutions'].make()
-    paths, leaves, _ = tree.flatten_with_paths(params)
-    linen = _axes(linen_models.MODELS['convolutions'])
-    assert -2 in linen.values()
-    for path, leaf in zip(paths, leaves, strict=True):
-        if leaf.ndim == 4 and leaf.shape[-2] % 4 == 0:  # (height, width, inputs, outputs)
-            assert linen[tree.path_string(path)] == -2
-    equinox = _axes(equinox_models.MODELS['convolutions'])
-    assert set(equinox.values()) == {-3, (-2, -1), (-2, -1, -3)}  # (outputs, inputs, height, width)
-    stacked = _axes(linen_models.MODELS['scanned'])
-    assert stacked['params/layers/attention/query/kernel'] == -3
-
-
-def _convolution(x, w, groups):
-    numbers = ('NHWC', 'HWIO', 'NHWC')
-    return jax.lax.conv_general_dilated(
-        x, w, (1, 1), 'SAME', dimension_numbers=numbers, feature_group_count=groups
-    )
+    kinds = {tree.path_string(p): setting(p, leaf) for p, leaf in zip(paths, leaves, strict=True)}
+    axes = {name: None if kind is None else kind.axis for name, kind in kinds.items()}
+    assert axes == AXES[name]
 
 
 @pytest.mark.parametrize('shape', [(3, 3, 8, 1), (3, 3, 8, 2)])
@@ -51,9 +41,8 @@ def test_depthwise_kernels_without_an_axis_of_inputs_stay_dense(shape, caplog):
     params = {'depthwise': floats(*shape), 'pointwise': floats(1, 1, outputs, 4)}
 
     def apply(p, x):
-        return _convolution(
-            _convolution(x, p['depthwise'].reshape(3, 3, 1, outputs), 8), p['pointwise'], 1
-        )
+        depthwise = p['depthwise'].reshape(3, 3, 1, outputs)
+        return conv(conv(x, depthwise, feature_group_count=8), p['pointwise'])
 
     graph = uses.param_uses(apply, params, floats(2, 6, 6, 8))
     setting = uses.with_input_axes(TWO_OF_FOUR, graph)
@@ -118,19 +107,12 @@ def _apply(params, x):
     return x @ params['first'] @ params['second'].T
 
 
-@pytest.fixture(scope='module')
-def graph():
-    return uses.param_uses(_apply, PARAMS, floats(3, 4))
-
-
-def test_erk_by_operations(graph):
+def test_distributions_and_summaries_count_by_operations():
+    graph = uses.param_uses(_apply, PARAMS, floats(3, 4))
     assert graph.leaf_flops == {('first',): 2 * 3 * 4 * 8, ('second',): 2 * 3 * 8 * 2}
     targets = sparsity_distributions.erk(PARAMS, 0.8, flops=graph.leaf_flops)
     kept = sum((1 - targets[name]) * flops for (name,), flops in graph.leaf_flops.items())
     assert kept == pytest.approx(0.2 * graph.flops)
-
-
-def test_summary_with_operations(graph):
     half = jax.tree.map(lambda leaf: leaf.at[:, ::2].set(0), PARAMS)
     summary = jaxpruner.summarize_sparsity(half, only_total_sparsity=True, flops=graph.leaf_flops)
     assert (summary['_flops'], summary['_flops_nnz']) == (graph.flops, graph.flops / 2)

@@ -1,38 +1,27 @@
-"""Uses of models in all frameworks, against tables of what is expected of each leaf."""
+"""Uses of the leaves of models: of frameworks, and of such in which axes are easily taken for one another."""
 
 import pytest
 
 from jaxpruner import tree
 from jaxpruner.uses import param_uses
-from uses import equinox_models, haiku_models, linen_models, nnx_models
-from uses.table import expected_uses, short_uses
-
-FRAMEWORKS = {
-    'linen': linen_models,
-    'nnx': nnx_models,
-    'equinox': equinox_models,
-    'haiku': haiku_models,
-}
-MODELS = {
-    f'{framework} {name}': model
-    for framework, models in FRAMEWORKS.items()
-    for name, model in models.MODELS.items()
-}
+from uses import adversarial, models
+from uses.table import short_uses
 
 
-@pytest.mark.parametrize('model', MODELS.values(), ids=MODELS)
-def test_uses(model):
+@pytest.mark.parametrize('model', models.MODELS.values(), ids=models.MODELS)
+def test_frameworks(model):
     apply_fn, params, inputs = model.make()
     graph = param_uses(apply_fn, params, *inputs)
-    names = [tree.path_string(path) for path in tree.flatten_with_paths(params)[0]]
-    used = short_uses(graph)
-    assert graph.opaque == {}
-    assert used == expected_uses(model, list(used))
-    unused = [
-        name
-        for name in names
-        if any(tree.matches(glob, tuple(name.split('/'))) for glob in model.unused)
-    ]
-    assert list(map(tree.path_string, graph.unused)) == unused
-    if model.flops is not None:
-        assert graph.flops == model.flops
+    expected = {}
+    for path in tree.flatten_with_paths(params)[0]:
+        glob = next(glob for glob in model.expected if tree.matches(glob, path))
+        expected[tree.path_string(path)] = model.expected[glob]
+    assert short_uses(graph) == expected
+    assert model.flops in (None, graph.flops)
+
+
+@pytest.mark.parametrize('model', adversarial.MODELS.values(), ids=adversarial.MODELS)
+def test_adversarial_models(model):
+    graph = param_uses(model.apply_fn, model.params, *model.inputs)
+    opaque = {tree.path_string(path): 'opaque' for path in graph.opaque}
+    assert short_uses(graph) | opaque == model.uses

@@ -4,28 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 from jaxpruner import sparse
+from uses.table import conv
 
 
 def dot(dtype):
-    def apply_fn(params, x):
-        return lax.dot_general(
-            x, params['w'], (((1,), (0,)), ((), ())), preferred_element_type=dtype
-        )
-
-    return apply_fn
+    return lambda params, x: jnp.matmul(x, params['w'], preferred_element_type=dtype)
 
 
 def convolution(dtype):
-    def apply_fn(params, x):
-        numbers = ('NHWC', 'HWIO', 'NHWC')
-        return lax.conv_general_dilated(
-            x, params['w'], (1, 1), 'SAME', dimension_numbers=numbers, preferred_element_type=dtype
-        )
-
-    return apply_fn
+    return lambda params, x: conv(x, params['w'], preferred_element_type=dtype)
 
 
 def half_of(weights):
@@ -52,10 +41,7 @@ def test_integers_are_added_up_in_the_type_the_model_asks_for(setting):
 def test_halves_are_added_up_in_float32(setting):
     apply_fn = dot(jnp.float32)
     weights = jax.random.normal(jax.random.key(0), (512, 256), jnp.bfloat16)
-    params, x = (
-        {'w': half_of(weights)},
-        jax.random.normal(jax.random.key(1), (8, 512), jnp.bfloat16),
-    )
+    params, x = {'w': half_of(weights)}, jax.random.normal(jax.random.key(1), (8, 512), jnp.bfloat16)
     apply, packed, _ = sparse.compile(apply_fn, params, x, formats=setting)
     np.testing.assert_allclose(apply(packed, x), apply_fn(params, x), atol=1e-3)
     gradient = jax.grad(lambda apply, params, x: jnp.sin(apply(params, x)).sum(), 2)

@@ -1,7 +1,6 @@
 """What each format stores, and that it multiplies as the dense matrix does."""
 
 import hypothesis
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,25 +9,18 @@ from hypothesis import strategies as st
 from jaxpruner.sparse import csr_matrix
 from jaxpruner.sparse.execution.choosing import Blocks, Csr, Smaller
 from jaxpruner.sparse.products import Products
+from uses.table import conv
 
 RNG = np.random.default_rng(0)
 needs_csr = pytest.mark.skipif(
     csr_matrix.why_missing(jnp.float32) is not None, reason='this JAX has no CSR kernel'
 )
-FORMATS = [
-    pytest.param(Csr(), marks=needs_csr),
-    Smaller(),
-    Blocks((2, 4)),
-]
+FORMATS = [pytest.param(Csr(), marks=needs_csr), Smaller(), Blocks((2, 4))]
 
 
-def product(p, x):
-    return x @ p['w']
-
-
-def leaf_of(shape, dtype=jnp.float32):
-    x = jnp.ones((6, shape[0]), dtype)
-    return Products(product, {'w': jnp.ones(shape, dtype)}, x).by_leaf['w']
+def leaf_of(shape):
+    x, w = jnp.ones((6, shape[0])), jnp.ones(shape)
+    return Products(lambda p, x: x @ p['w'], {'w': w}, x).by_leaf['w']
 
 
 def random_zeros(seed, layers=2, inputs=16, outputs=12):
@@ -58,9 +50,7 @@ def test_a_format_multiplies_as_the_dense_matrix(format, seed):
 
 
 def convolved(p, x):
-    return jax.lax.conv_general_dilated(
-        x, p['w'], (2, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC')
-    )
+    return conv(x, p['w'], window_strides=(2, 1))
 
 
 @pytest.mark.parametrize('format', FORMATS, ids=str)

@@ -4,14 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
+from helpers.random_numbers import Normal
 from jaxpruner import sparse
 from jaxpruner.sparse.execution import choosing
+from uses.table import conv, scan
 
+normal = Normal(0)
 X = jnp.ones((4, 16))
 PARAMS = {
-    'w': jax.random.normal(jax.random.key(0), (16, 32)).at[:8].set(0),
+    'w': normal(16, 32).at[:8].set(0),
     'bias': jnp.ones(32),
     'scaled': jnp.ones((32, 8)),
 }
@@ -21,21 +23,19 @@ def apply_fn(params, x):
     return (x @ params['w'] + params['bias']) @ (params['scaled'] * 0.5)
 
 
-@pytest.mark.parametrize(
-    ('setting', 'message'),
-    [
-        ({'bias': 'csr'}, 'bias: no contraction reads it'),
-        ({'w': 'dense', 'b*': 'smaller'}, 'bias: no contraction reads it'),
-        ({'scaled': 'smaller'}, 'scaled: .*computed from this leaf'),
-        ({'biass': 'smaller'}, "'biass' matches no parameter.*bias"),
-        ({'w': 'blocks 16x512'}, 'w: blocks do not divide the matrix of 16 x 32'),
-        ('blocks 64x64', 'w: blocks do not divide the matrix of 16 x 32'),
-        ('mesure', "no format 'mesure'.*'measure' and 'channels'"),
-        ({'w': 'channels'}, "no format 'channels'"),
-        ('blocks 0x8', "no format 'blocks 0x8'"),
-        (3, 'no format 3.*csr, smaller, blocks'),
-    ],
-)
+REFUSED = [
+    ({'w': 'dense', 'b*': 'smaller'}, 'bias: no contraction reads it'),
+    ({'scaled': 'smaller'}, 'scaled: .*computed from this leaf'),
+    ({'biass': 'smaller'}, "'biass' matches no parameter.*bias"),
+    ('blocks 64x64', 'w: blocks do not divide the matrix of 16 x 32'),
+    ('mesure', "no format 'mesure'.*'measure' and 'channels'"),
+    ({'w': 'channels'}, "no format 'channels'"),
+    ('blocks 0x8', "no format 'blocks 0x8'"),
+    (3, 'no format 3.*csr, smaller, blocks'),
+]
+
+
+@pytest.mark.parametrize(('setting', 'message'), REFUSED)
 def test_settings_are_refused_with_the_reason(setting, message):
     with pytest.raises(ValueError, match=message):
         sparse.compile(apply_fn, PARAMS, X, formats=setting)
@@ -59,15 +59,11 @@ def test_a_model_without_matrices_says_why():
 
 
 def test_blocks_are_refused_where_windows_would_take_much_memory():
-    def convolved(params, x):
-        numbers = ('NHWC', 'HWIO', 'NHWC')
-        return lax.conv_general_dilated(x, params['w'], (1, 1), 'SAME', dimension_numbers=numbers)
-
     params = {'w': jnp.zeros((3, 3, 16, 64)).at[..., :8].set(1)}
     images = jax.ShapeDtypeStruct((256, 256, 256, 16), jnp.float32)
     for setting in ('blocks', 'blocks 8x64'):
         with pytest.raises(ValueError, match='windows of its images would take 9216 MiB'):
-            sparse.compile(convolved, params, images, formats=setting)
+            sparse.compile(lambda p, x: conv(x, p['w']), params, images, formats=setting)
 
 
 # What a product is wrong by, for a largest result of 512, and whether that is more than rounding.
@@ -101,34 +97,32 @@ def mlp(params, x):
     return jax.nn.relu(x @ params['up'] + params['bias']) @ params['down']
 
 
+def scanned_mlps(params, x):
+    return scan(lambda x, layer: x + mlp(layer, x), x, params)
+
+
+def assert_computes_as(apply, apply_fn, params):
+    found = apply(apply.pack(params), X)
+    np.testing.assert_allclose(found, apply_fn(params, X), rtol=1e-4, atol=1e-4)
+
+
 def test_parameters_that_need_removed_channels_are_refused():
-    params = {
-        'up': jax.random.normal(jax.random.key(0), (16, 64)).at[:, :32].set(0),
-        'bias': jnp.ones(64).at[:32].set(0),
-        'down': jax.random.normal(jax.random.key(2), (64, 8)),
-    }
+    up, down = normal(16, 64).at[:, :32].set(0), normal(64, 8)
+    params = {'up': up, 'bias': jnp.ones(64).at[:32].set(0), 'down': down}
     apply, _, report = sparse.compile(mlp, params, X, formats='channels')
     assert report.channels == {'up[1]': 32}
     for tuned in (params, {**params, 'bias': 2 * params['bias']}):
-        np.testing.assert_allclose(apply(apply.pack(tuned), X), mlp(tuned, X), rtol=1e-4, atol=1e-4)
+        assert_computes_as(apply, mlp, tuned)
     with pytest.raises(ValueError, match=r'channels up\[1\] .* not those that are zero'):
         apply.pack({**params, 'bias': params['bias'].at[:3].set(0.5)})
 
 
-def scanned_mlps(params, x):
-    return lax.scan(lambda x, layer: (x + mlp(layer, x), None), x, params)[0]
-
-
 def test_layers_that_keep_channels_of_their_own():
-    up = jax.random.normal(jax.random.key(0), (2, 16, 8))
-    up = up.at[0, :, :4].set(0).at[1, :, 4:].set(0)
-    bias = jnp.zeros((2, 8))
-    params = {'up': up, 'bias': bias, 'down': jax.random.normal(jax.random.key(2), (2, 8, 16))}
+    up, bias = normal(2, 16, 8).at[0, :, :4].set(0).at[1, :, 4:].set(0), jnp.zeros((2, 8))
+    params = {'up': up, 'bias': bias, 'down': normal(2, 8, 16)}
     apply, _, report = sparse.compile(scanned_mlps, params, X, formats='channels')
     assert set(report.channels.values()) == {4}
     for changed in (bias.at[0, 4:].set(0.5), bias.at[0, 4].set(0.5)):
-        tuned = {**params, 'bias': changed}
-        found = apply(apply.pack(tuned), X)
-        np.testing.assert_allclose(found, scanned_mlps(tuned, X), rtol=1e-4, atol=1e-4)
+        assert_computes_as(apply, scanned_mlps, {**params, 'bias': changed})
     with pytest.raises(ValueError, match=r'the channels .* not those that are zero'):
         apply.pack({**params, 'bias': bias.at[0, 2].set(0.5)})

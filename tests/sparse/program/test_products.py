@@ -1,78 +1,64 @@
 """Operators in the place of leaves: models of all frameworks, programs of every form, and what is refused."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
+from helpers.random_numbers import Normal
 from jaxpruner.sparse.products import Products
 from jaxpruner.uses import param_uses
-from sparse.program.dense import Dense, dense_weights
-from uses import equinox_models, haiku_models, linen_models, nnx_models
-from uses.table import short_uses
-
-FRAMEWORKS = {
-    'linen': linen_models,
-    'nnx': nnx_models,
-    'equinox': equinox_models,
-    'haiku': haiku_models,
-}
-FAST = ('scanned', 'convolutions', 'recurrent')
+from structure.values import values_like
+from uses import models
+from uses.table import scan, short_uses
 
 
-def rows_of_frameworks():
-    rows = []
-    for framework, models in FRAMEWORKS.items():
-        for name, model in models.MODELS.items():
-            marks = () if name in FAST else pytest.mark.slow
-            rows.append(pytest.param(model, id=f'{framework} {name}', marks=marks))
-    return rows
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Dense:
+    """An operator that multiplies by the whole matrix `[*layers, inputs, outputs]`."""
+
+    matrix: jax.Array
+
+    def multiply(self, rows, result_dtype):
+        return rows.astype(result_dtype) @ self.matrix
 
 
-def filled(shapes, seed=0):
-    """Random numbers in the place of shapes; whole numbers are small."""
-    random = np.random.default_rng(seed)
-
-    def fill(leaf):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return jnp.asarray(random.integers(0, 2, leaf.shape), leaf.dtype)
-        return jnp.asarray(random.uniform(0.2, 1, leaf.shape), leaf.dtype)
-
-    return jax.tree.map(fill, shapes)
+def dense_weights(products, params):
+    """The parameters with `Dense` in the place of each leaf that is a matrix."""
+    operators = {}
+    for name, leaf in products.leaves(params).items():
+        operators[name] = Dense(products.by_leaf[name].to_matrix(leaf))
+    return products.put(params, operators)
 
 
 def assert_equal_trees(first, second, rtol=1e-4):
     def check(a, b):
         assert a.dtype == b.dtype
-        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol)
 
     jax.tree.map(check, first, second)
 
 
-@pytest.mark.parametrize('model', rows_of_frameworks())
-def test_models_of_all_frameworks(model):
-    apply_fn, shapes, inputs = model.make()
-    products = Products(apply_fn, shapes, *inputs)
-    for name, text in short_uses(param_uses(apply_fn, shapes, *inputs)).items():
+@pytest.mark.parametrize('model', models.MODELS.values(), ids=models.MODELS)
+def test_models_of_frameworks(model):
+    apply_fn, params, inputs = model.make()
+    params, inputs = values_like(params, inputs)
+    products = Products(apply_fn, params, *inputs)
+    for name, text in short_uses(param_uses(apply_fn, params, *inputs)).items():
         is_matrix = text.startswith(('dot', 'conv')) and '~' not in text and ',' not in text
         if not is_matrix or 'has groups' in products.refused.get(name, ''):
             assert name in products.refused
         else:
             assert name in products.by_leaf
-    params, inputs = filled(shapes), filled(inputs, 1)
-    weights = dense_weights(products, params)
-    assert_equal_trees(
-        jax.jit(products.apply)(weights, *inputs), jax.jit(apply_fn)(params, *inputs)
-    )
+    found = jax.jit(products.apply)(dense_weights(products, params), *inputs)
+    assert_equal_trees(found, jax.jit(apply_fn)(params, *inputs))
     for name, leaf in products.leaves(params).items():
         matrix_leaf = products.by_leaf[name]
         assert (matrix_leaf.from_matrix(matrix_leaf.to_matrix(leaf)) == leaf).all(), name
-
-
-def scan(body, x, elements, **settings):
-    return lax.scan(lambda x, w: (body(x, w), None), x, elements, **settings)[0]
 
 
 def branches(p, x):
@@ -125,13 +111,8 @@ def while_loop(p, x):
     return lax.while_loop(lambda state: state[0] < 3, body, (0, x))[1]
 
 
-RNG = np.random.default_rng(0)
-PARAMS = {
-    'w': (4, 4),
-    'stack': (3, 4, 4),
-    'groups': (3, 4, 2, 4),
-    'heads': (2, 3, 2, 5),
-}
+normal = Normal(0)
+SHAPES = {'w': (4, 4), 'stack': (3, 4, 4), 'groups': (3, 4, 2, 4), 'heads': (2, 3, 2, 5)}
 PROGRAMS = [
     (branches, 'w', ()),
     (counted, 'stack', (3,)),
@@ -145,13 +126,9 @@ PROGRAMS = [
 ]
 
 
-def params_of(name):
-    return {name: jnp.asarray(RNG.normal(size=PARAMS[name]), jnp.float32)}
-
-
 @pytest.mark.parametrize(('apply_fn', 'name', 'layers'), PROGRAMS)
 def test_programs_of_every_form(apply_fn, name, layers):
-    params, x = params_of(name), jnp.asarray(RNG.normal(size=(5, 4)), jnp.float32)
+    params, x = {name: normal(*SHAPES[name])}, normal(5, 4)
     products = Products(apply_fn, params, x)
     assert products.by_leaf[name].layers == layers
     assert products.by_leaf[name].to_matrix(params[name]).shape[:-2] == layers
@@ -172,14 +149,14 @@ def test_programs_of_every_form(apply_fn, name, layers):
     assert_equal_trees(found[name].matrix, matrix_leaf.to_matrix(expected[name]), rtol=1e-4)
 
 
-CONVOLUTIONS = [
-    ('pointwise', (1, 1, 3, 4), {'window_strides': (2, 1)}),
-    ('padded', (1, 1, 3, 4), {'window_strides': (1, 1), 'padding': ((1, 0), (0, 2))}),
-    ('strided', (3, 2, 3, 4), {'window_strides': (2, 3)}),
-    ('dilated', (3, 2, 3, 4), {'window_strides': (1, 2), 'rhs_dilation': (1, 2)}),
-    ('transposed', (3, 3, 3, 4), {'window_strides': (1, 1), 'lhs_dilation': (2, 3)}),
-    ('cropped', (2, 2, 3, 4), {'window_strides': (1, 1), 'padding': ((-1, 0), (0, -2))}),
-]
+CONVOLUTIONS = {
+    'pointwise': ((1, 1, 3, 4), {'window_strides': (2, 1)}),
+    'padded': ((1, 1, 3, 4), {'window_strides': (1, 1), 'padding': ((1, 0), (0, 2))}),
+    'strided': ((3, 2, 3, 4), {'window_strides': (2, 3)}),
+    'dilated': ((3, 2, 3, 4), {'window_strides': (1, 2), 'rhs_dilation': (1, 2)}),
+    'transposed': ((3, 3, 3, 4), {'window_strides': (1, 1), 'lhs_dilation': (2, 3)}),
+    'cropped': ((2, 2, 3, 4), {'window_strides': (1, 1), 'padding': ((-1, 0), (0, -2))}),
+}
 LAYOUTS = [
     (('NHWC', 'HWIO', 'NHWC'), (0, 1, 2, 3), (0, 1, 2, 3)),
     (('NCHW', 'OIHW', 'NHWC'), (0, 3, 1, 2), (3, 2, 0, 1)),
@@ -200,18 +177,17 @@ class Convolved(Dense):
 jax.tree_util.register_dataclass(Convolved, ['matrix'], [])
 
 
-@pytest.mark.parametrize('number', range(len(CONVOLUTIONS)), ids=[row[0] for row in CONVOLUTIONS])
-def test_convolutions(number):
-    _, kernel, settings = CONVOLUTIONS[number]
-    layout = LAYOUTS[number % 2]
-    names, image_order, kernel_order = layout
+@pytest.mark.parametrize('name', CONVOLUTIONS)
+def test_convolutions(name):
+    kernel, settings = CONVOLUTIONS[name]
+    names, image_order, kernel_order = LAYOUTS[len(name) % 2]
     settings = {'padding': ((0, 0), (0, 0)), **settings, 'dimension_numbers': names}
 
     def apply_fn(p, x):
         return lax.conv_general_dilated(x, p['w'], **settings)
 
-    params = {'w': jnp.asarray(RNG.normal(size=kernel), jnp.float32).transpose(kernel_order)}
-    image = jnp.asarray(RNG.normal(size=(2, 7, 8, 3)), jnp.float32).transpose(image_order)
+    params = {'w': normal(*kernel).transpose(kernel_order)}
+    image = normal(2, 7, 8, 3).transpose(image_order)
     products = Products(apply_fn, params, image)
     matrix_leaf = products.by_leaf['w']
     expected = apply_fn(params, image)
@@ -223,82 +199,47 @@ def test_convolutions(number):
         assert_equal_trees(products.apply(weights, image), expected)
 
 
-def repeated(p, x):
-    return x @ p['w'] + x @ p['w'].T
-
-
-def concatenated(p, x):
-    return x @ jnp.concatenate([p['w'], p['v']], 1)
-
-
-def half(p, x):
-    return x @ p['w'][:, :2]
-
-
-def unequal_parts(p, x):
-    return (x @ p['w'][:, :1]).sum() + x @ p['w'][:, 1:]
-
-
 @jax.custom_vjp
 def own_rule(w, x):
     return x @ w
 
 
 own_rule.defvjp(lambda w, x: (x @ w, (w, x)), lambda r, g: (r[1].T @ g, g @ r[0].T))
-
-
-def added(p, x):
-    return x @ p['w'] + p['w']
-
-
-def ragged(p, x):
-    return lax.ragged_dot(x, p['w'].reshape(2, 4, 2), jnp.array([1, 3]))
-
-
 MASK = np.eye(4) > 0
+ROWS = jnp.array([1, 3])
+REFUSED = {
+    'no contraction': lambda p, x: x + p['w'],
+    'is computed from this leaf': lambda p, x: jnp.tanh(x @ jnp.abs(p['w'])),
+    'data look up its rows': lambda p, x: p['w'][x[:, 0].astype(int)] @ p['w'].T,
+    'derivative rule': lambda p, x: own_rule(p['w'], x),
+    'more than one place': lambda p, x: x @ p['w'] + x @ p['w'].T,
+    'other parameters': lambda p, x: x @ jnp.concatenate([p['w'], p['v']], 1),
+    'only a part': lambda p, x: x @ p['w'][:, :2],
+    'parts of the shapes': lambda p, x: (x @ p['w'][:, :1]).sum() + x @ p['w'][:, 1:],
+    'element by element': lambda p, x: x @ p['w'] + p['w'],
+    'groups of rows': lambda p, x: lax.ragged_dot(x, p['w'].reshape(2, 4, 2), ROWS),
+    'no rule for cholesky': lambda p, x: x @ jnp.linalg.cholesky(p['w']),
+    'masks it with a constant': lambda p, x: x @ (p['w'] * MASK),
+}
 
-REFUSED = [
-    (lambda p, x: x + p['w'], 'no contraction'),
-    (lambda p, x: jnp.tanh(x @ jnp.abs(p['w'])), 'is computed from this leaf'),
-    (lambda p, x: p['w'][x[:, 0].astype(int)] @ p['w'].T, 'data look up its rows'),
-    (lambda p, x: own_rule(p['w'], x), 'derivative rule'),
-    (repeated, 'more than one place'),
-    (concatenated, 'other parameters'),
-    (half, 'only a part'),
-    (unequal_parts, 'parts of the shapes'),
-    (added, 'element by element'),
-    (ragged, 'groups of rows'),
-    (lambda p, x: x @ jnp.linalg.cholesky(p['w']), 'no rule for cholesky'),
-    (lambda p, x: x @ (p['w'] * MASK), 'masks it with a constant'),
-]
 
-
-@pytest.mark.parametrize(('apply_fn', 'reason'), REFUSED, ids=[reason for _, reason in REFUSED])
-def test_a_leaf_that_is_no_matrix_is_refused_with_the_reason(apply_fn, reason):
+@pytest.mark.parametrize('reason', REFUSED)
+def test_a_leaf_that_is_no_matrix_is_refused_with_the_reason(reason):
     params = {'w': jnp.ones((4, 4)), 'v': jnp.ones((4, 4))}
-    products = Products(apply_fn, params, jnp.ones((4, 4)))
+    products = Products(REFUSED[reason], params, jnp.ones((4, 4)))
     assert reason in products.refused['w']
     assert 'w' not in products.by_leaf
 
 
-def mlp(p, x):
-    return jnp.tanh(x @ p['a']['kernel']) @ p['b'] + p['bias']
-
-
-MLP = {'a': {'kernel': jnp.ones((3, 5))}, 'b': jnp.ones((5, 2)), 'bias': jnp.ones(2)}
-
-
 def test_models_that_close_over_values_of_a_transformation_are_traced_each_time():
-    scale = jnp.float32(1)
-    products = Products(lambda p, x: scale * mlp(p, x), MLP, jnp.ones((2, 3)))
-    weights = dense_weights(products, MLP)
+    scale, params, x = jnp.float32(1), {'w': jnp.ones((3, 5))}, jnp.ones((2, 3))
+    products = Products(lambda p, x: scale * (x @ p['w']), params, x)
+    weights = dense_weights(products, params)
 
     def scaled(factor):
         nonlocal scale
         scale = factor
-        return products.apply(weights, jnp.ones((4, 3)))
+        return products.apply(weights, x)
 
     for factor in (2.0, 3.0):
-        scale = factor
-        expected = factor * mlp(MLP, jnp.ones((4, 3)))
-        assert_equal_trees(jax.jit(scaled)(factor), expected)
+        assert_equal_trees(jax.jit(scaled)(factor), factor * (x @ params['w']))

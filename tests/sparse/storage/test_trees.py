@@ -37,23 +37,6 @@ def assert_same(found, expected):
         assert np.asarray(leaf).tobytes() == np.asarray(other).tobytes()
 
 
-@pytest.mark.parametrize(
-    ('before', 'after'),
-    [(b'"hello"', b'"jello"'), (b'float8_e5m2', b'float8_e4m3')],
-    ids=['metadata', 'dtype'],
-)
-def test_a_changed_byte_of_the_header_is_noticed(before, after, tmp_path):
-    path = tmp_path / 'a.safetensors'
-    tree = {'w': jnp.ones(4, jnp.float8_e5m2)}
-    sparse.save(path, tree, metadata={'word': 'hello'})
-    assert sparse.open_packed(path).metadata == {'word': 'hello'}
-    content = path.read_bytes()
-    assert content.count(before) == 1
-    path.write_bytes(content.replace(before, after))
-    with pytest.raises(ValueError, match=r'a\.safetensors: .*manifest or its metadata are damaged'):
-        sparse.open_packed(path)
-
-
 def test_containers_come_back_by_name_or_as_they_were(tmp_path):
     path = tmp_path / 'a.safetensors'
     sparse.save(path, TREE, metadata={'run': '8'})
@@ -137,71 +120,51 @@ def test_checkpoints_are_packed_under_their_names(tmp_path):
         sparse.save(path, checkpoints.open_checkpoint(path), masks=given)
 
 
-REFUSED = {  # what to call, with which error
-    'objects': (lambda: sparse.pack({'a': {'b': np.array([None])}}), TypeError, r'^a\.b: object'),
-    'one name twice': (
-        lambda: sparse.pack({'a.b': eye(), 'a': {'b': eye()}}),
-        ValueError,
-        r"'a\.b'",
-    ),
-    'a packed tree': (
-        lambda: sparse.pack(sparse.pack({'a': eye(256)})),
-        ValueError,
-        r'^a has the keys .*unpack',
-    ),
-    'masks of other shapes': (
-        lambda: sparse.pack({'a': {'w': eye()}}, masks={'a': {'w': eye(32)}}),
-        ValueError,
-        r'^a\.w: .*\(32, 32\)',
-    ),
-    'masks that lose -0.0': (
+LIKE = {'a': eye(dtype=np.float16)}
+REFUSED = [  # what to call, with which error
+    (lambda: sparse.pack({'a': {'b': np.array([None])}}), TypeError, r'^a\.b: object'),
+    (lambda: sparse.pack({'a.b': eye(), 'a': {'b': eye()}}), ValueError, r"'a\.b'"),
+    (lambda: sparse.pack(sparse.pack({'a': eye(256)})), ValueError, r'^a has the keys .*unpack'),
+    (lambda: sparse.pack({'a': eye()}, masks={'a': eye(32)}), ValueError, r'^a: .*\(32, 32\)'),
+    (
         lambda: sparse.pack({'a': -jnp.zeros(4)}, masks={'a': jnp.array([1, 1, 0, 0])}),
         ValueError,
         r'^a: 2 weights .*apply_mask',
     ),
-    'a leaf too few': (
-        lambda: sparse.unpack({'a': eye()}, like={'a': eye(), 'b': eye()}),
-        ValueError,
-        "no leaf 'b'.*'a'",
-    ),
-    'another dtype': (
-        lambda: sparse.unpack(sparse.pack({'a': eye()}), like={'a': eye(dtype=np.float16)}),
-        ValueError,
-        r'^a is float32\[64, 64\].*float16',
-    ),
-}
+    (lambda: sparse.unpack({'a': eye()}, like={'a': eye(), 'b': eye()}), ValueError, "leaf 'b'.*'a'"),
+    (lambda: sparse.unpack(sparse.pack({'a': eye()}), like=LIKE), ValueError, '^a is float32.*float16'),
+]
 
 
-@pytest.mark.parametrize('name', REFUSED)
-def test_refused(name):
-    call, error, words = REFUSED[name]
+@pytest.mark.parametrize(('call', 'error', 'words'), REFUSED)
+def test_refused(call, error, words):
     with pytest.raises(error, match=words):
         call()
 
 
+REFUSED_FILES = [  # a tree, settings, with which error
+    (TREE, {'metadata': {'sparsity': 0.9}}, TypeError, r"'sparsity': 0\.9"),
+    (TREE, {'metadata': {'jaxpruner_sparse': '{}'}}, ValueError, 'metadata: jaxpruner_sparse'),
+    ({'w': eye(256), 'w.compressed': np.ones(2)}, {}, ValueError, r"'w\.compressed'.*rename"),
+    ({'__metadata__': np.ones(2)}, {}, ValueError, '^__metadata__: .*rename'),
+]
+
+
 def test_refused_files(tmp_path):
     path = tmp_path / 'a.safetensors'
-    with pytest.raises(TypeError, match=r"'sparsity': 0\.9"):
-        sparse.save(path, TREE, metadata={'sparsity': 0.9})
-    with pytest.raises(ValueError, match='metadata: jaxpruner_sparse'):
-        sparse.save(path, TREE, metadata={'jaxpruner_sparse': '{}'})
-    both = {'w': eye(256), 'w.compressed': np.ones(2)}
-    with pytest.raises(ValueError, match=r"'w\.compressed'.*rename"):
-        sparse.save(path, both)
-    with pytest.raises(ValueError, match=r'^__metadata__: .*rename'):
-        sparse.save(path, {'__metadata__': np.ones(2)})
+    for tree, settings, error, words in REFUSED_FILES:
+        with pytest.raises(error, match=words):
+            sparse.save(path, tree, **settings)
     with pytest.raises(FileNotFoundError, match='nowhere'):
         sparse.save(tmp_path / 'nowhere' / 'a.safetensors', TREE)
     assert not list(tmp_path.iterdir())
-    sparse.save(path, TREE)
+    sparse.save(path, {'w': np.float64(1)})
     with pytest.raises(FileExistsError, match=r'a\.safetensors'):
         sparse.save(path, TREE, overwrite=False)
     with pytest.raises(ValueError, match=r'a\.safetensors: .*no leaf'):
-        sparse.load(path, like={'w': eye()})
-    double = {'w': jax.device_put(1.0)}
-    sparse.save(path, {'w': np.float64(1)})
+        sparse.load(path, like={'v': eye()})
     with pytest.raises(ValueError, match=r'a\.safetensors: w is float64'):
-        sparse.load(path, like=double)
+        sparse.load(path, like={'w': jax.device_put(1.0)})
 
 
 def test_on_eight_devices(request):

@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 
 from jaxpruner import mask_calculator, sparsity_schedules, sparsity_types
 from jaxpruner.sparse.training.layouts import Layout
-from sparse.training.models import (
-    PARAMS,
-    PRUNED,
-    made,
-    needs_csr,
-    probed_loss,
-    stored,
-)
+from sparse.training.models import PARAMS, PRUNED, made, needs_csr, probed_loss, stored
 
 TX = optax.adam(1e-2)
 EVERY_FIVE = sparsity_schedules.PeriodicSchedule(update_freq=5, update_start_step=1)
@@ -56,14 +49,10 @@ def rows_of(model, topology, name):
     return np.asarray(topology[name]['positions']).reshape(-1, model.layouts[name].kept)
 
 
-@pytest.mark.parametrize(
-    ('kind', 'algorithm'),
-    [
-        ('blocks', 'static_sparse'),
-        ('blocks', 'rigl'),
-        pytest.param('weights', 'set', marks=needs_csr),
-    ],
-)
+SET = pytest.param('weights', 'set', marks=needs_csr)
+
+
+@pytest.mark.parametrize(('kind', 'algorithm'), [('blocks', 'static_sparse'), ('blocks', 'rigl'), SET])
 def test_they_move_when_they_are_due(kind, algorithm):
     model = moving(kind, algorithm)
     history = trained(model, 7)
@@ -125,17 +114,6 @@ def test_weights_are_replaced_as_under_a_mask():
     np.testing.assert_array_equal(moved, dense['kernel'] * stays)
 
 
-def replaced(layout, positions, magnitudes, scores, fraction):
-    """New positions of blocks whose weights are their magnitudes."""
-    values = jnp.asarray(magnitudes).reshape(*layout.rows, layout.kept, *layout.unit)
-    positions = jnp.asarray(positions, jnp.int32)
-    return jax.jit(layout.replace)(values, positions, jnp.asarray(scores), fraction)
-
-
-def share_of(stored, fraction):
-    return int(np.round(np.float32(stored) * np.float32(fraction)))
-
-
 @settings(max_examples=8)
 @given(st.floats(0, 1, width=32, allow_subnormal=False), st.integers(0, 10**6))
 def test_the_smallest_blocks_of_a_matrix_are_dropped_whatever_group_they_are_in(fraction, seed):
@@ -146,14 +124,16 @@ def test_the_smallest_blocks_of_a_matrix_are_dropped_whatever_group_they_are_in(
     magnitudes, scores = 1 + rng.random((groups, blocks)), np.ones((groups, candidates))
     # What is stored already scores lowest, so that nothing that is dropped is grown again.
     np.put_along_axis(scores, positions, 0, axis=-1)
-    after, _ = replaced(layout, positions, magnitudes, scores, jnp.float32(fraction))
+    values = jnp.asarray(magnitudes).reshape(groups, blocks, 1, 1)
+    arguments = values, jnp.asarray(positions, jnp.int32), jnp.asarray(scores)
+    after, _ = jax.jit(layout.replace)(*arguments, jnp.float32(fraction))
     droppable = magnitudes.copy()
-    if fraction < 1:
+    if fraction < 1:  # each group keeps its largest
         np.put_along_axis(droppable, magnitudes.argmax(-1)[:, None], np.inf, axis=-1)
-    most = groups * (blocks - 1) if fraction < 1 else groups * blocks
-    count = min(most, share_of(groups * blocks, fraction))
+    count = int(np.round(np.float32(groups * blocks) * np.float32(fraction)))
     is_dropped = np.zeros(groups * blocks, bool)
     is_dropped[np.argsort(droppable, axis=None)[:count]] = True
+    is_dropped &= np.isfinite(droppable).ravel()
     for old, new, gone in zip(positions, after, is_dropped.reshape(groups, blocks), strict=True):
         assert (np.diff(new) > 0).all()
         assert set(old[~gone]) == set(old) & set(np.asarray(new).tolist())
