@@ -26,7 +26,7 @@ PARAMS = {
     name: jnp.asarray(RNG.normal(size=shape) / 3, jnp.float32) for name, shape in SHAPES.items()
 }
 KERNELS = {name for name in SHAPES if not name.endswith(('scale', 'embedder'))}
-# Size, parameters: heads that share keys, heads in such a group, rotated pairs of features, hidden units, width, layers.
+# Sizes and parameters: heads that share keys, heads in such a group, rotated pairs, hidden units, width, layers.
 GROUPS = [(2, 512), (2, 768), (2, 768), (2, 1568), (8, 1672), (16, 768)]
 
 

@@ -111,7 +111,7 @@ def test_orbax_is_read_by_leaf(tmp_path):
         for step in (3, 10):
             manager.save(step, args=ocp.args.StandardSave(TREE))
         manager.wait_until_finished()
-    with pytest.raises(ValueError, match='is no checkpoint: .*the steps 3, 10: name one of these'):
+    with pytest.raises(ValueError, match=r'is no checkpoint: .*the steps 3, 10: name one of these'):
         open_checkpoint(tmp_path)
     checkpoint = open_checkpoint(tmp_path / '3')
     assert set(checkpoint.leaves) == {'layer/kernel', 'layer/bias', 'blocks/0', 'blocks/1', 'step'}

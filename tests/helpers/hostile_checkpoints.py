@@ -1,6 +1,7 @@
 """Checkpoints that somebody has damaged, or made to do damage: each a function that puts one under a path.
 
-What is wrong inside of a header of safetensors is for its own library to find: one row shows that its word is passed on.
+What is wrong inside of a header of safetensors is for its own library to find: a few rows show that its word is
+passed on.
 """
 
 import json

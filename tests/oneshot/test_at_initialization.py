@@ -157,7 +157,10 @@ BAD = [
     (lambda: prune('wanda', loss_fn=loss_fn), "unexpected keyword argument 'loss_fn'"),
     (lambda: snip(batches=[]), 'batches are empty; give at least one'),
     (lambda: snip(batches=iter(BATCHES), rounds=2), 'batches are read 2 times, and'),
-    (lambda: prune('synflow', apply_fn=apply, batches=[(1, 6)]), r'jax.ShapeDtypeStruct\(.*; got 1'),
+    (
+        lambda: prune('synflow', apply_fn=apply, batches=[(1, 6)]),
+        r'jax.ShapeDtypeStruct\(.*; got 1',
+    ),
     (lambda: snip(loss_fn=lambda p, x, y: apply(p, x)[:, 0]), 'scalar-output functions'),
     (lambda: snip(batches=[(X * jnp.nan, Y)]), 'hidden: its scores are not finite in round 1; loo'),
     (lambda: snip(loss_fn=of_bias), 'all scores of SNIP are zero: what loss_fn returns does not d'),

@@ -184,7 +184,9 @@ def deep_unrolled(params, x):
 def layers_in_numpy():
     """For each layer its two matrices with their inputs."""
     x, found = np.asarray(X, np.float64), []
-    for up, down in zip(*(np.asarray(DEEP[name], np.float64) for name in ('up', 'down')), strict=True):
+    for up, down in zip(
+        *(np.asarray(DEEP[name], np.float64) for name in ('up', 'down')), strict=True
+    ):
         hidden = np.tanh(x @ up)
         found.append([(up, x), (down, hidden)])
         x = x + hidden @ down / 8

@@ -143,6 +143,7 @@ def _graph_network(p, x, senders, receivers):
 )
 def _scanned_and_tied(p, words):
     """Layers are stacked, and the embedding is the head."""
+
     def layer(x, q):
         return x + jax.nn.silu(rms_norm(x, q['scale']) @ q['up']) @ q['down'], None
 
@@ -174,6 +175,7 @@ def _shuffle_net(p, x):
 @model({'up': floats(3, 8), 'down': floats(8, 2), 'head': floats(2, 2)}, SEQUENCE)
 def _dynamic_int8(p, x):
     """Products of integers, with scales that are the largest of rows."""
+
     def quantize(values, axis):
         scale = jnp.maximum(jnp.abs(values).max(axis, keepdims=True) / 127, 1e-6)
         return jnp.round(values / scale).astype(jnp.int8), scale

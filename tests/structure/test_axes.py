@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from jaxpruner.structure import channel_groups
 from structure.doubles import keep_of
 
-
 SPLITS = {4: (2, 2), 6: (2, 3), 8: (2, 4), 12: (3, 4)}
 
 
@@ -17,8 +16,9 @@ def step(draw, shape):
     """A function of a value of this shape that moves its elements, or combines parts of it."""
     axis = draw(st.integers(0, len(shape) - 1))
     before, size, after = shape[:axis], shape[axis], shape[axis + 1 :]
+    order = draw(st.permutations(range(len(shape))))
     moves = {
-        'transpose': lambda x, order=draw(st.permutations(range(len(shape)))): x.transpose(order),
+        'transpose': lambda x: x.transpose(order),
         'double': lambda x: jnp.concatenate([x, 2 * x], axis),
         'square': lambda x: x * jnp.tanh(x),
     }

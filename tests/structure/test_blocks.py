@@ -8,8 +8,8 @@ import pytest
 
 from jaxpruner.structure import channel_groups
 from structure.values import values_like
-from uses.table import floats
 from uses.models import MODELS
+from uses.table import floats
 
 WEIGHT = floats(8, 8)
 

@@ -21,7 +21,7 @@ GRAPH = channel_groups(mlp, SHAPES, floats(5, 3))
 
 
 def around(function):
-    """The graph of a model that begins and ends with a kernel, `up` and `down`, around a function of hidden channels."""
+    """The graph of a model that begins and ends with a kernel, `up` and `down`, around a function of channels."""
     shapes = {'up': floats(3, 8), 'down': floats(8, 2)}
     return channel_groups(lambda p, x: function(x @ p['up']) @ p['down'], shapes, floats(2, 3))
 
@@ -54,7 +54,7 @@ EXPLAINED = [
 def test_explain():
     for leaf, axis, part in EXPLAINED:
         assert part in GRAPH.explain(leaf, axis)
-    with pytest.raises(KeyError, match="'upp'.*up"):
+    with pytest.raises(KeyError, match=r"'upp'.*up"):
         GRAPH.explain('upp', 0)
     for axis in (2, -3):
         with pytest.raises(ValueError, match=f'up has 2 axes.* no axis {axis}'):

@@ -167,9 +167,7 @@ def test_sparsities_are_those_of_the_leaders():
     nothing = jax.tree.map(lambda _: None, NORMED['params'])
     pruner = jaxpruner.MagnitudePruning(
         sparsity_type=GroupedChannels(NORMED_GRAPH),
-        sparsity_distribution_fn=lambda params: (
-            nothing | {'middle': {'kernel': 0.2, 'bias': None}}
-        ),
+        sparsity_distribution_fn=lambda params: nothing | {'middle': {'kernel': 0.2, 'bias': None}},
     )
     pruned, masks = pruner.instant_sparsify(NORMED['params'])
     assert masks['up'] == {'kernel': None, 'bias': None}
@@ -214,13 +212,29 @@ def nonzero(graph, tree):
 MAGNITUDE = jaxpruner.MagnitudePruning
 REFUSED = [
     (lambda: GroupedChannels(SCANNED), TypeError, 'GroupedChannels takes a graph'),
-    (lambda: GroupedChannels(SCANNED_GRAPH, 'layers/pu*'), KeyError, r'matches no g.*layers/up\[2\]'),
+    (
+        lambda: GroupedChannels(SCANNED_GRAPH, 'layers/pu*'),
+        KeyError,
+        r'matches no g.*layers/up\[2\]',
+    ),
     (lambda: GroupedChannels(TWO_GRAPH), ValueError, r"groups='\*': no group is exact"),
     (lambda: GroupedChannels(TWO_GRAPH, 'a*'), ValueError, r"groups='a\*': no group is exact"),
-    (lambda: pruner_of(jaxpruner.RigL).init_state(SCANNED), ValueError, 'RigL lets channels come b'),
+    (
+        lambda: pruner_of(jaxpruner.RigL).init_state(SCANNED),
+        ValueError,
+        'RigL lets channels come b',
+    ),
     (lambda: pruner_of(jaxpruner.GlobalMagnitudePruning), ValueError, 'needs Unstructured'),
-    (lambda: pruner_of(MAGNITUDE).plan(NORMED['batch_stats']), ValueError, 'norm/mean, .* not those'),
-    (lambda: pruner_of(MAGNITUDE, stacked='layers/*').plan(SCANNED), ValueError, 'out of `stacked`'),
+    (
+        lambda: pruner_of(MAGNITUDE).plan(NORMED['batch_stats']),
+        ValueError,
+        'norm/mean, .* not those',
+    ),
+    (
+        lambda: pruner_of(MAGNITUDE, stacked='layers/*').plan(SCANNED),
+        ValueError,
+        'out of `stacked`',
+    ),
     (lambda: jax.jit(lambda p: nonzero(SCANNED_GRAPH, p))(SCANNED), TypeError, 'outside of jit'),
     (
         lambda: nonzero(SCANNED_GRAPH, {'head': {'kernel': jnp.ones((6, 4))}}),

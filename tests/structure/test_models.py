@@ -56,7 +56,9 @@ def case(request):
             params, inputs = values_like(params, inputs)
         if not is_single:
             params, states, inputs = in_doubles((params, states, inputs))
-        graph = channel_groups(apply_fn, params, *inputs, **dict(zip(['state'], states, strict=False)))
+        graph = channel_groups(
+            apply_fn, params, *inputs, **dict(zip(['state'], states, strict=False))
+        )
         yield Case(name, graph, params, states, inputs, 1e-4 if is_single else 1e-8)
 
 
@@ -169,7 +171,9 @@ def test_adversarial_models(model):
 
         def apply(both):
             params, floats = both
-            own = [a if is_own else b for a, b, is_own in zip(floats, inputs, is_float, strict=True)]
+            own = [
+                a if is_own else b for a, b, is_own in zip(floats, inputs, is_float, strict=True)
+            ]
             return sum(jnp.sum(each) for each in jax.tree.leaves(model.apply_fn(params, *own)))
 
         both = params, [x if is_own else None for x, is_own in zip(inputs, is_float, strict=True)]

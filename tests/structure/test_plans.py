@@ -64,7 +64,9 @@ def test_lists_of_layers_are_read_back(tmp_path):
     graph = channel_groups(lambda p, x: jax.lax.scan(layer, x, p)[0], params, jnp.ones((5, 2)))
     keep = {'up[2]': [[0, 1], [2, 4], [3, 5]]}
     save_small_model(graph, graph.shrink(params, keep, verify=False), keep, tmp_path / 'small')
-    np.testing.assert_array_equal(load_small_model(graph, tmp_path / 'small').keep['up[2]'], keep['up[2]'])
+    np.testing.assert_array_equal(
+        load_small_model(graph, tmp_path / 'small').keep['up[2]'], keep['up[2]']
+    )
 
 
 def normalized(params, state, x):
@@ -122,7 +124,9 @@ def test_files_that_are_no_plan_are_refused(plan, spoil, message):
 def test_plans_that_cannot_be_read_or_are_of_another_model(plan, small):
     others = graph_of({'up': (3, 8), 'bias': (8,), 'down': (8, 2)})
     for load, path in ((load_plan, plan), (load_small_model, small)):
-        with pytest.raises(ValueError, match=r'of another model: \w+ is \[.*6.*\] there, and \[.*8'):
+        with pytest.raises(
+            ValueError, match=r'of another model: \w+ is \[.*6.*\] there, and \[.*8'
+        ):
             load(others, path)
     plan.write_text('{')
     with pytest.raises(ValueError, match=r'plan\.json is no plan of channels'):
@@ -152,7 +156,10 @@ def with_metadata(metadata):
 
 
 SPOILT = {
-    'half written': (with_bytes(lambda content: content[:-5]), 'no safetensors file, or only a part'),
+    'half written': (
+        with_bytes(lambda content: content[:-5]),
+        'no safetensors file, or only a part',
+    ),
     'one bit is another': (
         with_bytes(lambda content: content[:-1] + bytes([content[-1] ^ 1])),
         r'the bytes of \w+ are damaged',

@@ -97,9 +97,7 @@ def test_what_another_program_pins_stays_and_its_name_is_told():
 
 
 def test_what_is_not_exact_in_another_program_is_not_exact():
-    both = ALONE.also(
-        lambda p, x: jax.nn.softmax(x @ p['up']) @ p['mid'] @ p['down'], floats(5, 3)
-    )
+    both = ALONE.also(lambda p, x: jax.nn.softmax(x @ p['up']) @ p['mid'] @ p['down'], floats(5, 3))
     exact = [graph.groups[name].exact for graph in (ALONE, both) for name in ('up[1]', 'mid[1]')]
     assert exact == [True, True, False, True]
     assert 'test_programs.py' in both.groups['up[1]'].reason

@@ -115,7 +115,9 @@ PROGRAMS = {
     'while': loop,
     'cond': lambda h: lax.cond(jnp.sum(h) > 0, jnp.sin, lambda h: h * TABLE, h),
     'partly used': partly_used,
-    'from nothing': lambda h: h * jnp.arange(6.0) + h * jax.random.normal(jax.random.key(0), (2, 6)),
+    'from nothing': lambda h: (
+        h * jnp.arange(6.0) + h * jax.random.normal(jax.random.key(0), (2, 6))
+    ),
     'parts': parts,
     'indices': indexed,
     'scatters': scattered,
@@ -157,7 +159,9 @@ def assert_equal_to_zeroed(model, params, x, keep, has_gradient=True):
 def test_programs_at_smaller_shapes_are_the_zeroed_ones(function):
     with doubles():
         model, params, x = make(function)
-        (group,) = channel_groups(model, params, x).groups  # older JAX names it after another member
+        (group,) = channel_groups(
+            model, params, x
+        ).groups  # older JAX names it after another member
         assert_equal_to_zeroed(model, params, x, {group: KEEP['up[1]']}, function is not loop)
 
 

@@ -84,7 +84,8 @@ def test_an_nnx_network_is_trained_on_with_its_optimizer():
     )
     (path,) = [path for path in large if path[-3:] == ('mu', 'norm1', 'scale')]
     np.testing.assert_array_equal(cut[path], large[path][kept])
-    assert (sizes := [path for path in large if 'sizes' in path])
+    sizes = [path for path in large if 'sizes' in path]
+    assert sizes
     for path in sizes:
         assert cut[path] == getattr(small.model, path[-2]).kernel.size
     if 'model' in vars(small_optimizer):  # of older Flax

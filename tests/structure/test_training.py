@@ -91,7 +91,10 @@ def test_states_get_the_shapes_that_a_new_start_would_give_them(tx):
 
 SMALL = GRAPH.shrink(PARAMS, KEEP)
 REFUSED = {
-    'factored': (optax.adafactor(min_dim_size_to_factor=2), r'v_row/.*kernel has shape \(\d+,\).*init'),
+    'factored': (
+        optax.adafactor(min_dim_size_to_factor=2),
+        r'v_row/.*kernel has shape \(\d+,\).*init',
+    ),
     'history': (optax.lbfgs(), r'kernel has shape \(10, '),
     'flat': (optax.flatten(optax.adam(1e-2)), 'has the path of no parameter'),
 }

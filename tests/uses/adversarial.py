@@ -144,96 +144,119 @@ matmul.defvjp(lambda x, w: (x @ w, (x, w)), lambda saved, g: (g @ saved[1].T, sa
 
 MODELS = {
     # loops
-    'learned states': row(learned_states, floats(3, 2, 4), w=((4, 4), '?'), h=((4,), '?')),
-    'nested scans': row(nested, X, w=((2, 3, 4, 4), '?')),
-    'ring': row(ring, X, a=((4, 4), '?'), b=((4, 4), '?'), c=((4, 4), '?')),
-    'indexed and until': row(indexed_and_until, X, w=((3, 4, 4), '?'), v=((4, 4), '?')),
-    'indexed by two counters': row(by_two_counters, X, w=((2, 3, 4, 4), '?')),
+    'learned states': row(
+        learned_states, floats(3, 2, 4), w=((4, 4), 'dot 0>1'), h=((4,), 'elementwise >0')
+    ),
+    'nested scans': row(nested, X, w=((2, 3, 4, 4), 'dot 2>3@01')),
+    'ring': row(ring, X, a=((4, 4), '~dot 0>1'), b=((4, 4), '~dot 0>1'), c=((4, 4), '~dot 0>1')),
+    'indexed and until': row(
+        indexed_and_until, X, w=((3, 4, 4), 'dot 1>2@0'), v=((4, 4), 'dot 0>1')
+    ),
+    'indexed by two counters': row(by_two_counters, X, w=((2, 3, 4, 4), 'dot 2>3@01')),
     'layers used twice': row(
         lambda p, x: lax.fori_loop(0, 6, lambda i, x: jnp.tanh(x @ p['w'][i // 2]), x),
         X,
-        w=((3, 4, 4), '?'),
+        w=((3, 4, 4), 'dot 1>2@0'),
     ),
     'indexed beyond the end': row(
         lambda p, x: lax.fori_loop(0, 5, lambda i, x: jnp.tanh(x @ p['w'][i]), x),
         X,
-        w=((3, 4, 4), '?'),
+        w=((3, 4, 4), 'dot 1>2@0'),
     ),
     'masked in a loop': row(
-        lambda p, x: scan(lambda x, w: jnp.tanh(x @ jnp.tril(w)), x, p['w']), X, w=((3, 4, 4), '?')
+        lambda p, x: scan(lambda x, w: jnp.tanh(x @ jnp.tril(w)), x, p['w']),
+        X,
+        w=((3, 4, 4), 'dot 1>2@0'),
     ),
-    'shared between scan and not': row(shared, X, w=((3, 4, 4), '?')),
+    'shared between scan and not': row(shared, X, w=((3, 4, 4), 'dot 1>2@0, dot 2>1')),
     # branches
-    'layers of two kinds by counter': row(branches_by_counter, X, a=((4, 4), '?'), b=((4, 4), '?')),
-    'branch in scan': row(branch_in_scan, X, w=((3, 4, 4), '?'), b=((3, 4), '?')),
-    'switch over layers': row(switched, X, w=((3, 4, 4), '?')),
+    'layers of two kinds by counter': row(
+        branches_by_counter, X, a=((4, 4), 'dot 0>1'), b=((4, 4), 'dot 1>0')
+    ),
+    'branch in scan': row(
+        branch_in_scan, X, w=((3, 4, 4), 'dot 1>2@0'), b=((3, 4), 'elementwise >1@0')
+    ),
+    'switch over layers': row(switched, X, w=((3, 4, 4), 'dot 1>2')),
     'one of two': row(
         lambda p, x: x @ lax.cond(x.sum() > 0, lambda: p['a'], lambda: p['b']),
         X,
-        a=((4, 4), '?'),
-        b=((4, 4), '?'),
+        a=((4, 4), 'elementwise >01'),
+        b=((4, 4), 'elementwise >01'),
     ),
     # derivatives
-    'inner update': row(inner_update, X, w=((4, 3), '?')),
-    'custom vjp': row(lambda p, x: matmul(x, p['w'].T), X, w=((6, 4), '?')),
+    'inner update': row(inner_update, X, w=((4, 3), 'dot 0>1, elementwise >01')),
+    'custom vjp': row(lambda p, x: matmul(x, p['w'].T), X, w=((6, 4), 'dot 1>0')),
     # contractions
     'attention': row(
         attention,
         floats(2, 5, 4),
-        q=((4, 2, 3), '?'),
-        k=((3, 4, 2), '?'),
-        v=((2, 3, 4), '?'),
-        o=((2, 3, 6), '?'),
+        q=((4, 2, 3), 'dot 0>12'),
+        k=((3, 4, 2), 'dot 1>02'),
+        v=((2, 3, 4), 'dot 2>01'),
+        o=((2, 3, 6), 'dot 01>2'),
     ),
     'routed': row(
-        routed, floats(7, 4), gate=((4, 3), '?'), up=((3, 5, 4), '?'), down=((3, 4, 5), '?')
+        routed,
+        floats(7, 4),
+        gate=((4, 3), 'dot 0>1'),
+        up=((3, 5, 4), 'dot 2>1|0'),
+        down=((3, 4, 5), 'dot 2>1|0'),
     ),
     'rows in groups': row(
-        lambda p, x: lax.ragged_dot(x, p['w'], jnp.array([2, 0, 3])), floats(5, 4), w=((3, 4, 6), '?')
+        lambda p, x: lax.ragged_dot(x, p['w'], jnp.array([2, 0, 3])),
+        floats(5, 4),
+        w=((3, 4, 6), 'dot 1>2|0'),
     ),
-    'rows in groups of two layers': row(groups_of_rows, floats(5, 4), w=((2, 3, 4, 4), '?')),
-    'ensemble': row(lambda p, x: jax.vmap(lambda w: x @ w)(p['w']), X, w=((5, 4, 3), '?')),
+    'rows in groups of two layers': row(
+        groups_of_rows, floats(5, 4), w=((2, 3, 4, 4), 'dot 3>2|1@0')
+    ),
+    'ensemble': row(lambda p, x: jax.vmap(lambda w: x @ w)(p['w']), X, w=((5, 4, 3), 'dot 1>02')),
     'batch axes in other order': row(
         lambda p, x: lax.dot_general(x, p['w'], (((3,), (1,)), ((2, 0), (0, 2)))),
         floats(2, 6, 3, 4),
-        w=((3, 4, 2, 5), '?'),
+        w=((3, 4, 2, 5), 'dot 1>3|02'),
     ),
-    'cache': row(with_cache, X, floats(5, 3), k=((4, 3), '?'), q=((4, 3), '?')),
+    'cache': row(with_cache, X, floats(5, 3), k=((4, 3), 'dot 0>1'), q=((4, 3), 'dot 0>1')),
     'convolution by letters': row(
         lambda p, x: conv(x, p['w'], ('HNCW', 'IWOH', 'CWNH')),
         floats(4, 2, 3, 4),
-        w=((3, 2, 5, 3), '?'),
+        w=((3, 2, 5, 3), 'conv 013>2'),
     ),
     'batch groups': row(
-        lambda p, x: conv(x, p['w'], batch_group_count=2), floats(2, 4, 4, 3), w=((2, 3, 3, 6), '?')
+        lambda p, x: conv(x, p['w'], batch_group_count=2),
+        floats(2, 4, 4, 3),
+        w=((2, 3, 3, 6), 'conv 012>3'),
     ),
     'grouped convolutions over both': row(
-        lambda p, x: jax.vmap(
-            functools.partial(conv, feature_group_count=3), (0, 3)
-        )(x, p['w']),
+        lambda p, x: jax.vmap(functools.partial(conv, feature_group_count=3), (0, 3))(x, p['w']),
         floats(5, 2, 4, 4, 3),
-        w=((3, 2, 1, 5, 6), '?'),
+        w=((3, 2, 1, 5, 6), 'conv 012>34'),
     ),
     # lookups
-    'tied': row(lambda p, x: p['w'][x] @ p['w'].T, tokens(3), w=((5, 4), '?')),
+    'tied': row(lambda p, x: p['w'][x] @ p['w'].T, tokens(3), w=((5, 4), 'dot 1>0, gather >01')),
     'expert choice': row(
-        lambda p, x, i: jnp.einsum('bi,bio->bo', x, p['w'][i]), X, tokens(2), w=((3, 4, 5), '?')
+        lambda p, x, i: jnp.einsum('bi,bio->bo', x, p['w'][i]),
+        X,
+        tokens(2),
+        w=((3, 4, 5), 'gather >012'),
     ),
     # moves
-    'irregular reshape': row(lambda p, x: x @ p['w'].reshape(4, 3), X, w=((3, 4), '?')),
+    'irregular reshape': row(lambda p, x: x @ p['w'].reshape(4, 3), X, w=((3, 4), 'dot 01>01')),
     'behind a barrier': row(
-        lambda p, x: jnp.matmul(*lax.optimization_barrier((x, p['w']))), X, w=((4, 4), '?')
+        lambda p, x: jnp.matmul(*lax.optimization_barrier((x, p['w']))), X, w=((4, 4), 'dot 0>1')
     ),
-    'top k': row(lambda p, x: x[:, :2] @ lax.top_k(p['w'], 2)[0].T, X, w=((4, 4), '?')),
-    'permuted': row(lambda p, x: x @ p['w'][:, np.array([1, 3, 0, 2])].T, X, w=((4, 4), '?')),
-    'combined with constants at indices': row(combined_with_constants, X, w=((4, 6), '?')),
+    'top k': row(lambda p, x: x[:, :2] @ lax.top_k(p['w'], 2)[0].T, X, w=((4, 4), '~dot 1>0')),
+    'permuted': row(lambda p, x: x @ p['w'][:, np.array([1, 3, 0, 2])].T, X, w=((4, 4), 'dot 1>0')),
+    'combined with constants at indices': row(combined_with_constants, X, w=((4, 6), '~dot 0>1')),
     'rows beyond the end are zero': row(
         lambda p, x: x @ p['w'].at[np.array([0, 9, 1, 2])].get(mode='fill', fill_value=0),
         X,
-        w=((4, 6), '?'),
+        w=((4, 6), '~dot 0>1'),
     ),
     'padded by ones': row(
-        lambda p, x: x @ jnp.pad(p['w'], ((1, 0), (0, 2)), constant_values=1), X, w=((3, 6), '?')
+        lambda p, x: x @ jnp.pad(p['w'], ((1, 0), (0, 2)), constant_values=1),
+        X,
+        w=((3, 6), 'dot 0>1'),
     ),
-    'returned': row(lambda p, x: (x, p['w']), X, w=((4, 4), '?')),
+    'returned': row(lambda p, x: (x, p['w']), X, w=((4, 4), 'output >01')),
 }

@@ -246,7 +246,11 @@ MODELS = {
     ),
     # kernels of outputs by inputs, under `vmap`
     'equinox scanned': Model(
-        equinox(lambda: eqx.filter_vmap(EquinoxBlock)(jax.random.split(KEY, 3)), call_scanned, floats(2, 6, 8)),
+        equinox(
+            lambda: eqx.filter_vmap(EquinoxBlock)(jax.random.split(KEY, 3)),
+            call_scanned,
+            floats(2, 6, 8),
+        ),
         {'norm*': STACKED_BIAS, '*/weight': 'dot 2>1@0', '*': STACKED_BIAS},
     ),
     # kernels of outputs, inputs and windows

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxpruner.uses import UnsupportedPrimitive, param_uses, run_with_taps
@@ -121,7 +120,9 @@ FLOPS = [  # of a model of one leaf, of its shape, and the shape of the input
 
 def test_flops():
     for apply_fn, shape, of_input, expected in FLOPS:
-        assert param_uses(apply_fn, floats(*shape), floats(*of_input))['kernel'][0].flops == expected
+        assert (
+            param_uses(apply_fn, floats(*shape), floats(*of_input))['kernel'][0].flops == expected
+        )
     params = {'a': floats(4, 3), 'b': floats(4, 3)}  # an operation that is shared counts once
     graph = param_uses(lambda p, x: (x @ x.T, x @ (p['a'] + p['b'])), params, X)
     assert graph.flops == 2 * 2 * 4 * 2 + 2 * 2 * 4 * 3

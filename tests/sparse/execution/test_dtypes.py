@@ -41,7 +41,10 @@ def test_integers_are_added_up_in_the_type_the_model_asks_for(setting):
 def test_halves_are_added_up_in_float32(setting):
     apply_fn = dot(jnp.float32)
     weights = jax.random.normal(jax.random.key(0), (512, 256), jnp.bfloat16)
-    params, x = {'w': half_of(weights)}, jax.random.normal(jax.random.key(1), (8, 512), jnp.bfloat16)
+    params, x = (
+        {'w': half_of(weights)},
+        jax.random.normal(jax.random.key(1), (8, 512), jnp.bfloat16),
+    )
     apply, packed, _ = sparse.compile(apply_fn, params, x, formats=setting)
     np.testing.assert_allclose(apply(packed, x), apply_fn(params, x), atol=1e-3)
     gradient = jax.grad(lambda apply, params, x: jnp.sin(apply(params, x)).sum(), 2)

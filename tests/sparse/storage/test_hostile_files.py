@@ -178,19 +178,21 @@ def test_any_damage_is_refused_or_without_effect(written, data):
     place = data.draw(st.integers(0, len(content) - 1))
     new = data.draw(st.binary(max_size=1))
     path.write_bytes(content[:place] + (new + content[place + 1 :] if new else b''))
+    words = ''
     try:
-        file = sparse.open_packed(path)
-        found = sparse.load(path)
+        found, metadata = sparse.load(path), sparse.open_packed(path).metadata
     except ValueError as error:
-        assert 'a.safetensors' in str(error)
-        return
-    assert file.metadata == {'word': 'hello'}
-    jax.tree.map(np.testing.assert_array_equal, found, TREE)
+        words = str(error)
+    if words:
+        assert 'a.safetensors' in words
+    else:
+        assert metadata == {'word': 'hello'}
+        jax.tree.map(np.testing.assert_array_equal, found, TREE)
 
 
 def test_a_file_that_changes_after_it_was_opened(path):
     file = sparse.open_packed(path)
     path.write_bytes(path.read_bytes()[:-8])
+    last = list(file.leaves)[-1]
     with pytest.raises(ValueError, match=r'a\.safetensors.*changed'):
-        for name in TREE:
-            file.read(name)
+        file.read(last)

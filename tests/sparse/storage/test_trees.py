@@ -131,8 +131,16 @@ REFUSED = [  # what to call, with which error
         ValueError,
         r'^a: 2 weights .*apply_mask',
     ),
-    (lambda: sparse.unpack({'a': eye()}, like={'a': eye(), 'b': eye()}), ValueError, "leaf 'b'.*'a'"),
-    (lambda: sparse.unpack(sparse.pack({'a': eye()}), like=LIKE), ValueError, '^a is float32.*float16'),
+    (
+        lambda: sparse.unpack({'a': eye()}, like={'a': eye(), 'b': eye()}),
+        ValueError,
+        "leaf 'b'.*'a'",
+    ),
+    (
+        lambda: sparse.unpack(sparse.pack({'a': eye()}), like=LIKE),
+        ValueError,
+        '^a is float32.*float16',
+    ),
 ]
 
 

@@ -137,5 +137,7 @@ def test_blocks_that_do_not_suit_are_said():
 
 def test_parameters_of_another_shape_are_refused():
     params = {**PARAMS, 'up': {**PARAMS['up'], 'kernel': jnp.ones((3, 7))}}
-    with pytest.raises(ValueError, match=r'up/kernel has shape \(3, 7\), and in the model \(12, 24'):
+    with pytest.raises(
+        ValueError, match=r'up/kernel has shape \(3, 7\), and in the model \(12, 24'
+    ):
         made('blocks').pack(params)

@@ -52,7 +52,9 @@ def rows_of(model, topology, name):
 SET = pytest.param('weights', 'set', marks=needs_csr)
 
 
-@pytest.mark.parametrize(('kind', 'algorithm'), [('blocks', 'static_sparse'), ('blocks', 'rigl'), SET])
+@pytest.mark.parametrize(
+    ('kind', 'algorithm'), [('blocks', 'static_sparse'), ('blocks', 'rigl'), SET]
+)
 def test_they_move_when_they_are_due(kind, algorithm):
     model = moving(kind, algorithm)
     history = trained(model, 7)
