@@ -24,23 +24,17 @@ def pruned_of(choices):
 
 
 ANY = 'unstructured'
-CHOSEN = [
-    ({'sparsity': 0.5}, {'z.weight': ANY, 'a.weight': ANY, 'wide': ANY}),
-    (
-        {'sparsity': 0.5, 'types': [('a.bias', ANY), ('w*', ANY), ('*', 'dense')]},
-        {'a.bias': ANY, 'wide': ANY},
-    ),
-    ({'sparsity': 0.5, 'types': [('*.weight', 'dense')]}, {'wide': ANY}),
-    (
-        {'types': [('wide', '1:4'), ('a.*', 'dense'), ('*', '2:4')]},
-        {'z.weight': '2:4', 'wide': '1:4'},
-    ),
+CHOSEN = [  # sparsity, types, what is pruned
+    (0.5, [], {'z.weight': ANY, 'a.weight': ANY, 'wide': ANY}),
+    (0.5, [('a.bias', ANY), ('w*', ANY), ('*', 'dense')], {'a.bias': ANY, 'wide': ANY}),
+    (0.5, [('*.weight', 'dense')], {'wide': ANY}),
+    (None, [('wide', '1:4'), ('a.*', 'dense'), ('*', '2:4')], {'z.weight': '2:4', 'wide': '1:4'}),
 ]
 
 
-@pytest.mark.parametrize(('settings', 'kinds'), CHOSEN)
-def test_leaves_are_chosen_by_name(settings, kinds):
-    choices = choose(LEAVES, **settings)
+@pytest.mark.parametrize(('sparsity', 'types', 'kinds'), CHOSEN)
+def test_leaves_are_chosen_by_name(sparsity, types, kinds):
+    choices = choose(LEAVES, sparsity, types)
     assert {name: choice.kind for name, choice in pruned_of(choices).items()} == {
         name: sparsity_types.parse_sparsity_type(kind) for name, kind in kinds.items()
     }
@@ -83,49 +77,39 @@ WITH_TABLES = dict.fromkeys([*LOOKED_UP, *HEADS, *LAYERS], SHAPE) | {
 }
 
 
+HEADLESS = [*LAYERS[:-2], 'decoder.weight', 'patch_embed.weight', 'pos_embed']
 NAMED = [
-    ({'sparsity': 0.5}, [*LAYERS, 'patch_embed.weight']),
-    ({'types': [('*', '2:4')]}, WITH_TABLES),
-    (
-        {'types': [('pos*', '1:4'), (None, '2:4'), ('*head*', 'dense')]},
-        [*LAYERS[:-2], 'decoder.weight', 'patch_embed.weight', 'pos_embed'],
-    ),
-    (
-        {'sparsity': 0.5, 'types': [('lm_head*', ANY), ('members*', ANY), ('*', 'dense')]},
-        [*HEADS[:2], 'members.w'],
-    ),
+    (0.5, [], [*LAYERS, 'patch_embed.weight']),
+    (None, [('*', '2:4')], WITH_TABLES),
+    (None, [('pos*', '1:4'), (None, '2:4'), ('*head*', 'dense')], HEADLESS),
+    (0.5, [('lm_head*', ANY), ('members*', ANY), ('*', 'dense')], [*HEADS[:2], 'members.w']),
 ]
 
 
-@pytest.mark.parametrize(('settings', 'pruned'), NAMED)
-def test_what_looks_like_an_embedding_or_a_head_is_pruned_where_a_glob_names_it(settings, pruned):
-    reasons = choose(WITH_TABLES, **settings)
+@pytest.mark.parametrize(('sparsity', 'types', 'pruned'), NAMED)
+def test_what_looks_like_an_embedding_or_a_head_is_pruned_where_a_glob_names_it(
+    sparsity, types, pruned
+):
+    reasons = choose(WITH_TABLES, sparsity, types)
     assert set(pruned_of(reasons)) == set(pruned)
-    if settings == {'sparsity': 0.5}:
+    if not types:
         assert {reasons[name] for name in LOOKED_UP} == {'looks like an embedding'}
         assert {reasons[name] for name in HEADS} == {'looks like an output head'}
 
 
-HALF = {'sparsity': 0.5}
 REFUSED = [
-    ({'sparsity': 1.5}, 'sparsity must lie in [0, 1] (the share of weights removed), got 1.5'),
-    (
-        HALF | {'types': [('*.kernel', ANY)]},
-        "types: '*.kernel' matches no parameter; the nearest are",
-    ),
-    (HALF | {'types': [('*', '2-4')]}, "unknown sparsity type '2-4'; write"),
-    (HALF | {'types': [('*', '2:4'), ('*', '1:4')]}, 'types: a name is given twice'),
-    ({'types': [('*', '2:5')]}, 'z.weight: shape (16, 8) has length 8 along axis -1, which m=5'),
-    ({}, 'sparsity: z.weight needs one; only N:M'),
-    (
-        HALF | {'types': [('ids', ANY)]},
-        'types: ids is int64, which is not pruned; float16, bfloat16',
-    ),
-    (HALF | {'types': [('*', 'dense')]}, 'no leaf is left to prune'),
+    (1.5, [], 'sparsity must lie in [0, 1] (the share of weights removed), got 1.5'),
+    (None, [], 'sparsity: z.weight needs one; only N:M'),
+    (0.5, [('*.kernel', ANY)], "types: '*.kernel' matches no parameter; the nearest are"),
+    (0.5, [('*', '2-4')], "unknown sparsity type '2-4'; write"),
+    (0.5, [('*', '2:4'), ('*', '1:4')], 'types: a name is given twice'),
+    (None, [('*', '2:5')], 'z.weight: shape (16, 8) has length 8 along axis -1, which m=5'),
+    (0.5, [('ids', ANY)], 'types: ids is int64, which is not pruned; float16, bfloat16'),
+    (0.5, [('*', 'dense')], 'no leaf is left to prune'),
 ]
 
 
-@pytest.mark.parametrize(('settings', 'words'), REFUSED)
-def test_wrong_choices_are_refused(settings, words):
+@pytest.mark.parametrize(('sparsity', 'types', 'words'), REFUSED)
+def test_wrong_choices_are_refused(sparsity, types, words):
     with pytest.raises(ValueError, match=re.escape(words)):
-        choose(LEAVES, **settings)
+        choose(LEAVES, sparsity, types)

@@ -196,46 +196,39 @@ def test_a_sparsity_that_contradicts_n_by_m_is_warned_of_once(algorithm):
     jaxpruner.prune(HEADS, {'bias': 0.6, '*': 0.5}, algorithm, **given)  # warnings are errors
 
 
-# A stem, a depthwise convolution, squeeze and excitation of 6 channels, and a layer of 18.
-SHAPES = {
-    'stem': (3, 3, 3, 8),
-    'depthwise': (3, 3, 1, 8),
-    'squeeze': (8, 6),
-    'excite': (6, 8),
-    'wide': (8, 18),
-    'out': (18, 4),
-}
+# A stem, a depthwise convolution, and layers of 8 and 18 inputs.
+SHAPES = {'stem': (3, 3, 3, 8), 'depthwise': (3, 3, 1, 8), 'wide': (8, 18), 'out': (18, 4)}
 MIXED = {name: normal(*shape) for name, shape in SHAPES.items()}
+REFUSED = ['stem', 'depthwise', 'out']
 
 
 def cnn(params, x):
     x = conv(conv(x, params['stem']), params['depthwise'], feature_group_count=8)
-    gate = jax.nn.relu(x.mean((1, 2)) @ params['squeeze']) @ params['excite']
-    x = (x * jax.nn.sigmoid(gate)[:, None, None]).mean((1, 2))
-    return jax.nn.relu(x @ params['wide']) @ params['out']
+    return jax.nn.relu(x.mean((1, 2)) @ params['wide']) @ params['out']
+
+
+# The rule for `out` would have no leaf.
+RULES = [
+    ('magnitude', '2:4', {'*': '2:4'}),
+    ('wanda', {'wide': '1:4', 'out': '2:4', '*': 'nm_2,4'}, {'wide': '1:4', '*': '2:4'}),
+]
 
 
 @pytest.mark.filterwarnings('ignore:samples are fewer')
-@pytest.mark.parametrize(
-    ('algorithm', 'sparsity_type'),
-    [('magnitude', '2:4'), ('wanda', {'wide': '1:4', 'excite': '2:4', '*': 'nm_2,4'})],
-)
+@pytest.mark.parametrize(('algorithm', 'rules', 'others'), RULES)
 def test_one_error_names_all_leaves_that_cannot_take_n_by_m_and_its_setting_works(
-    algorithm, sparsity_type
+    algorithm, rules, others
 ):
     given = {'algorithm': algorithm, 'apply_fn': cnn, 'batches': [normal(2, 6, 6, 3)]}
-    refused = {'stem', 'depthwise', 'excite', 'out'}
     with pytest.raises(ValueError, match='leave them dense') as caught:
-        jaxpruner.prune(MIXED, sparsity_type=sparsity_type, **given)
+        jaxpruner.prune(MIXED, sparsity_type=rules, **given)
     reasons, _, setting = str(caught.value).partition('sparsity_type=')
     setting = ast.literal_eval(setting)
-    assert all(f'{name}: ' in reasons for name in refused)
-    # The rule for `excite` would have no leaf.
-    others = {'*': '2:4'} if isinstance(sparsity_type, str) else {'wide': '1:4', '*': '2:4'}
-    assert set(list(setting)[: -len(others)]) == refused
-    assert list(setting.items())[-len(others) :] == list(others.items())
+    assert all(f'{name}: ' in reasons for name in REFUSED)
+    assert setting == dict.fromkeys(REFUSED) | others
+    assert list(setting)[len(REFUSED) :] == list(others)
     _, masks = jaxpruner.prune(MIXED, sparsity_type=setting, **given)
-    assert {name for name, mask in masks.items() if mask is None} == refused
+    assert {name for name, mask in masks.items() if mask is None} == set(REFUSED)
 
 
 # Sparsities.

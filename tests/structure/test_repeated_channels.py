@@ -1,8 +1,5 @@
 """Groups whose channels lie several times along one axis: as factors (h ⊗ h), as segments (h, h), or as both."""
 
-import itertools
-import string
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,69 +18,51 @@ class Model:
     Attributes:
       params: `up{i}` makes hidden value i, of `sizes[i]` channels; `square{i}`, a square matrix stored flat, mixes them
         if `has_squares[i]`.
-      channels: leaf -> for each axis, for each position, the channels that lie there, as pairs (hidden value, index).
     """
 
     def __init__(self, sizes, words, has_squares):
         self.sizes, self.words, self.has_squares = sizes, words, has_squares
-        self.channels = {}
-        rows = []
-        for word in words:
-            indices = itertools.product(*[range(sizes[i]) for i in word])
-            rows += [set(zip(word, index, strict=True)) for index in indices]
-        inputs, results = [set()] * 3, [set()] * 2
-        for i in {i for word in words for i in word}:
-            own = [{(i, channel)} for channel in range(sizes[i])]
-            self.channels[f'up{i}'] = [inputs, own]
-            if has_squares[i]:
-                self.channels[f'square{i}'] = [[a | b for a in own for b in own]]
-        self.channels['out'] = [rows, results]
         rng = np.random.default_rng(1)
-        self.params = {}
-        for name, axes in self.channels.items():
-            self.params[name] = jnp.asarray(rng.normal(size=list(map(len, axes))), jnp.float32)
+        everything = self.weights_of([np.ones(size) for size in sizes])
+        self.params = {
+            name: jnp.asarray(rng.normal(size=flags.shape), jnp.float32)
+            for name, flags in everything.items()
+        }
+
+    def products(self, hidden):
+        """Of values [rows, channels], side by side."""
+        parts = []
+        for first, *others in self.words:
+            product = hidden[first]
+            for i in others:
+                product = jnp.einsum('za,zb->zab', product, hidden[i]).reshape(len(product), -1)
+            parts.append(product)
+        return jnp.concatenate(parts, -1)
 
     def apply(self, params, x):
         hidden = []
         for i, size in enumerate(self.sizes):
-            h = jnp.tanh(x @ params[f'up{i}']) if f'up{i}' in params else None
-            if f'square{i}' in params:
+            h = jnp.tanh(x @ params[f'up{i}'])
+            if self.has_squares[i]:
                 h = h + h @ params[f'square{i}'].reshape(size, size)
             hidden.append(h)
-        parts = []
-        for word in self.words:
-            letters = string.ascii_lowercase[: len(word)]
-            operands = ','.join(f'z{letter}' for letter in letters)
-            values = [hidden[i] for i in word]
-            parts.append(jnp.einsum(f'{operands}->z{letters}', *values).reshape(len(x), -1))
-        return jnp.concatenate(parts, -1) @ params['out']
+        return self.products(hidden) @ params['out']
 
-    def weights_with(self, i, channel=None):
-        """Leaf -> flags of its weights in a channel of hidden value i, or in any."""
-        flags = {}
-        for name, axes in self.channels.items():
-            of_axes = []
-            for positions in axes:
-                wanted = {(i, c) for c in range(self.sizes[i]) if channel in (None, c)}
-                of_axes.append([bool(wanted & here) for here in positions])
-            flags[name] = np.array(of_axes[0])
-            for along in of_axes[1:]:
-                flags[name] = flags[name][..., None] | np.array(along)
-        return flags
+    def weights_of(self, channels):
+        """Leaf -> flags of the weights of which all channels are flagged, by hidden value."""
+        rows = [np.asarray(each)[None] for each in channels]
+        flags = {'out': np.asarray(self.products(rows)).T * np.ones(2)}
+        for i, row in enumerate(rows):
+            flags[f'up{i}'] = np.ones((3, 1)) * row
+            if self.has_squares[i]:
+                flags[f'square{i}'] = (row.T * row).ravel()
+        return {name: each > 0 for name, each in flags.items()}
 
-    def kept_positions(self, keep):
-        """Leaf -> the positions that stay along each axis."""
-        kept = {}
-        for name, axes in self.channels.items():
-            kept[name] = []
-            for positions in axes:
-                stays = [all(channel in keep[i] for i, channel in here) for here in positions]
-                kept[name].append(np.flatnonzero(stays))
-        return kept
-
-    def group_of(self, graph, i):
-        (group,) = [each for each in graph.groups.values() if f'up{i}' in each.name]
-        return group
+    def weights_with(self, i, channels):
+        """Leaf -> flags of the weights that lie in any of these channels of hidden value i."""
+        others = [np.ones(size) for size in self.sizes]
+        others[i][channels] = 0
+        return {name: ~flags for name, flags in self.weights_of(others).items()}
 
 
 MODELS = {
@@ -98,12 +77,14 @@ MODELS = {
 def test_each_weight_counts_once_for_each_of_its_channels(model):
     """What is cut, zeroed and counted, the scores of a ranking in training, and the norms of a group lasso."""
     params, graph = model.params, channel_groups(model.apply, model.params, X)
-    keep, names = {}, {}
+    names, stays = {}, [np.zeros(size) for size in model.sizes]
     factors = {name: np.ones(leaf.shape) for name, leaf in params.items()}
     for i, size in enumerate(model.sizes):
-        group = model.group_of(graph, i)
+        (group,) = [each for each in graph.groups.values() if f'up{i}' in each.name]
         assert group.exact
-        assert group.parameters == sum(flags.sum() for flags in model.weights_with(i).values())
+        assert group.parameters == sum(
+            int(flags.sum()) for flags in model.weights_with(i, range(size)).values()
+        )
         scores = np.zeros(size)
         for channel in range(size):
             flags = model.weights_with(i, channel)
@@ -112,18 +93,16 @@ def test_each_weight_counts_once_for_each_of_its_channels(model):
             shrinkage = max(0, 1 - 0.5 * np.sqrt(weights.size / (weights**2).sum()))
             for name in flags:
                 factors[name][flags[name]] *= shrinkage
-        keep[i] = np.sort(np.argsort(-scores)[: round(size / 2)])
-        names[group.name] = keep[i].tolist()
+        kept = np.sort(np.argsort(-scores)[: round(size / 2)])
+        stays[i][kept], names[group.name] = 1, kept.tolist()
     pruner = jaxpruner.MagnitudePruning(sparsity_type=GroupedChannels(graph), sparsity=0.5)
     pruned, masks = pruner.instant_sparsify(params)
     zeroed, small = graph.zeroed(params, names), graph.shrink(params, names)
-    for name, kept in model.kept_positions(keep).items():
-        mask = np.zeros(params[name].shape)
-        mask[np.ix_(*kept)] = 1
-        np.testing.assert_array_equal(masks[name], mask)
-        np.testing.assert_array_equal(zeroed[name], params[name] * mask)
+    for name, flags in model.weights_of(stays).items():
+        np.testing.assert_array_equal(masks[name], flags)
+        np.testing.assert_array_equal(zeroed[name], params[name] * flags)
         np.testing.assert_array_equal(pruned[name], zeroed[name])
-        np.testing.assert_array_equal(small[name], np.asarray(params[name])[np.ix_(*kept)])
+        np.testing.assert_array_equal(small[name].ravel(), np.asarray(params[name])[flags])
     size = sum(leaf.size for leaf in small.values())
     assert graph.cost(names).parameters == pruner.plan(params).kept == size
     for tree in (masks, zeroed):

@@ -159,9 +159,8 @@ def assert_equal_to_zeroed(model, params, x, keep, has_gradient=True):
 def test_programs_at_smaller_shapes_are_the_zeroed_ones(function):
     with doubles():
         model, params, x = make(function)
-        (group,) = channel_groups(
-            model, params, x
-        ).groups  # older JAX names it after another member
+        # Older JAX names the group after another member.
+        (group,) = channel_groups(model, params, x).groups
         assert_equal_to_zeroed(model, params, x, {group: KEEP['up[1]']}, function is not loop)
 
 

@@ -96,15 +96,12 @@ def test_an_nnx_network_is_trained_on_with_its_optimizer():
 
 
 # A module, how many channels stay, and the numbers in its layers that follow.
+OF_DEPTHWISE = {
+    'depthwise.feature_group_count': (8, 4),
+    'stem.kernel_shape': ((3, 3, 3, 8), (3, 3, 3, 4)),
+}
 NUMBERS = [
-    (
-        shrunk_models.Depthwise,
-        {'stem/kernel[3]': 4},
-        {
-            'depthwise.feature_group_count': (8, 4),
-            'stem.kernel_shape': ((3, 3, 3, 8), (3, 3, 3, 4)),
-        },
-    ),
+    (shrunk_models.Depthwise, {'stem/kernel[3]': 4}, OF_DEPTHWISE),
     (shrunk_models.GroupNorm, {'stem/kernel[3][0:8:2]': 3}, {'norm.num_groups': (4, 3)}),
 ]
 
@@ -149,16 +146,8 @@ def test_an_equinox_layer_norm_has_a_new_shape():
 
 
 NOT_FOLLOWED = [
-    (
-        shrunk_models.Transformer,
-        (2, 5, 3),
-        ['code of Transformer', 'attention.in_features=16', 'embed/kernel[1]'],
-    ),
-    (
-        shrunk_models.Ambiguous,
-        (6, 3),
-        ['TypeError: ', 'width=8', 'cut were up/kernel[1], middle/kernel[1]'],
-    ),
+    (shrunk_models.Transformer, (2, 5, 3), ['code of Transformer', 'attention.in_features=16']),
+    (shrunk_models.Ambiguous, (6, 3), ['TypeError: ', 'width=8', 'cut were up/kernel[1], middle']),
 ]
 
 
@@ -193,8 +182,7 @@ def test_linen_variables_with_statistics_and_two_inputs():
     small = jaxpruner.shrink((linen_apply, variables), (x, shift), 'flops=0.5', round_to=2)
     small_apply, small_variables = small.model
     assert small_variables.keys() == variables.keys()
-    (count,) = {len(kept) % 2 for kept in small.keep.values()}
-    assert count == 0
+    assert {len(kept) % 2 for kept in small.keep.values()} == {0}
     kept = small.keep['params/Conv_0/kernel[3]']
     assert small_variables['batch_stats']['BatchNorm_0']['var'].shape == kept.shape
     zeroed = small.graph.zeroed(variables, small.keep)
