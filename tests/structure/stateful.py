@@ -113,10 +113,14 @@ def scanned():
 
 
 class Row(NamedTuple):
-    """A model, and the groups that it must have: where they lie in the state, and the sizes of what owns lists."""
+    """A model, the groups that it must have, and where the state is in its results.
+
+    Of each group it says where it lies in the state, and the sizes of what owns lists.
+    """
 
     make: Callable
     groups: dict
+    state_at: int = 1
 
 
 AVERAGES = [
@@ -137,6 +141,6 @@ MODELS = {
             'value[2]': (['cache/value[3]'], [2]),
         },
     ),
-    'recurrent': Row(recurrent, {'in[1]': (['kernel[1]'], [])}),
+    'recurrent': Row(recurrent, {'in[1]': (['kernel[1]'], [])}, state_at=0),
     'scanned': Row(scanned, {'up[2]': (['kernel[1]'], [3]), 'up[0]': (['kernel[0]'], [])}),
 }

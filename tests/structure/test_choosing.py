@@ -183,7 +183,7 @@ def test_groups_with_lists_for_each_other_are_refused():
 def test_latency_is_met_with_a_handful_of_candidates(monkeypatch):
     timed = []
 
-    def latency_function(graph, params, inputs):
+    def latency_function(graph, params, inputs, show):
         assert graph is GRAPH
         assert params is PARAMS
         assert inputs[0].shape == (7, 3)
@@ -203,7 +203,7 @@ def test_latency_is_met_with_a_handful_of_candidates(monkeypatch):
     assert after <= 5.5
     assert len(timed) <= 14
     assert str(choice).splitlines()[-1].split()[:2] == ['milliseconds', '11']
-    with pytest.raises(ValueError, match=r'latency=0.05 cannot be met'):
+    with pytest.raises(ValueError, match=r"'latency=0.05' cannot be met"):
         GRAPH.choose(PARAMS, 'latency=0.05', batches=[jnp.ones((7, 3))], progress=False)
 
 
@@ -244,7 +244,7 @@ REFUSED = {
     'out of reach': (
         {**HALF, 'round_to': 8},
         ValueError,
-        r"'parameters=0.5'.* 1\.0000 of the param",
+        r"'parameters=0.5'.* 1\.0000 of the whole",
     ),
     'unknown score': ({**HALF, 'score': 'magnitud'}, ValueError, "'magnitud'.*'magnitude'"),
     'no score': ({**HALF, 'score': 5}, TypeError, 'score is .*got 5'),

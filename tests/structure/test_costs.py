@@ -5,10 +5,8 @@ import functools
 import jax
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
 
 from jaxpruner.structure import channel_groups
-from uses.manual_meshes import abstract_mesh, partly_manual
 from uses.table import conv, floats
 
 
@@ -70,25 +68,6 @@ def test_control_flow(apply_fn, multiplied):
     for count in (8, 7, 3):
         cost = graph.cost({'w[1]': range(count)})
         assert (cost.flops, cost.parameters) == (2 * 5 * 4 * multiplied(count), 16 + 4 * count)
-
-
-def test_what_runs_on_each_device_stays_and_counts_for_all():
-    mesh = abstract_mesh(data=2, model=3)
-    specs = {
-        'in_specs': (PartitionSpec('data'), PartitionSpec()),
-        'out_specs': PartitionSpec('data'),
-    }
-
-    def body(x, w):
-        return jax.lax.scan(lambda x, _: (x @ w, None), x, length=3)[0]
-
-    def apply(p, x):
-        mapped = partly_manual(body, mesh, {'data'}, **specs)
-        return mapped(x @ p['up'] @ p['down'], p['fixed'])
-
-    params = {'up': floats(4, 8), 'down': floats(8, 4), 'fixed': floats(4, 4)}
-    graph = channel_groups(apply, params, floats(6, 4))
-    assert graph.cost({'up[1]': [2]}).flops == 2 * 6 * (4 + 4 + 3 * 16)
 
 
 def test_counts_beyond_64_bits_are_exact():

@@ -6,8 +6,7 @@ import pytest
 
 from jaxpruner.uses import UnsupportedPrimitive, param_uses, run_with_taps
 from uses.adversarial import indexed_and_until
-from uses.manual_meshes import abstract_mesh, partly_manual
-from uses.table import floats, short_uses
+from uses.table import floats
 
 DEAD = {'w': floats(4, 4), 'b': floats(4)}
 
@@ -129,15 +128,3 @@ def test_flops():
     assert graph['a'][0].flops == graph['b'][0].flops == 2 * 2 * 4 * 3
     graph = param_uses(indexed_and_until, {'w': floats(3, 4, 4), 'v': floats(4, 4)}, X)
     assert (graph['w'][0].trips, graph['v'][0].trips) == (3, None)
-
-
-@pytest.mark.parametrize('axes', [{'model'}, {'model', 'data'}])
-def test_shard_map(axes):
-    spec = jax.sharding.PartitionSpec
-    data = 'data' if 'data' in axes else None
-    specs = {'in_specs': (spec('model'), spec(data, 'model')), 'out_specs': spec(data)}
-    mesh = abstract_mesh(data=2, model=4)
-    sharded = partly_manual(lambda w, x: jax.lax.psum(x @ w, 'model'), mesh, axes, **specs)
-    graph = param_uses(lambda p, x: sharded(p['w'], x), {'w': floats(8, 6)}, floats(4, 8))
-    assert short_uses(graph) == {'w': '~dot 0>1'}
-    assert graph.flops == 2 * 4 * 8 * 6
