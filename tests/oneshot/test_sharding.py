@@ -20,10 +20,6 @@ def apply(params, x):
     return scan(lambda x, w: jax.numpy.tanh(x @ w), x, params['stack']) @ params['out'].T
 
 
-def linear(params, x):
-    return scan(lambda x, w: x @ w, x, params['stack']) @ params['out'].T
-
-
 def loss_fn(params, x):
     return jax.numpy.sum(apply(params, x) ** 2)
 
@@ -32,7 +28,6 @@ CASES = [
     ('wanda', {'apply_fn': apply}),
     ('sparsegpt', {'apply_fn': apply, 'owl': True, 'sequential': True}),
     ('grasp', {'loss_fn': loss_fn}),
-    ('synflow', {'apply_fn': linear}),  # of magnitudes: a tanh would be flat, up to rounding
 ]
 
 

@@ -112,13 +112,6 @@ def _top_two_experts(p, x):
     return jnp.einsum('tk,tkf,tkfd->td', weights, hidden, down)
 
 
-@model({'up': floats(4, 3, 8), 'down': floats(4, 8, 3)}, floats(6, 3), tokens(4))
-def _experts_by_groups_of_rows(p, x, sizes):
-    """Rows go to experts in groups."""
-    hidden = jax.nn.silu(lax.ragged_dot(x, p['up'], sizes))
-    return lax.ragged_dot(hidden, p['down'], sizes)
-
-
 @model(
     {'message': floats(3, 8), 'update': floats(11, 6), 'head': floats(6, 2)},
     floats(5, 3),
@@ -150,37 +143,3 @@ def _scanned_and_tied(p, words):
     layers = {name: p[name] for name in ('scale', 'up', 'down')}
     x, _ = lax.scan(jax.checkpoint(layer), p['embed'][words], layers)
     return x @ p['embed'].T
-
-
-@model(
-    {
-        'stem': floats(3, 3, 3, 16),
-        'first': floats(1, 1, 4, 16),
-        'depthwise': floats(3, 3, 1, 16),
-        'second': floats(1, 1, 4, 16),
-        'head': floats(16, 2),
-    },
-    IMAGE,
-)
-def _shuffle_net(p, x):
-    """Channels of groups are shuffled."""
-    x = jax.nn.relu(conv(x, p['stem']))
-    h = jax.nn.relu(conv(x, p['first'], feature_group_count=4))
-    h = h.reshape(2, 8, 8, 4, 4).swapaxes(3, 4).reshape(x.shape)
-    h = conv(h, p['depthwise'], feature_group_count=16)
-    x = jax.nn.relu(x + conv(h, p['second'], feature_group_count=4))
-    return x.mean((1, 2)) @ p['head']
-
-
-@model({'up': floats(3, 8), 'down': floats(8, 2), 'head': floats(2, 2)}, SEQUENCE)
-def _dynamic_int8(p, x):
-    """Products of integers, with scales that are the largest of rows."""
-
-    def quantize(values, axis):
-        scale = jnp.maximum(jnp.abs(values).max(axis, keepdims=True) / 127, 1e-6)
-        return jnp.round(values / scale).astype(jnp.int8), scale
-
-    h, scale = quantize(jax.nn.gelu(x @ p['up']), -1)
-    kernel, scale_of_kernel = quantize(p['down'], 0)
-    h = lax.dot_general(h, kernel, (((2,), (0,)), ((), ())), preferred_element_type=jnp.int32)
-    return (h * scale * scale_of_kernel) @ p['head']

@@ -7,7 +7,7 @@ import pytest
 
 from jaxpruner.structure import channel_groups
 from structure import stateful
-from structure.doubles import doubles, in_doubles, keep_of
+from structure.doubles import doubles, in_doubles
 from uses.table import floats, scan
 
 
@@ -42,39 +42,6 @@ def test_training_and_evaluation_are_cut_by_one_plan():
         check(graph, params, calls, keep)
         verification = graph.verify(params, keep, *inputs, state=state, of=evaluate)
         assert verification.verdict == 'equal'
-
-
-def attend(params, x):
-    """All tokens at once, as in training, without a cache."""
-    query = jnp.einsum('btd,dkgh->btkgh', x, params['query'])
-    key, value = (jnp.einsum('btd,dkh->btkh', x, params[name]) for name in ('key', 'value'))
-    scores = jnp.einsum('bskgh,btkh->bkgst', query, key)
-    scores = jnp.where(jnp.tril(jnp.ones((7, 7), bool)), scores, -1e9)
-    mixed = jnp.einsum('bkgst,btkh->bskgh', jax.nn.softmax(scores), value)
-    return jnp.einsum('bskgh,kghd->bsd', mixed, params['out'])
-
-
-def test_decoding_with_a_cache_follows_training():
-    """What the small decoder computes token by token is what the small model computes at once."""
-    with doubles():
-        decode, params, state, _ = stateful.cache()
-        params, state = in_doubles((params, state))
-        tokens = jnp.asarray(stateful.RNG.normal(size=(2, 7, 5)))
-        graph = channel_groups(attend, params, tokens)
-        graph = graph.also(decode, tokens[:, 0], state=state)
-        assert list(graph.groups) == ['query[3]', 'query[2]', 'query[1]', 'value[2]']
-        rng = np.random.default_rng(0)
-        keep = {name: keep_of(group, 0.5, rng) for name, group in graph.groups.items()}
-        check(graph, params, [(attend, [], (tokens,)), (decode, [state], (tokens[:, 0],))], keep)
-
-        small = graph.shrink(params, keep)
-        empty = jax.tree.map(jnp.zeros_like, graph.shrink(state, keep))
-        small_decode = graph.small_apply(keep, of=decode)
-        rows = []
-        for token in range(7):
-            row, empty = small_decode(small, empty, tokens[:, token])
-            rows.append(row)
-        close(jnp.stack(rows, 1), graph.small_apply(keep)(small, tokens))
 
 
 SHAPES = {'up': floats(3, 8), 'other': floats(3, 8), 'mid': floats(8, 8), 'down': floats(8, 2)}

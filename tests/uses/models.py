@@ -123,23 +123,6 @@ def nnx_scanned():
     return lambda params, x: nnx.merge(graphdef, params, rest)(x), params, (floats(2, 6, 8),)
 
 
-def equinox(make_module, call, *inputs):
-    """Layers take one example; batches come from `vmap`."""
-
-    def make():
-        params, rest = eqx.partition(
-            eqx.filter_eval_shape(make_module), lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)
-        )
-
-        def apply_fn(params, *inputs):
-            module = eqx.combine(params, rest)
-            return jax.vmap(lambda *x: call(module, *x))(*inputs)
-
-        return apply_fn, params, inputs
-
-    return make
-
-
 class EquinoxBlock(eqx.Module):
     attention: eqx.nn.MultiheadAttention
     norm1: eqx.nn.LayerNorm
@@ -157,27 +140,19 @@ class EquinoxBlock(eqx.Module):
         return x + jax.vmap(self.mlp)(jax.vmap(self.norm2)(x))
 
 
-def call_scanned(layers, x):
-    arrays, rest = eqx.partition(layers, eqx.is_array)
+def equinox_scanned():
+    """Layers take one example; the batch comes from `vmap`."""
+    layers = eqx.filter_eval_shape(eqx.filter_vmap(EquinoxBlock), jax.random.split(KEY, 3))
+    params, rest = eqx.partition(layers, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
 
     @jax.checkpoint
     def through(x, arrays):
         return eqx.combine(arrays, rest)(x), None
 
-    return jax.lax.scan(through, x, arrays)[0]
+    def apply_fn(params, x):
+        return jax.vmap(lambda x: jax.lax.scan(through, x, params)[0])(x)
 
-
-def equinox_convolutions():
-    settings = {'use_bias': False, 'key': KEY}
-    return {
-        'grouped': eqx.nn.Conv2d(4, 8, 3, padding=1, groups=2, **settings),
-        'depthwise': eqx.nn.Conv2d(8, 8, 3, padding=1, groups=8, **settings),
-        'transposed': eqx.nn.ConvTranspose2d(8, 4, 3, stride=2, padding=1, **settings),
-    }
-
-
-def call_convolutions(modules, x):
-    return modules['transposed'](modules['depthwise'](modules['grouped'](x)))
+    return apply_fn, params, (floats(2, 6, 8),)
 
 
 BIAS = 'elementwise >0'
@@ -246,17 +221,7 @@ MODELS = {
     ),
     # kernels of outputs by inputs, under `vmap`
     'equinox scanned': Model(
-        equinox(
-            lambda: eqx.filter_vmap(EquinoxBlock)(jax.random.split(KEY, 3)),
-            call_scanned,
-            floats(2, 6, 8),
-        ),
+        equinox_scanned,
         {'norm*': STACKED_BIAS, '*/weight': 'dot 2>1@0', '*': STACKED_BIAS},
-    ),
-    # kernels of outputs, inputs and windows
-    'equinox convolutions': Model(
-        equinox(equinox_convolutions, call_convolutions, floats(2, 4, 8, 8)),
-        {'*': 'conv 123>0'},
-        CONVOLUTION_FLOPS,
     ),
 }

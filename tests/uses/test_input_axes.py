@@ -5,33 +5,27 @@ import jax.numpy as jnp
 import pytest
 
 import jaxpruner
-from jaxpruner import NByM, sparsity_distributions, tree, uses
-from uses import models
+from jaxpruner import NByM, sparsity_distributions, uses
 from uses.table import conv, floats
 
 TWO_OF_FOUR = NByM(2, 4, axis='input')
-# Model -> axes of its kernels; those of windows come last where the inputs alone do not divide.
-AXES = {
-    'linen convolutions': {  # windows, inputs, outputs
-        'params/depthwise/kernel': (-4, -3),
-        'params/grouped/kernel': (-4, -3, -2),
-        'params/transposed/kernel': -2,
-    },
-    'equinox convolutions': {  # outputs, inputs, windows
-        'depthwise/weight': (-2, -1),
-        'grouped/weight': (-2, -1, -3),
-        'transposed/weight': -3,
-    },
-}
+# Order of a kernel's axes, its shape and groups -> the axes; those of windows where the inputs alone do not divide.
+KERNELS = [
+    ('HWIO', (3, 3, 8, 4), 1, -2),
+    ('HWIO', (3, 3, 2, 8), 4, (-4, -3, -2)),
+    ('OIHW', (4, 8, 3, 3), 1, -3),
+    ('OIHW', (8, 2, 3, 3), 4, (-2, -1, -3)),
+]
 
 
-@pytest.mark.parametrize('name', AXES)
-def test_axes_in_two_layouts(name):
-    apply_fn, params, inputs = models.MODELS[name].make()
-    setting = uses.with_input_axes(TWO_OF_FOUR, uses.param_uses(apply_fn, params, *inputs))
-    paths, leaves, _ = tree.flatten_with_paths(params)
-    found = zip(paths, leaves, strict=True)
-    assert {tree.path_string(p): setting(p, leaf).axis for p, leaf in found} == AXES[name]
+@pytest.mark.parametrize(('order', 'shape', 'groups', 'axis'), KERNELS)
+def test_kernels_of_convolutions(order, shape, groups, axis):
+    def apply(p, x):
+        return conv(x, p['w'], ('NHWC', order, 'NHWC'), feature_group_count=groups)
+
+    params = {'w': floats(*shape)}
+    graph = uses.param_uses(apply, params, floats(2, 6, 6, 8))
+    assert uses.with_input_axes(TWO_OF_FOUR, graph)(('w',), params['w']).axis == axis
 
 
 @pytest.mark.parametrize('shape', [(3, 3, 8, 1), (3, 3, 8, 2)])
