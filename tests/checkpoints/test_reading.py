@@ -81,7 +81,7 @@ def test_shards_are_one_checkpoint(tmp_path, path):
 @pytest.mark.parametrize('name', hostile_checkpoints.INDICES)
 def test_hostile_indices_are_refused_by_name(name, tmp_path):
     folder = hostile_checkpoints.make_index(tmp_path / 'hostile', name)
-    with pytest.raises((ValueError, OSError), match='hostile/'):
+    with pytest.raises((ValueError, OSError), match='hostile'):
         open_checkpoint(folder)
 
 

@@ -200,9 +200,11 @@ TWO = {'a': arrays(w=(6, 8)), 'b': arrays(w=(8, 3))}
 TWO_GRAPH = channel_groups(lambda p, x: jax.nn.softmax(x @ p['a']['w']) @ p['b']['w'], TWO, X)
 
 
-def pruner_of(algorithm, **settings):
-    grouped = {'*': GroupedChannels(SCANNED_GRAPH)}
-    return algorithm(sparsity=0.5, sparsity_type=grouped, **settings)
+GROUPED = GroupedChannels(SCANNED_GRAPH)
+
+
+def pruner_of(algorithm, kind=GROUPED, **settings):
+    return algorithm(sparsity=0.5, sparsity_type=kind, **settings)
 
 
 def nonzero(graph, tree):
@@ -220,7 +222,7 @@ REFUSED = [
     (lambda: GroupedChannels(TWO_GRAPH), ValueError, r"groups='\*': no group is exact"),
     (lambda: GroupedChannels(TWO_GRAPH, 'a*'), ValueError, r"groups='a\*': no group is exact"),
     (
-        lambda: pruner_of(jaxpruner.RigL).init_state(SCANNED),
+        lambda: pruner_of(jaxpruner.RigL, {'*': GROUPED}).init_state(SCANNED),
         ValueError,
         'RigL lets channels come b',
     ),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpruner.structure import channel_groups, rules
+from uses.table import scan
 
 PARAMS = {'up': jnp.ones((3, 6)), 'out': jnp.ones((6, 2))}
 
@@ -17,9 +18,7 @@ def apply(p, x):
 GRAPH = channel_groups(apply, PARAMS, jnp.ones((5, 3)))
 LAYERS = {'up': jnp.ones((3, 2, 6)), 'down': jnp.ones((3, 6, 2))}
 SCANNED = channel_groups(
-    lambda p, x: jax.lax.scan(
-        lambda x, layer: (jnp.tanh(x @ layer['up']) @ layer['down'], None), x, p
-    )[0],
+    lambda p, x: scan(lambda x, layer: jnp.tanh(x @ layer['up']) @ layer['down'], x, p),
     LAYERS,
     jnp.ones((5, 2)),
 )

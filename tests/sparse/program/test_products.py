@@ -232,8 +232,8 @@ def test_a_leaf_that_is_no_matrix_is_refused_with_the_reason(reason):
 
 
 def test_models_that_close_over_values_of_a_transformation_are_traced_each_time():
-    scale, params, x = jnp.float32(1), {'w': jnp.ones((3, 5))}, jnp.ones((2, 3))
-    products = Products(lambda p, x: scale * (x @ p['w']), params, x)
+    scale, params, x = jnp.float32(1), {'w': jnp.ones((3, 5))}, jnp.ones((4, 3))
+    products = Products(lambda p, x: scale * (x @ p['w']), params, jnp.ones((2, 3)))
     weights = dense_weights(products, params)
 
     def scaled(factor):
