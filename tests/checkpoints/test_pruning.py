@@ -153,15 +153,18 @@ def test_nan_is_named(tmp_path):
         prune(dense, tmp_path / 'out', choose(dense.leaves, 0.5))
 
 
-def test_runs_into_one_target_do_not_mix_and_what_a_killed_one_left_is_removed(dense, tmp_path):
-    stray = tmp_path / '.out.0123456789abcdef.jaxpruner-tmp'
-    stray.write_text('half')
-    choices = choose(dense.leaves, 0.5)
+@pytest.mark.parametrize('source', ['dense', 'shards'])
+def test_runs_into_one_target_do_not_mix_and_what_a_killed_one_left_is_removed(
+    source, request, tmp_path
+):
+    checkpoint, out = request.getfixturevalue(source), tmp_path / 'out'
+    (tmp_path / '.out.0123456789abcdef.jaxpruner-tmp').write_text('half')
+    choices = choose(checkpoint.leaves, 0.5)
     words = 'another process is writing'
-    with atomic_files.target_claimed(tmp_path / 'out'), pytest.raises(BlockingIOError, match=words):
-        prune(dense, tmp_path / 'out', choices)
-    prune(dense, tmp_path / 'out', choices)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ['dense.safetensors', 'out']
+    with atomic_files.target_claimed(out), pytest.raises(BlockingIOError, match=words):
+        prune(checkpoint, out, choices)
+    prune(checkpoint, out, choices)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [checkpoint.path.name, 'out']
 
 
 def test_a_tensor_is_held_at_a_time(tmp_path):

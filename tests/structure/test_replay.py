@@ -174,6 +174,16 @@ def test_a_rule_that_cannot_be_followed_is_an_error_when_a_derivative_is_taken()
             gradient(small_apply, small, x)
 
 
+def test_policies_of_remat_are_kept():
+    policy = jax.checkpoint_policies.nothing_saveable
+    with doubles():
+        model, params, x = make(jax.checkpoint(jnp.sin, policy=policy))
+        graph = channel_groups(model, params, x)
+        program = jax.make_jaxpr(graph.small_apply(KEEP))(graph.shrink(params, KEEP), x)
+    (remat,) = [e for e in program.jaxpr.eqns if 'policy' in e.params]
+    assert remat.params['policy'] is policy
+
+
 def test_what_nothing_is_known_of_stays_whole():
     def function(h):
         part = h[:, :4]
