@@ -255,7 +255,7 @@ REFUSED = [
     (
         {**HALF, 'params': {**PARAMS, 'b': PARAMS['b'].at[2, 5].set(jnp.nan)}},
         ValueError,
-        r'scores of b\[1\] for b are not finite',
+        r'scores of a\[1\] for b are not finite',
     ),
     (
         {**HALF, 'params': {**PARAMS, 'a': PARAMS['a'][:2]}},
