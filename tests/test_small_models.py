@@ -115,7 +115,7 @@ SPOILT = [
     (with_bytes(lambda content: content[:-5]), 'is no safetensors file, or only a part'),
     (with_bytes(lambda c: c[:-1] + bytes([c[-1] ^ 1])), r'the bytes of \w+ are damaged'),
     (with_plan(None), 'has no plan of channels .*jaxpruner_plan'),
-    (with_plan('{}'), r"is no plan of channels of this model \('version'\)"),
+    (with_plan('{}'), r"has no plan of channels of this model \('version'\)"),
     (with_plan('{'), 'no plan of channels of this model'),
     (with_plan('{"version": 2}'), 'its version is 2, and 1 is read'),
     (with_plan(ANOTHER_INDEX), r"keep\['up\[1\]'\] has 9"),
