@@ -49,7 +49,8 @@ class BaseUpdater:
     The wrapped optimizer emits updates that land pruned weights on exactly zero. That is exact as long as nothing
     rescales its updates afterwards: put clipping and scaling inside (`wrap_optax(optax.chain(clip, adam))`) or before.
 
-    A pruner is equal to itself alone, and has a hash, so that it may be a static argument of `jax.jit`.
+    Pruners of equal settings are equal, functions and arrays being equal to themselves alone. They have a hash, so that
+    a pruner may be a static argument of `jax.jit`.
 
     Attributes:
       scheduler: when masks are updated, and at which sparsity.
@@ -111,7 +112,20 @@ class BaseUpdater:
     def __init_subclass__(cls, **settings: Any):
         super().__init_subclass__(**settings)
         # The dataclass decorator would compare arrays, and take the hash away.
-        cls.__eq__, cls.__hash__ = object.__eq__, object.__hash__
+        cls.__eq__, cls.__hash__ = BaseUpdater.__eq__, BaseUpdater.__hash__
+
+    def __eq__(self, other: object) -> Any:
+        if type(self) is not type(other):
+            return NotImplemented
+        (mine, own_form), (others, form) = (jax.tree.flatten(vars(p)) for p in (self, other))
+
+        def is_equal(a, b):
+            return a is b or (not hasattr(a, 'shape') and not hasattr(b, 'shape') and a == b)
+
+        return own_form == form and all(map(is_equal, mine, others))
+
+    def __hash__(self) -> int:
+        return hash(type(self))
 
     def __post_init__(self):
         checks.check_fields(self)
