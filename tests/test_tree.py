@@ -76,3 +76,8 @@ MISFITS = [
 def test_trees_of_another_structure_are_refused(entries, message):
     with pytest.raises(ValueError, match=message):
         tree.leaves_like(STRUCTURE, entries)
+
+
+def test_a_name_with_two_rules_is_refused():
+    with pytest.raises(ValueError, match="custom_sparsity_map has two rules for 'a'"):
+        tree.read_rules([('a', 0.5), ('a', None)], 'custom_sparsity_map')

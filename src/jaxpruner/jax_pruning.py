@@ -327,7 +327,9 @@ def _resolve(
     resolved = {}
     for entry in strategy.entries:
         if isinstance(entry.rates, tuple):
-            named = tree_lib.values_by_leaf(dict(entry.rates), paths, entry.where, _names_leaf)
+            named = tree_lib.values_by_leaf(
+                tree_lib.read_rules(entry.rates, entry.where), paths, entry.where, _names_leaf
+            )
             rates = {paths[i]: rate for i, rate in named.items()}
         else:
             rates = {path: entry.rates for path in paths if _is_kernel(path, shapes[path])}

@@ -318,6 +318,7 @@ def read_rules(rules: Any, setting: str) -> dict[str | Path, Any]:
 
     Raises:
       TypeError: it is neither, or a name is none.
+      ValueError: a name has two rules.
 
     >>> read_rules([('head/*', None), (['a', 'kernel'], 0.5)], 'custom_sparsity_map')
     {'head/*': None, ('a', 'kernel'): 0.5}
@@ -326,7 +327,13 @@ def read_rules(rules: Any, setting: str) -> dict[str | Path, Any]:
     is_list = isinstance(pairs, list | tuple)
     if not is_list or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
         raise TypeError(f'{setting} must map names of leaves, or be a list of pairs, got {rules!r}')
-    return {rule_name(name, f'{setting}: '): value for name, value in pairs}
+    read: dict[str | Path, Any] = {}
+    for name, value in pairs:
+        name = rule_name(name, f'{setting}: ')
+        if name in read:
+            raise ValueError(f'{setting} has two rules for {name!r}; leave one of them out')
+        read[name] = value
+    return read
 
 
 def check_names(
