@@ -72,7 +72,13 @@ def multiply(use: Use, data: jax.Array, operator: Any) -> jax.Array:
         return array.astype(dtype)
 
     operator = jax.tree.map(cast, operator)
-    with _precision(equation.params['precision']):
+    precision, multiplied_so = equation.params['precision'], contextlib.nullcontext()
+    if precision is not None:  # the operator multiplies as precisely as the program asks for
+        first = precision[0] if isinstance(precision, tuple) else precision
+        is_algorithm = isinstance(first, lax.DotAlgorithmPreset) and first.name != 'DEFAULT'
+        name = first.name if is_algorithm else first.name.lower()
+        multiplied_so = jax.default_matmul_precision(name)
+    with multiplied_so:
         if use.op == 'conv':
             result = Convolution(equation).run_with(operator, data, result_dtype)
         else:
@@ -108,15 +114,6 @@ def _dot(
 
 def _lengths(array: Any, axes: Sequence[int]) -> list[int]:
     return [array.shape[axis] for axis in axes]
-
-
-def _precision(precision: Any) -> Any:
-    """A context in which an operator multiplies with the precision that the program asks for."""
-    if precision is None:
-        return contextlib.nullcontext()
-    first = precision[0] if isinstance(precision, tuple) else precision
-    is_algorithm = isinstance(first, lax.DotAlgorithmPreset) and first.name != 'DEFAULT'
-    return jax.default_matmul_precision(first.name if is_algorithm else first.name.lower())
 
 
 class Convolution(NamedTuple):

@@ -270,7 +270,14 @@ class CompactModel:
         def init(params: Any) -> Any:
             # optax finds moments by an init with a placeholder, which has no leaves.
             if jax.tree.leaves(params):
-                self._check_optimizer(optimizer, params)
+                shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # noqa: E731
+                compact, whole = jax.tree.map(shape, params), {}
+                for name, stored in self._stored(compact).items():
+                    key = self.layouts[name].values_key
+                    whole[name] = {**stored, key: shape(self.products.by_leaf[name])}
+                if self.algorithm != STATIC:
+                    sparse_state_lib.check_restartable(optimizer, compact)
+                check_elementwise(optimizer, self.products.put(compact, whole), compact)
             return optimizer.init(params)
 
         return optax.GradientTransformationExtraArgs(init, optimizer.update)
@@ -360,18 +367,6 @@ class CompactModel:
                 functools.partial(jax.random.uniform, shape=shape), key
             )
         return scores
-
-    def _check_optimizer(self, tx: optax.GradientTransformation, weights: Any) -> None:
-        """Refuses an optimizer that would not take the step of the masked dense model; computes nothing."""
-        compact = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), weights)
-        whole = {}
-        for name, stored in self._stored(compact).items():
-            leaf = self.products.by_leaf[name]
-            shape = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-            whole[name] = {**stored, self.layouts[name].values_key: shape}
-        if self.algorithm != STATIC:
-            sparse_state_lib.check_restartable(tx, compact)
-        check_elementwise(tx, self.products.put(compact, whole), compact)
 
     def _stored(self, weights: Any) -> dict[str, Any]:
         """The stored arrays of leaves that are stored compactly, by name."""
