@@ -11,7 +11,7 @@ bash run.sh all [ARGS]    all tests: those of documents, notebooks, examples and
 bash run.sh demo [ARGS]   two minutes of training, explained: jaxpruner demo; ARGS go to it, try --help
 bash run.sh docs [ARGS]   the site, from nothing, into site/; ARGS go to sphinx-build
 bash run.sh lint          ruff, pyright and the import contracts
-bash run.sh lowest        the tests but the slow ones and those of benchmarks and examples, with the oldest versions that are allowed; needs Python 3.11
+bash run.sh lowest        the tests but the slow ones and those of benchmarks, documents and examples, with the oldest versions that are allowed; needs Python 3.11
 bash run.sh package       dist/: source and wheel, checked, and the wheel tried in a fresh environment; installs 1 GB
 bash run.sh integrations  the scripts for Dopamine and Kauldron; installs 6 GB, TensorFlow twice
 
@@ -135,9 +135,9 @@ case $command in
   lowest)
     find_python 'version == (3, 11)' "Python 3.11"
     environment .venv-lowest test -r ci/lowest.txt -e '.[test]'
-    # Old releases warn that they use one another's old names. Benchmarks and examples are for what is new.
+    # Old releases warn that they use one another's old names. Benchmarks, documents and examples are for what is new.
     exec .venv-lowest/bin/python -m pytest "${parallel[@]}" -W ignore::DeprecationWarning -m 'not slow' \
-      --ignore tests/benchmarks --ignore tests/examples "$@"
+      --ignore tests/benchmarks --ignore tests/docs --ignore tests/examples "$@"
     ;;
   package)
     any_python

@@ -8,7 +8,6 @@ import dataclasses
 import fnmatch
 import functools
 import itertools
-import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -76,6 +75,8 @@ class PruningEntry:
                 f'{self.where}: prune_axis has no meaning for {self.method!r}; leave it out, or use str_…'
             )
         rates: Any = self.rates
+        if isinstance(rates, Mapping):
+            rates = tuple(rates.items())
         # A pair of numbers is N:M.
         if not isinstance(rates, tuple) or not all(isinstance(pair, tuple) for pair in rates):
             rates = self._parse_rate('prune_rate_pattern', rates)
@@ -169,12 +170,10 @@ class PruningStrategy:
                 raise TypeError(f'{where} must be {_FORM}, got {entry!r}')
             if not {'method', 'prune_rate_pattern'} <= set(entry) <= set(_KEYS):
                 raise ValueError(f'{where} has the keys {list(entry)}; write {_FORM}')
-            rates = entry['prune_rate_pattern']
-            if isinstance(rates, Mapping):
-                rates = tuple(rates.items())
             if epoch in entries:
                 raise ValueError(f'{where} is there twice; put both into one')
-            entries[epoch] = PruningEntry(epoch, entry['method'], rates, entry.get('prune_axis'))
+            method, rates = entry['method'], entry['prune_rate_pattern']
+            entries[epoch] = PruningEntry(epoch, method, rates, entry.get('prune_axis'))
         return cls(tuple(entries[epoch] for epoch in sorted(entries)))
 
     @property
@@ -228,12 +227,8 @@ def gradual_strategy(
 
 
 def _parse_epoch(epoch: Any) -> int:
-    number: Any = int(epoch) if isinstance(epoch, str) and epoch.strip().isdecimal() else epoch
-    if isinstance(epoch, bool) or not hasattr(number, '__index__'):
-        raise TypeError(f'an epoch must be a whole number, got {epoch!r}')
-    if (number := operator.index(number)) < 0:
-        raise ValueError(f'an epoch must not be negative, got {epoch}')
-    return number
+    is_text = isinstance(epoch, str) and epoch.strip().isdecimal()
+    return sparsity_schedules.checked_step('an epoch', int(epoch) if is_text else epoch)
 
 
 # What an entry means for given parameters.
@@ -467,11 +462,10 @@ def initial_masks(
     >>> initial_masks(params, {3: {'method': 'unstr_global', 'prune_rate_pattern': 0.5}})
     {'bias': None, 'kernel': Array([[1, 1]], dtype=uint8)}
     """
-    params, _ = _parameters_of(state)
     pruner = StrategyPruning(
         prune_strategy, 1, first_epoch=0, stacked=stacked, use_packed_masks=use_packed_masks
     )
-    return pruner.init_state(params).masks
+    return pruner.init_state(_parameters_of(state)[0]).masks
 
 
 def _parameters_of(state: Any) -> tuple[tree_lib.PyTree, Callable[[Any], Any]]:

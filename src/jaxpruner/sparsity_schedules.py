@@ -60,7 +60,7 @@ def checked_step(name: str, value: Any, minimum: int = 0) -> int:
     """
     is_number = tree_lib.is_number(value) and not tree_lib.is_traced(value)
     if not is_number or not (isinstance(value, int) or float(value).is_integer()):
-        raise TypeError(f'{name} must be a whole number of steps, got {value!r}')
+        raise TypeError(f'{name} must be a whole number, got {value!r}')
     if not minimum <= int(value) <= _LAST_STEP:
         raise ValueError(f'{name} must be from {minimum} to {_LAST_STEP}, got {int(value)}')
     return int(value)

@@ -15,6 +15,7 @@ NEEDS_GYMNAX = pytest.mark.skipif(
 NAMES = ['federated', 't5', pytest.param('dqn', marks=NEEDS_GYMNAX)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', NAMES)
 def test_a_workload_trains_under_rigl(name):
     workload = WORKLOADS[name]

@@ -36,6 +36,7 @@ FILES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', TINY)
 def test_the_command_trains(name, tmp_path, capsys):
     data, out = tmp_path / 'data', tmp_path / 'out'

@@ -300,7 +300,7 @@ def test_what_is_refused():
         pruning({'a': {'table': jnp.ones((2, 2))}}, 1, None, HALF)
     with pytest.raises(TypeError, match=r'act holds 1.0, no array; pass parameters alone'):
         pruning({**params, 'act': 1.0}, 1, None, HALF)
-    for epoch in (1.0, True, 'three', HALF):
+    for epoch in (1.5, True, 'three', HALF):
         with pytest.raises(TypeError, match='epoch must be a whole number'):
             pruning(params, epoch, None, None)
     with pytest.raises(ValueError, match=r'kernel: a mask of shape \(3, 2\) does not fit'):
