@@ -1,4 +1,4 @@
-"""Every workload trains under RigL, which asks for most of it, seeds vmapped: traced, not run."""
+"""Every workload: a training under RigL, seeds vmapped, traced and not run; sizes; data that are refused."""
 
 import importlib.util
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxpruner.baselines import WORKLOADS
+from jaxpruner.baselines import WORKLOADS, t5
 from jaxpruner.baselines.training import Training
 
 NEEDS_GYMNAX = pytest.mark.skipif(
@@ -36,6 +36,24 @@ def test_a_workload_trains_under_rigl(name):
     assert before == [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(after)]
     metric = workload.task(recipe, data).metric
     assert values[metric.name].shape == (3,)
+
+
+TEXT = t5.Text.of(bytes(range(256)) * 40)
+SIZES = [  # as published
+    ('resnet', 'full', None, 25_557_032),
+    ('vit', 'full', None, 86_567_656),
+    ('lenet', 'data', None, 266_610),
+    ('t5', 'full', TEXT, 247_577_856),
+    pytest.param('dqn', 'default', None, 132_179, marks=NEEDS_GYMNAX),
+    pytest.param('dqn', 'full', None, 1_688_745, marks=NEEDS_GYMNAX),
+]
+
+
+@pytest.mark.parametrize(('name', 'preset', 'data', 'size'), SIZES)
+def test_numbers_of_parameters(name, preset, data, size):
+    task = WORKLOADS[name].task(WORKLOADS[name].default(preset), data)
+    leaves = jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)))
+    assert sum(leaf.size for leaf in leaves) == size
 
 
 REFUSED = [

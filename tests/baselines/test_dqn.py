@@ -1,15 +1,11 @@
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 import jaxpruner
 from jaxpruner.baselines.atari import Transitions
 from jaxpruner.baselines.dqn import DQNWorkload
-from jaxpruner.baselines.models import QNetwork
 from jaxpruner.baselines.training import Training
 
 pytest.importorskip('gymnax', reason='the games are those of gymnax')
@@ -91,16 +87,3 @@ def test_the_target_network_follows_now_and_then(played):
     assert differ(third.state.target, third.params)
     assert differ(third.state.target, last.state.target)
     assert jaxpruner.summarize_sparsity(last.params)['dense/kernel'] == 0.5
-
-
-@pytest.mark.parametrize(
-    ('preset', 'shape', 'actions', 'expected'),
-    [('default', (10, 10, 4), 3, 132_179), ('full', (84, 84, 4), 9, 1_688_745)],
-)
-def test_sizes_of_the_papers(preset, shape, actions, expected):
-    sizes = WORKLOAD.default(preset).model
-    network = nnx.eval_shape(lambda: QNetwork(shape, actions=actions, **sizes, rngs=nnx.Rngs(0)))
-    assert (
-        sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(network, nnx.Param)))
-        == expected
-    )

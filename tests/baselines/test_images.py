@@ -1,30 +1,12 @@
-"""The image workloads: sizes of the full presets, what may be pruned, data, and what is refused."""
-
-import math
+"""Convolutions as products, and patches."""
 
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 
-from jaxpruner.baselines import WORKLOADS, models
+from jaxpruner.baselines import models
 from jaxpruner.baselines.models import convolution_as_matmul
-
-
-def shapes_of(name, preset):
-    recipe = WORKLOADS[name].default(preset)
-    return jax.eval_shape(WORKLOADS[name].model(recipe).init, jax.random.key(0))[0]
-
-
-@pytest.mark.parametrize(
-    ('name', 'preset', 'parameters'),
-    [('resnet', 'full', 25_557_032), ('vit', 'full', 86_567_656), ('lenet', 'data', 266_610)],
-)
-def test_full_sizes_have_the_published_number_of_parameters(name, preset, parameters):
-    assert (
-        sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes_of(name, preset)))
-        == parameters
-    )
 
 
 @pytest.mark.parametrize(
