@@ -1,6 +1,5 @@
 """The benchmarks run and print what they promise; what they measure is no matter of tests."""
 
-import importlib
 import json
 import math
 import os
@@ -63,15 +62,8 @@ ENTRY %main.3 (x: f32[4]) -> f32[8] {
 
 
 @pytest.mark.parametrize('subject', EACH_SUBJECT)
-@pytest.mark.filterwarnings('ignore')
 def test_each_subject_runs(subject, capsys, monkeypatch):
-    # In this process where it can be: a process compiles everything anew, and each costs seconds.
-    module = importlib.import_module(f'benchmarks.{benchmarks._OTHER_NAMES.get(subject, subject)}')
-    if subject != 'sharded':  # which needs eight devices
-        monkeypatch.setattr(module, 'environment', dict, raising=False)
-    monkeypatch.setenv('BENCHMARKS_PLAIN_ALLOCATOR', '1')
-    monkeypatch.setattr(cold_prunes, 'ALGORITHMS', ('wanda',))
-    monkeypatch.setattr(cold_prunes, 'MOST_PROCESSES', 1)
+    monkeypatch.setattr(cold_prunes, 'MOST_PROCESSES', 1)  # of each algorithm
     # No time is read here, so that short ones will do; a search for a latency still takes the median of 30 rounds.
     monkeypatch.setattr(timing, 'LONG_ENOUGH', 1e-3)
     monkeypatch.setattr(latency, 'LONG_ENOUGH', 4e-3)
