@@ -19,8 +19,8 @@ PROSE = re.sub(r'```.*?```', '', CONTRIBUTING, flags=re.DOTALL)
 PACKAGE = ROOT / 'src' / 'jaxpruner'
 # Where the page says that its paths begin.
 BEGINNINGS = (ROOT, ROOT / 'src', PACKAGE, *(path for path in PACKAGE.rglob('*') if path.is_dir()))
-# Users make these by hand: a configuration cannot hold masks.
-WITHOUT_NAME = {'FixedMask'}
+# Users make these by hand: a configuration cannot hold masks, and a mixin needs a class.
+WITHOUT_NAME = {'FixedMask', 'SteMixin'}
 
 
 def classes_of(module):
