@@ -99,6 +99,13 @@ def test_equinox_mlp():
         sparsify_activations(model, 'activation', density=0.5)(X[0])
 
 
+def test_an_equinox_layer_sees_one_example():
+    model = eqx.nn.Sequential([eqx.nn.Conv1d(2, 4, 1, key=KEY)])
+    pruned = sparsify_activations(model, 'layers/0', density=0.25)(jnp.ones((2, 8)))
+    # Of equal numbers in each channel the largest quarter is one channel, not a quarter of each.
+    assert sorted(np.count_nonzero(pruned, axis=1)) == [0, 0, 0, 8]
+
+
 def test_equinox_state_is_no_activation():
     class Model(eqx.Module):
         norm: eqx.nn.BatchNorm
