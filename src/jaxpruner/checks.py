@@ -115,7 +115,9 @@ SETTINGS: dict[str, Callable[[str, Any], Any]] = {
         ('block_size rounds', _must_be('a whole number from 1 up', _is_whole, lambda n: n >= 1)),
         ('sparsity initial_sparsity', _check_sparsity),
         ('drop_fraction owl_deviation', _number('a number between 0 and 1', 0, 1)),
-        ('filter_fn topk_fn drop_fraction_fn', _must_be('a function', callable)),
+        ('filter_fn', _must_be('a function (path, leaf) -> bool', callable)),
+        ('topk_fn', _must_be('a function (scores, sparsity) -> mask', callable)),
+        ('drop_fraction_fn', _must_be('a function of the step, as those of optax', callable)),
     )
     for key in keys.split()
 }
