@@ -169,7 +169,7 @@ class Counting(jaxpruner.BaseUpdater):
             return None if total is None else total + weight * grad
 
         sums = tree.map_with_missing(renew, grads, sparse_state.algorithm_state)
-        return sparse_state._replace(algorithm_state=sums), None
+        return sparse_state._replace(algorithm_state=sums)
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
         return sparse_state.algorithm_state
@@ -199,7 +199,7 @@ class Keeps(jaxpruner.MagnitudePruning):
         return self.first
 
     def track(self, sparse_state, params, grads):
-        return sparse_state._replace(algorithm_state=self.tracked), None
+        return sparse_state._replace(algorithm_state=self.tracked)
 
 
 @pytest.mark.parametrize(('first', 'words'), [(jnp.int8(0), 'int8.*float32'), (None, 'w')])

@@ -30,7 +30,7 @@
 #     return SparseState(masks, optimizer.init(params), targets, count=0)
 #
 # def update(grads, state, params):
-#     state, tracked = track(state, params, grads)    # <- override to keep values of every step
+#     state = track(state, params, grads)             # <- override to keep values of every step
 #     if scheduler.is_mask_update_iter(state.count):  # inside the compiled program, and paid for only when true
 #         state = update_state(state, params, grads)  # <- override to choose masks otherwise than by a ranking
 #         #   sparsities = scheduler.get_sparsity_at_step(targets, count)

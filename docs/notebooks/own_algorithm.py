@@ -181,8 +181,7 @@ class AveragedDamage(jaxpruner.BaseUpdater):
             return None if average is None else self.decay * average + (1 - self.decay) * grad**2
 
         averages = tree.map_with_missing(renew, grads, sparse_state.algorithm_state)
-        # The second value is for an `update_state` of one's own, which this class does not have.
-        return sparse_state._replace(algorithm_state=averages), None
+        return sparse_state._replace(algorithm_state=averages)
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
         # Pruning at once, by instant_sparsify or prune, has no steps to remember.

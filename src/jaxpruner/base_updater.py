@@ -284,7 +284,7 @@ class BaseUpdater:
         del params, target_sparsities
         return None
 
-    def track(self, sparse_state: SparseState, params: PyTree) -> tuple[SparseState, Any]:
+    def track(self, sparse_state: SparseState, params: PyTree) -> SparseState:
         """Computes what `update` needs in every step, before masks that are due; by default nothing.
 
         An override may name further arguments, as in `track(self, sparse_state, params, grads)`: `grads` receives the
@@ -295,14 +295,13 @@ class BaseUpdater:
           params: the parameters.
 
         Returns:
-          Two values: the state, and what `update_state` gets as its argument `tracked` if it names it, `None` for
-          nothing.
+          The state, with a new `algorithm_state`.
 
         Raises:
           TypeError: (by `update`) it returned something else, or changed shapes or dtypes of `algorithm_state`.
         """
         del params
-        return sparse_state, None
+        return sparse_state
 
     def pre_forward_update(
         self, params: PyTree, opt_state: Any = None, *, sparse_state: Any = None
@@ -421,28 +420,28 @@ class BaseUpdater:
                 )
             is_due = is_due if tree_lib.is_traced(is_due) else bool(is_due)
             params, grads, old = tree_lib.as_arrays(params), tree_lib.as_arrays(updates), state
-            state, tracked = _track(self, state, params, grads, extra_args)
+            state = _track(self, state, params, grads, extra_args)
 
             def optimize(grads, inner_state, params, masks):
                 if self.is_sparse_gradients:
                     grads = apply_mask(grads, masks)
                 return optimizer.update(grads, inner_state, params, **extra_args)
 
-            def make_masks(state, params, grads, tracked):
+            def make_masks(state, params, grads):
                 if self.ranks_next_params:
                     # The optimizer runs once more. Taken from outside of the loop, its updates would be written in
                     # every step.
                     updates, _ = optimize(grads, state.inner_state, params, state.masks)
                     landed = sparse_state_lib.land(updates, params, state.masks)
                     params = optax.apply_updates(params, landed)
-                return _new_masks(self, state, params, grads, extra_args, tracked)
+                return _new_masks(self, state, params, grads, extra_args)
 
             if is_due is not False and self.skip_gradients:
                 updates, state = _masks_or_updates(
-                    self, is_due, make_masks, optimize, (grads, state), params, tracked
+                    self, is_due, make_masks, optimize, grads, state, params
                 )
             else:
-                state = control.run_once(is_due, make_masks, state, params, grads, tracked)
+                state = control.run_once(is_due, make_masks, state, params, grads)
                 masks = old.masks if self.ranks_next_params else state.masks
                 updates, inner_state = optimize(grads, state.inner_state, params, masks)
                 state = state._replace(inner_state=inner_state)
@@ -677,23 +676,22 @@ class FromSettings(functools.partial):
 # The step.
 
 
-def _masks_or_updates(pruner, is_due, make_masks, optimize, grads_and_state, params, tracked):
+def _masks_or_updates(pruner, is_due, make_masks, optimize, grads, state, params):
     """Makes new masks, or takes a step of the optimizer; returns the updates and the next state.
 
     These are two loops, of which one runs. To save memory they write updates over the gradients, which the carry holds
     until then, and nothing reads the old masks after the first. Where updates have other dtypes the carry begins as
     zeros, and gradients stay an input.
     """
-    grads, state = grads_and_state
     carried, beside = grads, None
     shapes, _ = jax.eval_shape(optimize, grads, state.inner_state, params, state.masks)
     zeros = jax.tree.map(lambda u, g: jnp.zeros_like(g, dtype=u.dtype), shapes, grads)
     if [u.dtype for u in jax.tree.leaves(zeros)] != [g.dtype for g in jax.tree.leaves(grads)]:
         carried, beside = zeros, grads
 
-    def only_masks(carry, beside, params, tracked):
+    def only_masks(carry, beside, params):
         grads, state = carry[0] if beside is None else beside, carry[1]
-        new = make_masks(state, params, grads, tracked)
+        new = make_masks(state, params, grads)
         updates = jax.tree.map(jnp.zeros_like, carry[0])
         if pruner.regrows_from_zero and pruner.lands_on_zero:
             updates = sparse_state_lib.land(updates, params, state.masks, new.masks)
@@ -702,7 +700,7 @@ def _masks_or_updates(pruner, is_due, make_masks, optimize, grads_and_state, par
     def only_update(carry, beside, params, masks):
         return optimize(carry[0] if beside is None else beside, carry[1], params, masks)
 
-    updates, state = control.run_once(is_due, only_masks, (carried, state), beside, params, tracked)
+    updates, state = control.run_once(is_due, only_masks, (carried, state), beside, params)
     if is_due is not True:
         updates, inner_state = control.run_once(
             ~is_due, only_update, (updates, state.inner_state), beside, params, state.masks
@@ -715,24 +713,21 @@ def _track(pruner, state, params, grads, extra_args):
     """Lets the algorithm track each step; it gets the gradients and extra arguments that it names."""
     named = {**extra_args, 'grads': grads}
     named.pop('sparse_state', None)
-    returned = checks.call(pruner.track, state, params, **named)
-    is_pair = isinstance(returned, tuple | list) and len(returned) == 2
-    if not is_pair or not isinstance(returned[0], SparseState):
+    tracked = checks.call(pruner.track, state, params, **named)
+    if not isinstance(tracked, SparseState):
         raise TypeError(
-            f'{type(pruner).__name__}.track must return two values, the SparseState and what update_state gets as '
-            f'its argument tracked, got {type(returned).__name__}; write `return sparse_state._replace(…), None`'
+            f'{type(pruner).__name__}.track must return a SparseState, got {type(tracked).__name__}; write '
+            '`return sparse_state._replace(algorithm_state=…)`'
         )
-    checks.check_algorithm_state(pruner, 'track', state, returned[0])
-    return returned
+    checks.check_algorithm_state(pruner, 'track', state, tracked)
+    return tracked
 
 
-def _new_masks(pruner, state, params, grads, extra_args, tracked=None):
+def _new_masks(pruner, state, params, grads, extra_args):
     """Updates the masks, which are stored as they were, and zeroes the moments of chosen weights."""
     old = state._replace(masks=sparse_state_lib.unpack_masks(state.masks, params))
     taken = ('params', 'grads', 'sparse_state')  # `update_state` has arguments of these names
     named = {name: value for name, value in extra_args.items() if name not in taken}
-    if tracked is not None:
-        named['tracked'] = tracked
     new = checks.call(pruner.update_state, old, params, grads, **named)
     checks.check_algorithm_state(pruner, 'update_state', old, new)
     # Algorithms whose masks never change return the same tree; it is stored as it was.
@@ -762,9 +757,9 @@ def _jitted_new_masks(pruner, state, params, grads, extra_args):
         params, grads = without_foreign(params), without_foreign(grads)
 
     def make_masks(state):
-        tracked_state, tracked = _track(pruner, state, params, grads, extra_args)
-        new = _new_masks(pruner, tracked_state, params, grads, extra_args, tracked)
-        if new.algorithm_state is tracked_state.algorithm_state:
+        tracked = _track(pruner, state, params, grads, extra_args)
+        new = _new_masks(pruner, tracked, params, grads, extra_args)
+        if new.algorithm_state is tracked.algorithm_state:
             new = new._replace(algorithm_state=state.algorithm_state)
         return new
 

@@ -49,7 +49,7 @@ class MovementPruning(ste.SteMixin):
     def track(self, sparse_state, params, grads):
         """Adds the movement of this step to the scores, by which masks are then made."""
         scores = _add_movements(params, grads, sparse_state.algorithm_state)
-        return sparse_state._replace(algorithm_state=scores), None
+        return sparse_state._replace(algorithm_state=scores)
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """Returns the sums so far; in one-shot pruning those of the given gradients."""

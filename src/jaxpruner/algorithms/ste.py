@@ -17,9 +17,8 @@ class SteMixin(BaseUpdater):  # no dataclass: it has the fields and the construc
 
     Scores are those of the pruner that it is mixed into.
 
-    The forward pass makes new masks in every step; those in the state are of the last scheduled update, for reports.
-    `update` repeats the selection of the forward pass on the same parameters. In one jitted step XLA makes one of the
-    two selections (seen with jaxlib 0.10; that of 0.5 keeps both).
+    The forward pass makes new masks in every step; those in the state are of the last scheduled update, for reports,
+    which makes them once more, of the same parameters.
 
     >>> @dataclasses.dataclass
     ... class Mine(SteMixin, pruners.MagnitudePruning):
@@ -42,15 +41,10 @@ class SteMixin(BaseUpdater):  # no dataclass: it has the fields and the construc
             lambda p, m: p if m is None else sparse_state_lib.straight_through(p, m), params, masks
         )
 
-    def track(self, sparse_state, params):
-        """Makes the masks of this step's forward pass."""
-        return sparse_state, self._selected(params, sparse_state)
-
-    def update_state(self, sparse_state, params, grads, tracked=None, **extra_args):
+    def update_state(self, sparse_state, params, grads, **extra_args):
         """Stores the masks of this step's forward pass."""
         del grads, extra_args
-        masks = self._selected(params, sparse_state) if tracked is None else tracked
-        return sparse_state._replace(masks=masks)
+        return sparse_state._replace(masks=self._selected(params, sparse_state))
 
     def _selected(self, params, state):
         # Scores steer the selection alone; no gradient flows through it.
