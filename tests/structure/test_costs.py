@@ -5,9 +5,10 @@ import functools
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from jaxpruner.structure import channel_groups
-from uses.table import conv, floats
+from uses.table import conv, floats, scan, shard_map
 
 
 def test_xla_counts_as_many_operations():
@@ -68,6 +69,21 @@ def test_control_flow(apply_fn, multiplied):
     for count in (8, 7, 3):
         cost = graph.cost({'w[1]': range(count)})
         assert (cost.flops, cost.parameters) == (2 * 5 * 4 * multiplied(count), 16 + 4 * count)
+
+
+def test_what_runs_on_each_device_stays_and_counts_for_all():
+    def body(x, w):
+        return scan(lambda x, _: x @ w, x, length=3)
+
+    def apply(p, x):
+        data, same = PartitionSpec('data'), PartitionSpec()
+        sharded = shard_map(body, {'data'}, in_specs=(data, same), out_specs=data)
+        return sharded(x @ p['up'] @ p['down'], p['fixed'])
+
+    params = {'up': floats(4, 8), 'down': floats(8, 4), 'fixed': floats(4, 4)}
+    graph = channel_groups(apply, params, floats(6, 4))
+    assert list(graph.groups) == ['up[1]']
+    assert graph.cost({'up[1]': [2]}).flops == 2 * 6 * (4 + 4 + 3 * 16)
 
 
 def test_counts_beyond_64_bits_are_exact():

@@ -32,6 +32,19 @@ def scan(body, first, *args, **options):
     return lax.scan(lambda carried, taken: (body(carried, taken), None), first, *args, **options)[0]
 
 
+def shard_map(function, axes, **specs):
+    """`jax.shard_map` over some axes of a mesh of 2 x 4 devices that need not be there; others are the compiler's."""
+    if not hasattr(jax, 'shard_map'):  # JAX 0.5
+        from jax.experimental.shard_map import shard_map
+
+        mesh = jax.sharding.AbstractMesh((('data', 2), ('model', 4)))
+        automatic = frozenset(mesh.axis_names) - axes
+        return shard_map(function, mesh, auto=automatic, check_rep=False, **specs)
+    types = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.sharding.AbstractMesh((2, 4), ('data', 'model'), axis_types=types)
+    return jax.shard_map(function, mesh=mesh, axis_names=axes, **specs)
+
+
 def short(use) -> str:
     axes = [''.join(map(str, axes)) for axes in (use.contract, use.free, use.batch, use.stack)]
     text = f'{"" if use.exact else "~"}{use.op} {axes[0]}>{axes[1]}'

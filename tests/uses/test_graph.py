@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec
 
 from jaxpruner.uses import UnsupportedPrimitive, param_uses, run_with_taps
 from uses.adversarial import indexed_and_until
-from uses.table import floats
+from uses.table import floats, shard_map, short_uses
 
 DEAD = {'w': floats(4, 4), 'b': floats(4)}
 
@@ -65,12 +66,29 @@ def test_what_has_no_rule_is_opaque(reason, function):
     assert (list(graph), list(graph.opaque)) == ([('bias',)], [('w',)])
 
 
+def over_devices(axes):
+    """A product of which the devices along `model` sum a part each."""
+    data = 'data' if 'data' in axes else None
+    in_specs = PartitionSpec('model'), PartitionSpec(data, 'model')
+    specs = {'in_specs': in_specs, 'out_specs': PartitionSpec(data)}
+    sharded = shard_map(lambda w, x: jax.lax.psum(x @ w, 'model'), axes, **specs)
+    return lambda p, x: sharded(p['w'], x)
+
+
+@pytest.mark.parametrize('axes', [{'model'}, {'model', 'data'}])
+def test_shard_map(axes):
+    graph = param_uses(over_devices(axes), {'w': floats(8, 6)}, floats(4, 8))
+    assert short_uses(graph) == {'w': '~dot 0>1'}
+    assert graph['w'][0].flops == graph.flops == 2 * 4 * 8 * 6
+
+
 # Operands that cannot be observed while a program runs.
 UNOBSERVED = [
     (
         lambda p, x: jax.lax.while_loop(lambda x: (x @ p['w']).sum() > 0, lambda x: x - 1, x),
         'condition of a loop',
     ),
+    (over_devices({'model'}), 'inside shard_map'),
     (lambda p, x: (x, p['w']), 'no tap'),
 ]
 

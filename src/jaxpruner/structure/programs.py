@@ -22,7 +22,7 @@ from jaxpruner.structure import rules
 from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, atoms, new_axes, set_pin, sizes_of
 from jaxpruner.structure.traces import EquationAxes, EquationTies, Trace, live_in_whole, new_results
 from jaxpruner.trace.interpreter import Interpreter, Position
-from jaxpruner.trace.program import Cond, Program, ProgramPath, Scan, While, shape_of
+from jaxpruner.trace.program import Cond, Program, ProgramPath, Scan, ShardMap, While, shape_of
 from jaxpruner.trace.walk import leaf_shape
 from jaxpruner.tree import Path, PyTree
 
@@ -206,6 +206,15 @@ class Inference(Interpreter[Axes]):
             self.read += operands
         self.read += results
         return results
+
+    def visit_shard_map(
+        self, shard_map: ShardMap, operands: list[Axes], position: Position
+    ) -> list[Axes]:
+        """Pins everything outside. The program of each device is visited for its costs."""
+        self.trips[position.path] = Axis(shard_map.devices)
+        inputs = [new_axes(shape_of(variable)) for variable in shard_map.program.jaxpr.invars]
+        self.visit_call(shard_map, inputs, position)
+        return self.visit_plain(shard_map.equation, operands, position)
 
     def visit_scan(self, scan: Scan, operands: list[Axes], position: Position) -> list[Axes]:
         """Carried values keep their axes. The sliced and stacked axes have an index for each trip."""

@@ -85,7 +85,7 @@ class Trace(NamedTuple):
       equations: path of an equation -> the axes of its operands and results. An equation with a program inside has an
         entry, too. In the body of a scan, sliced operands and stacked results lack their first axis.
       constants: path of a program -> the axes of each of its constants. The path of the whole program is `()`.
-      trips: path of a scan -> the axis with an index for each of its trips.
+      trips: path of a scan -> the axis with an index for each of its trips; of a `shard_map`, for each of its devices.
       leaves: path -> the axes of a leaf of the parameters.
       states: path -> the axes of a leaf of the state.
       returned: number of a result -> path of the leaf of the state that it returns.
@@ -102,7 +102,7 @@ class Trace(NamedTuple):
     first_uses: Mapping[Path, float] = {}
 
     def trips_around(self, path: ProgramPath) -> list[Axis]:
-        """The axes of the trips of all scans around an equation."""
+        """The axes of the trips of all scans around an equation, and of devices."""
         outside = [path[:length] for length in range(1, len(path) - 1)]
         return [self.trips[each] for each in outside if each in self.trips]
 

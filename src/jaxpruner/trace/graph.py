@@ -121,7 +121,7 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
       unused: paths of leaves that have no part in the results: zeroing them changes nothing.
       flops: floating point operations of the model: those of all contractions, also between activations, and of
         elementwise operations with parameters, and no others, such as Fourier transforms and custom kernels. Loops and
-        branches that data decide count once.
+        branches that data decide count once. Operations in a `shard_map` count for each device.
       program: the traced program, a `jax.extend.core.ClosedJaxpr` of parameters and inputs.
 
     >>> from jaxpruner.uses import param_uses

@@ -23,6 +23,7 @@ from jaxpruner.trace.program import (
     Program,
     ProgramPath,
     Scan,
+    ShardMap,
     While,
     bind,
     inside,
@@ -131,6 +132,8 @@ class Interpreter(abc.ABC, Generic[T]):
     def visit_equation(self, equation: Any, operands: list[T], position: Any) -> list[T]:
         """Visits an equation, by the method for the programs inside it."""
         match inside(equation):
+            case ShardMap() as shard_map:
+                return self.visit_shard_map(shard_map, operands, position)
             case Call() as call:
                 return self.visit_call(call, operands, position)
             case Scan() as scan:
@@ -151,7 +154,7 @@ class Interpreter(abc.ABC, Generic[T]):
         return self.visit_plain(record.equation, operands, position)
 
     # A subclass enters those that it can.
-    visit_scan = visit_while = visit_cond = visit_whole
+    visit_shard_map = visit_scan = visit_while = visit_cond = visit_whole
 
     def visit_body(
         self, loop: Loop, operands: list[T], carried: list[T], slices: list[T], position: Any

@@ -1,12 +1,13 @@
 """The programs inside an equation, as each version of JAX writes them down, and what of a program is live.
 
-`jit`, `scan`, `while` and `cond` run programs on their operands. `inside(equation)` reads such an
+`jit`, `scan`, `while`, `cond` and `shard_map` run programs on their operands. `inside(equation)` reads such an
 equation into a record of its programs and of the operands that go into each. JAX renames these primitives and their
 parameters between versions: this is the only file that reads them.
 """
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -49,6 +50,17 @@ class Call:
             settings = {key: self.equation.params[key] for key in ('prevent_cse', 'policy')}
             function = jax.checkpoint(function, **settings)
         return function(state, *operands)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardMap(Call):
+    """A call whose program each device runs on its part of each axis.
+
+    Attributes:
+      devices: how many parts there are. Axes of the mesh that are left to the compiler do not count.
+    """
+
+    devices: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +122,7 @@ Inside = Call | Cond | Scan | While
 # Calls with a derivative rule of their own.
 RULED_BACKWARDS = frozenset(('custom_vjp_call', 'custom_vjp_call_jaxpr'))
 RULED = RULED_BACKWARDS | {'custom_jvp_call'}
-_CALLS = RULED | frozenset('call closed_call composite jit pjit remat2'.split())
+_CALLS = RULED | frozenset('call closed_call composite jit pjit remat2 shard_map'.split())
 
 
 def inside(equation: Any) -> Inside | None:
@@ -139,7 +151,16 @@ def inside(equation: Any) -> Inside | None:
         if name not in _CALLS:
             return None
         (key,) = params.keys() & {'jaxpr', 'call_jaxpr', 'fun_jaxpr'}
-        return Call(equation, Program.of(params[key]))
+        program = Program.of(params[key])
+        if name != 'shard_map':
+            return Call(equation, program)
+        sizes = dict(params['mesh'].shape)
+        if 'auto' in params:
+            manual = sizes.keys() - params['auto']
+        else:
+            (key,) = params.keys() & {'manual_axes', 'newly_manual_axes'}
+            manual = params[key]
+        return ShardMap(equation, program, math.prod(sizes[axis] for axis in manual))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         line = source_info_util.summarize(equation.source_info)
         raise NotImplementedError(

@@ -30,12 +30,13 @@ ARITHMETIC = frozenset(
     round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor
     """.split()
 )
-ELEMENTWISE = ARITHMETIC | {'select_n'}
+_COLLECTIVES = frozenset('pmax pmin ppermute psum psum2 psum_invariant'.split())
+ELEMENTWISE = ARITHMETIC | _COLLECTIVES | {'select_n'}
 # Each result is the operand of the same number, at most cast or placed elsewhere.
 SAME = frozenset(
     """
-    convert_element_type copy device_put mesh_cast name optimization_barrier reduce_precision reshard
-    sharding_constraint stop_gradient
+    convert_element_type copy device_put mesh_cast name optimization_barrier pbroadcast pvary reduce_precision
+    reshard sharding_constraint stop_gradient
     """.split()
 )
 SCATTERS = frozenset('scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub'.split())
@@ -198,6 +199,8 @@ def _(equation: Any, values: Values) -> Results:
 
 @_rule(*ELEMENTWISE)
 def _elementwise(equation: Any, values: Values) -> Results:
+    if len(equation.outvars) == len(values) > 1:  # a collective over several arrays
+        return [views.join(value.views) for value in values]
     shape = shape_of(equation.outvars[0])
     return [views.join(views.align(view, shape) for value in values for view in value.views)]
 

@@ -83,7 +83,7 @@ class ViewAxis(NamedTuple):
         return ViewAxis(_cut(self.factors, own), len(taken), first)
 
     def resized(self, length: int) -> 'ViewAxis':
-        """A whole axis of some of the elements."""
+        """A whole axis of some of the elements, or of this axis on all devices."""
         return self if self.length == length else mixed(self.factors, length)
 
     @property

@@ -19,7 +19,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.trace import contractions, rules, views
 from jaxpruner.trace.graph import LEAVES, Site, Use, UseGraph
 from jaxpruner.trace.interpreter import Interpreter, Position
-from jaxpruner.trace.program import Cond, Loop, Program, Scan, While, inside, shape_of
+from jaxpruner.trace.program import Cond, Loop, Program, Scan, ShardMap, While, inside, shape_of
 from jaxpruner.trace.values import DATA, Constant, Value, has_views, results_of_constants
 from jaxpruner.trace.views import NoRuleError, View
 
@@ -139,8 +139,8 @@ class Walk(Interpreter[Value]):
         is_data, has_parameters = _is_data(equation, operands), has_views(operands)
         is_contraction = name in contractions.OPERATIONS
         if is_contraction or (is_data and has_parameters and name in rules.ARITHMETIC):
-            trips, _ = _runs(position)
-            self.flops[position.path] = _flops(equation) * trips
+            trips, _, devices = _runs(position)
+            self.flops[position.path] = _flops(equation) * trips * devices
         if not has_parameters and is_data:
             return [DATA] * len(equation.outvars)
         if not has_parameters:
@@ -159,6 +159,12 @@ class Walk(Interpreter[Value]):
         return [DATA] * len(equation.outvars)
 
     # Equations with programs inside.
+
+    def visit_shard_map(self, shard_map: ShardMap, operands: Values, position: Position) -> Values:
+        """Each device has a part of each axis."""
+        parts = list(map(_resized, operands, shard_map.program.jaxpr.invars))
+        results = self.visit_call(shard_map, parts, position)
+        return list(map(_resized, results, shard_map.equation.outvars))
 
     def visit_scan(self, scan: Scan, operands: Values, position: Position) -> Values:
         loop = position.path
@@ -295,7 +301,7 @@ class Walk(Interpreter[Value]):
           value: the operand.
           position: of the equation.
         """
-        trips, are_known = _runs(position)
+        trips, are_known, devices = _runs(position)
         for view in value.views:
             roles = contractions.Roles((), tuple(range(len(view.axes))), ())
             if op in ('dot', 'conv'):
@@ -310,7 +316,7 @@ class Walk(Interpreter[Value]):
                 free=free,
                 batch=batch,
                 stack=views.axes_of(f for axis in view.stack for f in axis.factors),
-                flops=round(_flops(equation) * own_trips * share),
+                flops=round(_flops(equation) * devices * own_trips * share),
                 trips=round(own_trips) if are_known else None,
                 exact=view.exact,
                 where=_line(equation, position),
@@ -367,16 +373,28 @@ def _line(equation: Any, position: Position) -> str:
     return 'the result' if equation is None else position.line(equation) or 'an unknown line'
 
 
-def _runs(position: Position) -> tuple[int, bool]:
-    """How often an equation runs, and whether that is known. What data decide counts once."""
-    trips, are_known = 1, True
+def _runs(position: Position) -> tuple[int, bool, int]:
+    """How often an equation runs, whether that is known, and on how many devices. What data decide counts once."""
+    trips, are_known, devices = 1, True, 1
     for caller in position.callers:
         match inside(caller):
             case Scan() as scan:
                 trips *= scan.length
+            case ShardMap() as shard_map:
+                devices *= shard_map.devices
             case While() | Cond():
                 are_known = False
-    return trips, are_known
+    return trips, are_known, devices
+
+
+def _resized(value: Value, variable: Any) -> Value:
+    """A device's part of an array, or the array that is made of such parts."""
+    shape, resized = shape_of(variable), []
+    for view in value.views:
+        if view.shape != shape and not all(axis.is_whole for axis in view.axes):
+            raise NoRuleError('no rule for shard_map of a concatenation')
+        resized.append(view.computed(map(views.ViewAxis.resized, view.axes, shape)))
+    return Value(value.data, tuple(resized))
 
 
 def _join(before: Value, after: Value) -> Value:
