@@ -72,17 +72,18 @@ def test_control_flow(apply_fn, multiplied):
 
 
 def test_what_runs_on_each_device_stays_and_counts_for_all():
-    def body(x, w):
-        return scan(lambda x, _: x @ w, x, length=3)
+    def body(x, w, unused):
+        return scan(lambda x, _: x @ w, x, length=3), x @ unused
 
     def apply(p, x):
         data, same = PartitionSpec('data'), PartitionSpec()
-        sharded = shard_map(body, {'data'}, in_specs=(data, same), out_specs=data)
-        return sharded(x @ p['up'] @ p['down'], p['fixed'])
+        sharded = shard_map(body, {'data'}, in_specs=(data, same, same), out_specs=data)
+        return sharded(x @ p['up'] @ p['down'], p['fixed'], p['unused'])[0]
 
-    params = {'up': floats(4, 8), 'down': floats(8, 4), 'fixed': floats(4, 4)}
+    params = {'up': floats(4, 8), 'down': floats(8, 4)}
+    params |= {'fixed': floats(4, 4), 'unused': floats(4, 4)}
     graph = channel_groups(apply, params, floats(6, 4))
-    assert list(graph.groups) == ['up[1]']
+    assert (list(graph.groups), graph.unused) == (['up[1]'], (('unused',),))
     assert graph.cost({'up[1]': [2]}).flops == 2 * 6 * (4 + 4 + 3 * 16)
 
 

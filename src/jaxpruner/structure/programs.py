@@ -280,8 +280,8 @@ def trace_programs(
                 _pin_each(axes, where)
         first_uses: dict[Path, float] = {}
         for path, is_used in zip(paths, live_in_whole(closed_jaxpr.jaxpr).inputs, strict=False):
-            last = len(inference.equations) if is_used else math.inf
-            first_uses[path] = inference.first_uses.get(path, last)
+            place = inference.first_uses.get(path, len(inference.equations))
+            first_uses[path] = place if is_used else math.inf
         found = inference.equations, inference.constants, inference.trips
         traces.append(Trace(closed_jaxpr, *found, leaves, own_states, returned, first_uses))
         traced.append(program._replace(results=jax.tree.structure(results)))
