@@ -60,8 +60,8 @@ def test_whole_numbers_of_any_kind_are_steps(number):
 PERIODIC, POLYNOMIAL = schedules.PeriodicSchedule, schedules.PolynomialSchedule
 BAD = [
     (lambda: PERIODIC(0), 'update_freq must be from 1 to .*, got 0'),
-    (lambda: PERIODIC(2.5), 'update_freq must be a whole number of steps, got 2.5'),
-    (lambda: PERIODIC(True), 'update_freq must be a whole number of steps, got True'),
+    (lambda: PERIODIC(2.5), 'update_freq must be a whole number, got 2.5'),
+    (lambda: PERIODIC(True), 'update_freq must be a whole number, got True'),
     (lambda: PERIODIC(np.array([2])), 'update_freq must be a whole number'),
     (lambda: PERIODIC(2, 0, 1e10), 'update_end_step must be from 0 to 2147483647'),
     (lambda: PERIODIC(2, -1), 'update_start_step must be from 0 to .*, got -1'),

@@ -49,6 +49,7 @@ class SparsityTable:
     As text, three or more layers of equal shapes whose names differ in one number stand in one row,
     `'layers/{0-23}/kernel'`: with the range of their sparsities, and with sums of all else. `rows` has each leaf.
 
+    >>> import jax.numpy as jnp
     >>> len(tabulate({'w': jnp.ones(2)}).rows)
     1
     """
@@ -105,7 +106,7 @@ def tabulate(params: tree_lib.PyTree, masks: Any = None) -> SparsityTable:
       ValueError: masks do not fit the parameters.
       TypeError: the numbers are not known yet: inside `jit`, or of shapes without masks.
 
-    >>> import jaxpruner
+    >>> import jax.numpy as jnp
     >>> params = {'encoder': {'bias': jnp.zeros(8), 'kernel': jnp.ones((16, 8))}}
     >>> masks = {'encoder': {'bias': None, 'kernel': jnp.eye(16, 8, dtype=jnp.uint8)}}
     >>> print(tabulate(params, masks))
