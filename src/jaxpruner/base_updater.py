@@ -392,8 +392,11 @@ class BaseUpdater:
             is_told = self.starts_sparse or is_fine or tree_lib.has_traced(masks)
             if is_told or all(map(jnp.all, masks)):  # else first masks of a user's own are sparse
                 self.check_plan(plan)
-            # A user's own `init_state` may store masks in another way, and know nothing of their sizes.
+            # A user's own `init_state` may store masks in another way, and know nothing of the other fields.
             masks = sparse_state_lib.store_masks(state.masks, params, self.packs_masks())
+            if state.algorithm_state is None:
+                targets = sparse_state_lib.leaf_targets(state)
+                state = state._replace(algorithm_state=self.init_algorithm_state(params, targets))
             sizes = sparse_state_lib.mask_sizes(masks, params)
             return state._replace(masks=masks, inner_state=optimizer.init(params), sizes=sizes)
 
@@ -514,9 +517,10 @@ class BaseUpdater:
         if opt_state is not None:
             state = sparse_state_lib.only_sparse_state(opt_state)
             if difference := self._other_target(state, params):
-                caller_warnings.warn(
-                    f'{difference}. The one in the state holds; pruner.retarget(state, params) replaces all that differ'
-                )
+                remedy = 'pruner.retarget(state, params) replaces all that differ'
+                if self.keeps_count:  # as many weights as its first masks do
+                    remedy = 'make a new state with the init of the wrapped optimizer'
+                caller_warnings.warn(f'{difference}. The one in the state holds; {remedy}')
         return plan_leaves(self, params)
 
     def retarget(self, opt_state: Any, params: PyTree) -> Any:
