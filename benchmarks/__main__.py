@@ -82,11 +82,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             title = f'{name}, times that of {settings.against}'
             report.show(title, subject.COLUMNS, rows, settings.json)
         elif missing:
-            subprocess.run(
-                command_elsewhere(name, size, rounds, settings.json),
-                env={**os.environ, **missing},
-                check=True,
-            )
+            command = command_elsewhere(name, size, rounds, settings.json)
+            with subprocess.Popen(command, env={**os.environ, **missing}) as process:
+                try:
+                    status = process.wait()
+                except KeyboardInterrupt:
+                    process.wait()  # it was stopped, too, and prints what it has
+                    raise
+            if status:
+                return status
         else:
             rows: list[report.Row] = []
             try:

@@ -7,7 +7,7 @@ weights that equal the threshold, so it does less work.
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -50,12 +50,11 @@ def environment() -> Mapping[str, str]:
     return {} if IN_PLACE in os.environ else {IN_PLACE: '1'}
 
 
-def run(size: str, rounds: int) -> list[Row]:
+def run(size: str, rounds: int) -> Iterator[Row]:
     """Times masks of normal magnitudes."""
-    rows = []
     for dtype in (jnp.float32, jnp.bfloat16):
-        rows += [_row(shape, dtype, rounds) for shape in SHAPES[size]]
-    return rows
+        for shape in SHAPES[size]:
+            yield _row(shape, dtype, rounds)
 
 
 def _row(shape: tuple[int, ...], dtype: jnp.dtype, rounds: int) -> Row:
