@@ -325,7 +325,7 @@ def drop_and_grow(leaves: Sequence[MaskedLeaf], fraction: jax.Array | float) -> 
         pool = functools.partial(_pool, leaf.sparsity_type)
         masks.append(pool(leaf.mask.astype(jnp.float32)) > 0)
         scores.append((pool(leaf.drop_scores), pool(leaf.grow_scores)))
-        kept.append(jnp.sum(masks[-1], dtype=selection.counter_for(leaf.mask.size)))
+        kept.append(selection.count_true(masks[-1]))
         share = jnp.asarray(fraction, jnp.float32)
         dropped.append(selection.share_of(kept[-1], share, most=leaf.mask.size))
 

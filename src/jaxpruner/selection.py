@@ -532,6 +532,21 @@ def _count(array, begin, bounds):
     return jnp.stack(sums)
 
 
+def count_true(flags: jax.Array) -> jax.Array:
+    """Counts flags as a pass over scores counts, which writes nothing to memory.
+
+    >>> int(count_true(jnp.array([True, False, True])))
+    2
+    """
+    scores = LazyScores(jnp.atleast_1d(flags), _as_scores)
+    bounds = (jnp.ones(3, jnp.float32),)
+    return _count(scores, jnp.zeros((), counter_for(flags.size)), bounds)[0]
+
+
+def _as_scores(flags):
+    return flags.astype(jnp.float32)
+
+
 def _is_kept(x, begin, low, high=None, end=None):
     """Tells which scores reach high, or low before the end; or only low. They begin at an index of their ranking."""
     if high is None or end is None:

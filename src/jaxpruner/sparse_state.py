@@ -197,6 +197,7 @@ def axis_of_bits(bits_shape: Sequence[int], shape: Sequence[int]) -> int | None:
     return next((a for a in axes if packed_shape(shape, a) == tuple(bits_shape)), None)
 
 
+@functools.partial(jax.jit, inline=True)
 def pack(mask: jax.Array) -> jax.Array:
     """Packs a mask into bits along `packed_axis(mask.shape)`.
 
@@ -210,7 +211,19 @@ def pack(mask: jax.Array) -> jax.Array:
     Array([[160],
            [ 32]], dtype=uint8)
     """
-    return jnp.packbits(mask, axis=packed_axis(mask.shape)) if mask.ndim else mask
+    if not mask.ndim:
+        return mask
+    # `jnp.packbits` moves the axis to the end and back: then a step copies masks, into another layout and back.
+    axis = packed_axis(mask.shape) + mask.ndim
+    padding = [(0, -length % BITS * (i == axis)) for i, length in enumerate(mask.shape)]
+    padded = jnp.pad(mask, padding)
+    bits = padded.reshape(*mask.shape[:axis], -1, BITS, *mask.shape[axis + 1 :])
+    return jnp.sum(bits << _shifts(mask.shape, axis)[::-1], axis=axis + 1, dtype=MASK_DTYPE)
+
+
+def _shifts(shape, axis):
+    """How far the bits of a byte are shifted to its highest one, beside the axes behind the packed one."""
+    return jnp.arange(BITS, dtype=MASK_DTYPE).reshape(BITS, *(1,) * (len(shape) - axis - 1))
 
 
 def unpack_like(mask: jax.Array, shape: Sequence[int]) -> jax.Array:
@@ -249,10 +262,9 @@ def unpack_like(mask: jax.Array, shape: Sequence[int]) -> jax.Array:
 @functools.partial(jax.jit, inline=True, static_argnames=('axis', 'length'))
 def _unpack(bits, axis, length):
     before, after = bits.shape[:axis], bits.shape[axis + 1 :]
-    shifts = jnp.arange(BITS, dtype=jnp.uint8).reshape(BITS, *(1,) * len(after))
     # packbits puts the first weight into the highest bit, which is the sign of a signed byte: tests of signs are read
     # fast along every axis, tests of single bits are not.
-    shifted = jnp.expand_dims(bits, axis + 1) << shifts
+    shifted = jnp.expand_dims(bits, axis + 1) << _shifts(bits.shape, axis)
     is_kept = jax.lax.bitcast_convert_type(shifted, jnp.int8) < 0
     padded = is_kept.reshape(*before, bits.shape[axis] * BITS, *after)
     return jax.lax.slice_in_dim(padded, 0, length, axis=axis).astype(MASK_DTYPE)
