@@ -384,14 +384,7 @@ class BaseUpdater:
             params = tree_lib.as_arrays(params)
             self.check_optimizer(optimizer, params)
             state = self.init_state(params)
-            with caller_warnings.silence():  # `init_state` has given them
-                plan = self.plan(params)
-            # Masks are looked at only where a warning may follow: a program for each shape counts in the first step.
-            masks = jax.tree.leaves(state.masks)
-            is_fine = plan.pruned and checks.reaches_target(self.scheduler)
-            is_told = self.starts_sparse or is_fine or tree_lib.has_traced(masks)
-            if is_told or all(map(jnp.all, masks)):  # else first masks of a user's own are sparse
-                self.check_plan(plan)
+            self.check_plan(self.plan(params))
             # A user's own `init_state` may store masks in another way, and know nothing of the other fields.
             masks = sparse_state_lib.store_masks(state.masks, params, self.packs_masks())
             if state.algorithm_state is None:
@@ -655,8 +648,7 @@ class BaseUpdater:
     def _other_target(self, state, params):
         """Says of the first leaf whose target in a state is not that of this pruner which they are, else `None`."""
         paths, _, treedef = tree_lib.flatten_with_paths(params)
-        with caller_warnings.silence():  # given when state or plan was made
-            new = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
+        new = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
         held = tree_lib.leaves_like(treedef, sparse_state_lib.leaf_targets(state))
         for path, old, own in zip(paths, held, new, strict=True):
             if old is None or own is None or jnp.shape(old) or tree_lib.has_traced((old, own)):

@@ -409,7 +409,7 @@ def check_plan(pruner: Any, plan: Any) -> None:
             f'{plan.algorithm} never updates its masks, which stay as they are first made: {pruner.scheduler!r} has no '
             'update step. Give a schedule that updates, such as PolynomialSchedule(update_freq, update_start_step, '
             'update_end_step); or call instant_sparsify to prune once without training, or pruner.new_masks where '
-            'your own loop decides'
+            'your own loop decides. A class of your own whose first masks are sparse says so: starts_sparse = True'
         )
     # Of N:M any sparsity above 0 means N of M.
     elif not pruner.starts_sparse and not reaches_target(pruner.scheduler):

@@ -304,12 +304,7 @@ def _resolve(
 ) -> dict[Any, _Resolved]:
     """Resolves and checks the entry of every epoch, and warns of partial groups."""
     all_paths, arrays, _ = tree_lib.flatten_with_paths(params)
-    for path, array in zip(all_paths, arrays, strict=True):
-        if not hasattr(array, 'shape') or not hasattr(array, 'dtype'):
-            raise TypeError(
-                f'{"-".join(path)} holds {array!r}, no array; pass parameters alone, such as state.params or '
-                'eqx.filter(model, eqx.is_array)'
-            )
+    checks.check_arrays(all_paths, arrays)
     all_shapes = [array.shape for array in arrays]
     all_axes = tree_lib.layer_axes(stacked, all_paths, all_shapes, _names_leaf)
     axes, shapes = {}, {}

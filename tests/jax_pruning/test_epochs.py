@@ -298,7 +298,7 @@ def test_what_is_refused():
     params = {'kernel': jnp.ones((2, 2))}
     with pytest.raises(ValueError, match=r"is known as a kernel .*'a-table'\); name those"):
         pruning({'a': {'table': jnp.ones((2, 2))}}, 1, None, HALF)
-    with pytest.raises(TypeError, match=r'act holds 1.0, no array; pass parameters alone'):
+    with pytest.raises(TypeError, match=r'act: 1.0 is no array; give arrays alone'):
         pruning({**params, 'act': 1.0}, 1, None, HALF)
     for epoch in (1.5, True, 'three', HALF):
         with pytest.raises(TypeError, match='epoch must be a whole number'):
