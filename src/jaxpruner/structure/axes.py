@@ -138,13 +138,6 @@ def drop(entries: Sequence[T], numbers: Iterable[int]) -> tuple[T, ...]:
     return pick(entries, all_but(numbers, entries))
 
 
-def replace(entries: Sequence[T], number: int, entry: T) -> tuple[T, ...]:
-    """Returns the entries with one of them replaced."""
-    replaced = list(entries)
-    replaced[number] = entry
-    return tuple(replaced)
-
-
 def product(factors: Iterable[Axis]) -> Axis:
     """Returns the axis that a reshape makes of several; the first is outermost."""
     parts = _flat_parts('product', factors)
@@ -347,3 +340,22 @@ def indices_of(atom: Axis, axis: Axis) -> list[np.ndarray]:
             free = arrays[-1:]
         free[0][positions] = np.arange(atom.size)[:, None]
     return arrays
+
+
+# The places of a value's elements in a table: arrays in its rank, with one element along axes on which they do not
+# depend.
+Index = tuple[np.ndarray, ...]
+
+
+def in_table(axes: Axes, owners: Iterable[Axis], i: int, channels: np.ndarray) -> Index:
+    """The places of elements in a table with an axis for each owner, and one for the channels along axis i."""
+
+    def spread(along: int, indices: np.ndarray) -> np.ndarray:
+        return indices.reshape([-1 if k == along else 1 for k in range(len(axes))])
+
+    index = []
+    for owner in owners:
+        along = next(k for k, axis in enumerate(axes) if owner.resolved() in atoms(axis))
+        (indices,) = indices_of(owner.resolved(), axes[along])  # a value has each owner once
+        index.append(spread(along, indices))
+    return (*index, spread(i, channels))

@@ -30,10 +30,10 @@ from jax.extend.core import Literal
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure import small_model
-from jaxpruner.structure.axes import Axis, sizes_of
+from jaxpruner.structure.axes import sizes_of
 from jaxpruner.structure.programs import Model, ModelProgram
 from jaxpruner.structure.traces import Trace, has_type_of, live_in_whole, pin_at
-from jaxpruner.structure.zeros import Fill, ZeroWalk, unknown
+from jaxpruner.structure.zeros import ZERO, Fill, ZeroWalk
 from jaxpruner.trace.interpreter import Position, Run
 from jaxpruner.trace.program import Program
 from jaxpruner.tree import Path, PyTree
@@ -195,23 +195,15 @@ class _BranchProbe(ZeroWalk):
         self.zero_branches: set[Branch] = set()
         self._branches = branches
         zeroed = frozenset().union(*[branch.paths for branch in branches])
-        inputs = list(map(unknown, trace.program.jaxpr.invars))
-        for i, path in enumerate(trace.leaves):
-            if path in zeroed:
-                inputs[i] = inputs[i]._replace(everywhere=0)
-        whole = Position.of_whole(trace.program)
-        self.visit_program(Program.of(trace.program), inputs, whole)
-
-    def candidates(self, axis: Axis) -> tuple[Axis, ...]:
-        return ()
+        self.run([Fill(ZERO) if path in zeroed else Fill() for path in trace.leaves])
 
     def visit_equation(self, equation: Any, operands: list[Fill], position: Position) -> list[Fill]:
         results = super().visit_equation(equation, operands, position)
         for branch in self._branches:
             if (branch.number,) == position.path:
-                if operands[1 - branch.stream].everywhere == 0:
+                if operands[1 - branch.stream].everywhere.number == 0:
                     self.zero_branches.add(branch)
-                results = [result._replace(everywhere=None) for result in results]
+                results = [Fill()]
         return results
 
 

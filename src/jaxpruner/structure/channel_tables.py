@@ -23,16 +23,12 @@ import numpy as np
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure import trees
-from jaxpruner.structure.axes import Axes, Axis, atoms, indices_of, sizes_of
+from jaxpruner.structure.axes import Axis, Index, in_table, sizes_of
 from jaxpruner.structure.cut import check_shape
 from jaxpruner.structure.groups import Group, Member
 from jaxpruner.structure.traces import Trace
 from jaxpruner.structure.zeros import Members, inexact_atoms
 from jaxpruner.tree import Path, PyTree
-
-# The indices of owners of lists and of a channel for each weight of a leaf: arrays in its rank, with one element along
-# axes on which they do not depend. The channel is beyond the end where there is none.
-Index = tuple[np.ndarray, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,7 +38,8 @@ class ChannelTable:
     Attributes:
       group: the group.
       shape: of the table, `(*sizes of the owners of lists, channels)`.
-      indices: path of a leaf -> member of the group in the leaf -> the places of its weights' channels in the table.
+      indices: path of a leaf -> member of the group in the leaf -> the places of its weights' channels in the table. A
+        channel is beyond the end where there is none.
     """
 
     group: Group
@@ -62,7 +59,10 @@ class ChannelTable:
         for path, own in paths.items():
             for member in group.members:
                 if member.path == own:
-                    index = _index_of(group, member, trace.leaves[own])
+                    axes = trace.leaves[own]
+                    channels = np.full(axes[member.axis].size, group.size)
+                    channels[member.positions()] = np.arange(group.size)[:, None]
+                    index = in_table(axes, group.lists, member.axis, channels)
                     indices.setdefault(path, {})[member] = index
         return cls(group, (*sizes_of(group.lists), group.size), indices)
 
@@ -89,11 +89,7 @@ class ChannelTable:
                 own = np.broadcast_shapes(*[indices.shape for indices in index])
                 axes = tuple([i for i, size in enumerate(own) if size < others.shape[i]])
                 sums = jnp.sum(others, axis=axes, keepdims=True, dtype=dtype)
-                if len(index) == 1 and np.array_equal(index[0].ravel(), np.arange(self.shape[0])):
-                    sums = sums.ravel()  # position i has channel i
-                else:
-                    sums = jnp.zeros(self.shape, dtype).at[index].add(sums, mode='drop')
-                total = total + sums
+                total = total + jnp.zeros(self.shape, dtype).at[index].add(sums, mode='drop')
         return total
 
     def rows(self, value: jax.Array, path: Path, member: Member) -> jax.Array:
@@ -102,14 +98,10 @@ class ChannelTable:
         Take a leaf of 2 rows, which are channels, and 3 columns, which own a list each. Its elements are counted row by
         row. Sorted by owner, then by channel, they are 0, 3, 1, 4, 2 and 5, of shape (3, 2, 1).
         """
-        index = np.broadcast_arrays(*self.indices[path][member])
-        along = [axis for axis, size in enumerate(index[0].shape) if size > 1]
-        inside = np.flatnonzero(index[-1] < self.group.size)
-        by_place = np.lexsort([each.ravel()[inside] for each in reversed(index)])
-        positions = inside[by_place].reshape(*self.shape, -1)
-        moved = jnp.moveaxis(jnp.asarray(value), along, range(len(along)))
-        elements = moved.reshape(index[0].size, -1)
-        return elements[positions].reshape(*self.shape, -1)
+        index = [np.broadcast_to(own, value.shape) for own in self.indices[path][member]]
+        by_place = np.lexsort([own.ravel() for own in reversed(index)])
+        inside = by_place[index[-1].ravel()[by_place] < self.group.size]
+        return jnp.ravel(value)[inside].reshape(*self.shape, -1)
 
     def any_along(self, flags: jax.Array, path: Path, axis: int) -> np.ndarray:
         """Flags the channels along an axis of a leaf that have a flagged weight, in the shape of the table."""
@@ -144,21 +136,6 @@ class ChannelTable:
                 is_again = is_same if is_again is None else is_again | is_same
             earlier.append(index)
             yield index, is_again
-
-
-def _index_of(group: Group, member: Member, axes: Axes) -> Index:
-    def spread(along: int, indices: np.ndarray) -> np.ndarray:
-        return indices.reshape([-1 if i == along else 1 for i in range(len(axes))])
-
-    index = []
-    for owner in group.lists:
-        owner = owner.resolved()
-        along = next(i for i, axis in enumerate(axes) if owner in atoms(axis))
-        (indices,) = indices_of(owner, axes[along])  # a value has each owner once
-        index.append(spread(along, indices))
-    channels = np.full(axes[member.axis].size, group.size)
-    channels[member.positions()] = np.arange(group.size)[:, None]
-    return (*index, spread(member.axis, channels))
 
 
 def paths_in_model(trace: Trace, paths: Collection[Path]) -> dict[Path, Path]:
@@ -243,12 +220,13 @@ def zero_channels(
         of_channels = zip(*flags.values(), strict=True)
         own = [frozenset(itertools.compress(flags, each)) for each in of_channels]
         zero_members[table.group.atom.resolved()] = own
-    undecided: dict[Axis, list[Members]] = {}  # sets of members that may suffice
-    for atom, own in zero_members.items():
-        undecided[atom] = sorted(filter(None, set(own)), key=len, reverse=True)
-    sufficient: dict[Axis, list[Members]] = {atom: [] for atom in zero_members}
-    while any(undecided.values()):
-        asked = {atom: sets[0] for atom, sets in undecided.items() if sets}
+    # Sets of members that may suffice, the largest first.
+    undecided = {
+        atom: sorted(filter(None, set(own)), key=len, reverse=True)
+        for atom, own in zero_members.items()
+    }
+    sufficient: list[tuple[Axis, Members]] = []
+    while asked := {atom: sets[0] for atom, sets in undecided.items() if sets}:
         insufficient = inexact_atoms(traces, asked)
         for atom, decided in asked.items():
             sets = undecided[atom]
@@ -256,11 +234,11 @@ def zero_channels(
                 undecided[atom] = [members for members in sets if not members <= decided]
             else:  # so do more members
                 undecided[atom] = [members for members in sets if not members >= decided]
-                sufficient[atom].append(decided)
+                sufficient.append((atom, decided))
     found = {}
     for table in tables:
         atom = table.group.atom.resolved()
-        enough = sufficient[atom]
+        enough = [members for other, members in sufficient if other is atom]
         is_enough = [any(map(members.issuperset, enough)) for members in zero_members[atom]]
         if any(is_enough):
             found[table.group.name] = np.reshape(is_enough, table.shape)

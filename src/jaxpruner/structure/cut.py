@@ -20,15 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure.axes import (
-    Axes,
-    Axis,
-    atoms,
-    indices_of,
-    replace,
-    size_with,
-    sizes_of,
-)
+from jaxpruner.structure.axes import Axes, Axis, atoms, in_table, indices_of, size_with, sizes_of
 from jaxpruner.structure.traces import EquationAxes
 from jaxpruner.trace.program import bind
 from jaxpruner.tree import Path
@@ -131,27 +123,18 @@ class Cut:
         they do not depend.
         """
         axes, i = (*self.trips, *axes), len(self.trips) + i
-
-        def spread(along: int, index: np.ndarray) -> np.ndarray:
-            return index.reshape([-1 if k == along else 1 for k in range(len(axes))])
-
-        flags = np.ones((1,) * len(axes), bool)
+        flags = np.ones([axis.size if k == i else 1 for k, axis in enumerate(axes)], bool)
         for atom in dict.fromkeys(atoms(axes[i])):
             if atom not in self.lists:
                 continue
             owners, table = self.lists[atom]
             stays_in_list = np.zeros((*table.shape[:-1], atom.size), bool)
             np.put_along_axis(stays_in_list, table, True, axis=-1)
-            of_owners = []
-            for owner in owners:
-                k = next(k for k, axis in enumerate(axes) if owner in atoms(axis))
-                (index,) = indices_of(owner, axes[k])  # a value has each owner once
-                of_owners.append(spread(k, index))
             # Elements with several channels along the axis, as in `h * h`, have an index for each; -1 is none.
-            for index in indices_of(atom, axes[i]):
-                channel = spread(i, index)
-                flags = flags & ((channel < 0) | stays_in_list[(*of_owners, channel)])
-        return np.broadcast_to(flags, replace(flags.shape, i, axes[i].size))
+            for channels in indices_of(atom, axes[i]):
+                index = in_table(axes, owners, i, channels)
+                flags = flags & ((index[-1] < 0) | stays_in_list[index])
+        return flags
 
     def take(self, value: Any, axes: Axes, first: int = 0) -> Any:
         """Cuts a value along its axes from `first` on; returns the value itself if all of it stays."""
