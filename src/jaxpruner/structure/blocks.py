@@ -31,8 +31,8 @@ from jax.extend.core import Literal
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure import small_model
 from jaxpruner.structure.axes import sizes_of
-from jaxpruner.structure.programs import Model, ModelProgram
-from jaxpruner.structure.traces import Trace, has_type_of, live_in_whole, pin_at
+from jaxpruner.structure.programs import ModelProgram, Trace
+from jaxpruner.structure.traces import has_type_of, live_in_whole, pin_at
 from jaxpruner.structure.zeros import ZERO, Fill, ZeroWalk
 from jaxpruner.trace.interpreter import Position, Run
 from jaxpruner.trace.program import Program
@@ -242,27 +242,15 @@ def replace(
     return jax.tree.unflatten(treedef, leaves)
 
 
-def check_without(
-    traces: Sequence[Trace], model: Model, params: PyTree, blocks: Sequence[Block]
-) -> None:
-    """Compares each program that was given arrays as arguments with itself without some blocks.
-
-    Raises:
-      ValueError: the results differ.
-    """
+def verify_without(
+    graph: Any, params: PyTree, blocks: Sequence[Block], source: Any
+) -> small_model.Verification:
+    """Compares a program without some blocks with the whole one in which they are zero."""
+    shallow_apply = ShallowApply(source, graph.params, blocks)
     trees = params, replace(params, blocks, jnp.zeros_like), replace(params, blocks)
-    for trace, program in zip(traces, model.programs, strict=True):
-        if program.examples is None:
-            continue
-        shallow_apply = ShallowApply(program, model.params, blocks)
-        arguments = [(tree, *program.examples) for tree in trees]
-        verification = small_model.verify(trace, program.apply_fn, shallow_apply, arguments)
-        if verification.verdict == 'different':
-            names = [block.name for block in blocks]
-            raise ValueError(
-                f'the model without {names} differs from the whole one with zeros ({verification}); leave them in, or '
-                'leave them out all the same with verify=False'
-            )
+    arguments = [(tree, *source.examples) for tree in trees]
+    trace = graph.traces[graph.number_of(source.apply_fn)]
+    return small_model.verify(trace, shallow_apply, arguments)
 
 
 class ShallowApply:

@@ -26,7 +26,7 @@ from jaxpruner.structure import trees
 from jaxpruner.structure.axes import Axis, Index, in_table, sizes_of
 from jaxpruner.structure.cut import check_shape
 from jaxpruner.structure.groups import Group, Member
-from jaxpruner.structure.traces import Trace
+from jaxpruner.structure.programs import Trace
 from jaxpruner.structure.zeros import Members, inexact_atoms
 from jaxpruner.tree import Path, PyTree
 

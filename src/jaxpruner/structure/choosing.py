@@ -203,13 +203,13 @@ def choose(
         raise TypeError('params have no values to make scores of; give arrays, outside of jit')
     groups: Mapping[str, Group] = graph.groups
     cost = cost_function(graph)
-    samples = graph.model.examples
+    samples = graph.trace.source.examples
     if batches is not None:
         first, batches = first_batch(batches)
         samples = as_inputs(first)
     elif samples is not None:
         batches = [samples]
-    apply_fn = graph.model.apply_fn
+    apply_fn = graph.trace.source.apply_fn
     read = read_score(score, params, apply_fn, gradients, batches, progress)
 
     def scored(name: str, others: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jaxpruner.structure.axes import Axis, size_with
-from jaxpruner.structure.traces import Trace, is_contraction
+from jaxpruner.structure.programs import Trace
+from jaxpruner.structure.traces import is_contraction
 from jaxpruner.trace import contractions
 from jaxpruner.trace.program import ProgramPath
 

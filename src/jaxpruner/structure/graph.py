@@ -22,9 +22,14 @@ from jaxpruner.structure import channel_tables, choosing, costs, modules, trees
 from jaxpruner.structure.blocks import Block, ShallowApply
 from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep
 from jaxpruner.structure.groups import Group, PinnedAxis, find_groups
-from jaxpruner.structure.programs import Model, ModelProgram, trace_programs
+from jaxpruner.structure.programs import (
+    ModelProgram,
+    Trace,
+    is_array,
+    shape_of_leaf,
+    trace_programs,
+)
 from jaxpruner.structure.small_model import SmallApply, Verification, parts_of
-from jaxpruner.structure.traces import Trace
 from jaxpruner.tree import Path, PyTree
 
 _MOST_MEMBERS = 6  # in a row of the table
@@ -42,7 +47,7 @@ class ChannelGraph:
       pinned: axes of leaves that stay as they are.
       unused: paths of leaves that have no part in the results.
       traces: the traced programs, the first one and those added with `also`, and the axes of their values.
-      model: the programs that were traced, and the shapes of their arguments.
+      params: of the model, `jax.ShapeDtypeStruct` for arrays.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxpruner.structure import channel_groups
@@ -63,7 +68,7 @@ class ChannelGraph:
     pinned: tuple[PinnedAxis, ...]
     unused: tuple[Path, ...]
     traces: tuple[Trace, ...]
-    model: Model
+    params: PyTree
 
     @property
     def trace(self) -> Trace:
@@ -99,15 +104,51 @@ class ChannelGraph:
         up[1], 4 channels, stays: axis 1 of result 0 of features
         """
         added = ModelProgram.of(apply_fn, state, inputs)
-        if apply_fn in [program.apply_fn for program in self.model.programs]:
+        programs = [trace.source for trace in self.traces]
+        if apply_fn in [program.apply_fn for program in programs]:
             raise ValueError(f'the graph has the program {added.name} already')
-        return _analyse(self.model.params, [*self.model.programs, added])
+        return _analyse(self.params, [*programs, added])
 
     def with_program(self, number: int, params: PyTree, program: ModelProgram) -> 'ChannelGraph':
         """The graph of the model with other parameters, and with one program replaced."""
-        programs = list(self.model.programs)
+        programs = [trace.source for trace in self.traces]
         programs[number] = program
         return _analyse(params, programs)
+
+    def number_of(self, apply_fn: Callable[..., Any] | None) -> int:
+        """The number of the program with this function; 0 if there is no function.
+
+        Raises:
+          ValueError: there is no such program.
+        """
+        functions = [trace.source.apply_fn for trace in self.traces]
+        for number, own in enumerate(functions):
+            # A program without some blocks is also found by the function of the whole program.
+            if apply_fn in (None, own, getattr(own, 'whole', None)):
+                return number
+        names = ', '.join([trace.source.name for trace in self.traces])
+        raise ValueError(
+            f'the graph was made of {names}, not of {apply_fn!r}; add it with graph.also before channels are chosen'
+        )
+
+    def _refuse_different(
+        self, tree: PyTree, compare: Callable[[Any], Verification], remedy: str
+    ) -> None:
+        """Compares the programs that were given arrays, if a tree can be the parameters."""
+        leaves, structure = jax.tree.flatten(tree)
+        expected, own_structure = jax.tree.flatten(self.params)
+        if structure != own_structure or not all(map(is_array, leaves)):
+            return
+        if list(map(shape_of_leaf, leaves)) != expected:
+            return
+        for source in [trace.source for trace in self.traces]:
+            verification = compare(source) if source.examples is not None else None
+            if verification is not None and verification.verdict == 'different':
+                where = f' in {source.name}' if self.traces[1:] else ''
+                raise ValueError(
+                    f'the smaller model differs from the whole one with zeros{where} ({verification}); {remedy}, or '
+                    'take it all the same with verify=False'
+                )
 
     def explain(self, leaf: Path | str, axis: int) -> str:
         """Describes an axis of a leaf: its groups, or why it stays.
@@ -239,19 +280,15 @@ class ChannelGraph:
         [[0.0, 3.0], [4.0, 7.0]]
         """
         cut = check_keep(self.groups, keep, allow_inexact)
-        if verify and cut.lists and not allow_inexact and self.model.are_params(tree):
-            for program in self.model.programs:
-                if program.examples is None:
-                    continue
-                state = program.examples[0] if program.has_state else None
-                inputs = program.examples[program.has_state :]
-                verification = self.verify(tree, keep, *inputs, state=state, of=program.apply_fn)
-                if verification.verdict == 'different':
-                    where = f' in {program.name}' if self.traces[1:] else ''
-                    raise ValueError(
-                        f'the smaller model differs from the whole one with zeros{where} ({verification}); find '
-                        'the groups that differ one by one with graph.verify, or cut all the same with verify=False'
-                    )
+        if verify and cut.lists and not allow_inexact:
+
+            def compare(source: Any) -> Verification:
+                state = source.examples[0] if source.has_state else None
+                inputs = source.examples[source.has_state :]
+                return self.verify(tree, keep, *inputs, state=state, of=source.apply_fn)
+
+            remedy = 'find the groups that differ one by one with graph.verify'
+            self._refuse_different(tree, compare, remedy)
         return trees.cut_tree(tree, self.traces, cut)
 
     def zeroed(self, tree: PyTree, keep: KeepByGroup, allow_inexact: bool = False) -> Any:
@@ -294,7 +331,7 @@ class ChannelGraph:
         >>> graph.small_apply(keep)(graph.shrink(params, keep), jnp.ones((1, 2)))
         Array([[14.]], dtype=float32)
         """
-        return SmallApply(self, self.model.number_of(of), keep, allow_inexact)
+        return SmallApply(self, self.number_of(of), keep, allow_inexact)
 
     def verify(
         self,
@@ -328,16 +365,16 @@ class ChannelGraph:
         >>> print(graph.verify(params, {'up[1]': [0, 3]}, jnp.ones((5, 2))))
         equal: the removal changes results by 14, the error is 0, and rounding explains 0.00167
         """
-        number = self.model.number_of(of)
-        traced = self.model.programs[number]
+        number = self.number_of(of)
+        traced = self.traces[number].source
         if traced.has_state != (state is not None):
             expected = 'a state: give state=' if traced.has_state else 'no state'
             raise TypeError(f'{traced.name} takes {expected}')
         own_params, _ = parts_of(self, number)
         own_params.check(params, Cut({}))
+        program = ModelProgram.of(traced.apply_fn, state, inputs)
         whole = [params] if state is None else [params, state]
         with jax.default_matmul_precision('highest'):
-            program = ModelProgram.of(traced.apply_fn, state, inputs)
             graph = self.with_program(number, params, program)
             return SmallApply(graph, number, keep, allow_inexact).verify(whole, inputs)
 
@@ -364,11 +401,11 @@ class ChannelGraph:
           KeyError, ValueError: as in `drop_blocks`.
         """
         chosen = blocks_lib.chosen_blocks(self.blocks, names, allow_inexact)
-        programs = [
-            program._replace(apply_fn=ShallowApply(program, self.model.params, chosen))
-            for program in self.model.programs
-        ]
-        return _analyse(blocks_lib.replace(self.model.params, chosen), programs)
+        programs = []
+        for trace in self.traces:
+            shallow_apply = ShallowApply(trace.source, self.params, chosen)
+            programs.append(trace.source._replace(apply_fn=shallow_apply))
+        return _analyse(blocks_lib.replace(self.params, chosen), programs)
 
     def drop_blocks(
         self,
@@ -404,8 +441,10 @@ class ChannelGraph:
         Array([[2.]], dtype=float32)
         """
         chosen = blocks_lib.chosen_blocks(self.blocks, names, allow_inexact)
-        if verify and not allow_inexact and self.model.are_params(tree):
-            blocks_lib.check_without(self.traces, self.model, tree, chosen)
+        if verify and not allow_inexact:
+            remedy = f'leave {[block.name for block in chosen]} in'
+            compare = functools.partial(blocks_lib.verify_without, self, tree, chosen)
+            self._refuse_different(tree, compare, remedy)
         return blocks_lib.replace(tree, chosen)
 
     def nonzero_channels(self, tree: PyTree) -> dict[str, np.ndarray]:
@@ -508,5 +547,6 @@ def channel_groups(
 
 def _analyse(params: PyTree, programs: Sequence[ModelProgram]) -> 'ChannelGraph':
     """Makes the graph of a model with these programs. The first one names the groups."""
-    model, traces = trace_programs(params, programs)
-    return ChannelGraph(*find_groups(traces), traces, model)
+    traces = trace_programs(params, programs)
+    shapes = jax.tree.map(shape_of_leaf, params)
+    return ChannelGraph(*find_groups(traces), traces, shapes)

@@ -22,7 +22,8 @@ import numpy as np
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure.axes import Axes, Axis, Pin, atoms, drop, occurrences, sizes_of
-from jaxpruner.structure.traces import EquationAxes, Trace, indices_of_contraction, is_contraction
+from jaxpruner.structure.programs import Trace
+from jaxpruner.structure.traces import EquationAxes, indices_of_contraction, is_contraction
 from jaxpruner.structure.zeros import inexact_atoms
 from jaxpruner.trace.program import ProgramPath
 from jaxpruner.tree import Path

@@ -101,7 +101,7 @@ def latency_function(
         )
     show('timing the whole model', 0)
     arguments = [params, *inputs]
-    whole = functools.partial(jax.jit(graph.model.apply_fn), *arguments)
+    whole = functools.partial(jax.jit(graph.trace.source.apply_fn), *arguments)
     seconds_of_whole = statistics.median(*in_turns([whole], _ROUNDS))
     ratios = {frozenset[tuple[str, int]](): 1.0}  # the whole model, in which no group is smaller
 
@@ -111,7 +111,7 @@ def latency_function(
             show('timing smaller models', len(ratios))
             keep = {name: range(count) for name, count in counts.items()}
             cut = jax.jit(lambda tree: graph.shrink(tree, keep, allow_inexact=True, verify=False))
-            trees = 1 + graph.model.programs[0].has_state
+            trees = 1 + graph.trace.source.has_state
             small_arguments = [*map(cut, arguments[:trees]), *arguments[trees:]]
             small_apply = jax.jit(graph.small_apply(keep, allow_inexact=True))
             small = functools.partial(small_apply, *small_arguments)

@@ -11,7 +11,7 @@ earlier tokens. It returns the state with other numbers. The state is found amon
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure import rules
 from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, atoms, new_axes, set_pin, sizes_of
-from jaxpruner.structure.traces import EquationAxes, EquationTies, Trace, live_in_whole, new_results
+from jaxpruner.structure.traces import EquationAxes, EquationTies, live_in_whole, new_results
 from jaxpruner.trace.interpreter import Interpreter, Position
 from jaxpruner.trace.program import Cond, Program, ProgramPath, Scan, ShardMap, While, shape_of
 from jaxpruner.trace.walk import leaf_shape
@@ -38,14 +38,12 @@ class ModelProgram(NamedTuple):
       has_state: whether the first of the arguments is a state.
       arguments: `jax.ShapeDtypeStruct` for arrays.
       examples: the arguments themselves; `None` if they were shapes, or traced.
-      results: structure of the results; `None` before the program is traced.
     """
 
     apply_fn: Callable[..., Any]
     has_state: bool
     arguments: tuple[Any, ...]
     examples: tuple[Any, ...] | None
-    results: Any = None
 
     @classmethod
     def of(cls, apply_fn: Callable[..., Any], state: Any, inputs: Sequence[Any]) -> 'ModelProgram':
@@ -65,54 +63,6 @@ class ModelProgram(NamedTuple):
     def name(self) -> str:
         """The name of the function."""
         return getattr(self.apply_fn, '__name__', repr(self.apply_fn))
-
-
-class Model(NamedTuple):
-    """The model that a graph was made of.
-
-    Attributes:
-      params: of the model, `jax.ShapeDtypeStruct` for arrays.
-      programs: one or more programs that use these parameters.
-    """
-
-    params: PyTree
-    programs: tuple[ModelProgram, ...]
-
-    @property
-    def apply_fn(self) -> Callable[..., Any]:
-        """The function of the first program."""
-        return self.programs[0].apply_fn
-
-    @property
-    def examples(self) -> tuple[Any, ...] | None:
-        """The arguments of the first program after the parameters; `None` if they were shapes, or traced."""
-        return self.programs[0].examples
-
-    def number_of(self, apply_fn: Callable[..., Any] | None) -> int:
-        """The number of the program with this function; 0 if there is no function.
-
-        Raises:
-          ValueError: there is no such program.
-        """
-        if apply_fn is None:
-            return 0
-        for number, program in enumerate(self.programs):
-            # A program without some blocks is also found by the function of the whole program.
-            if apply_fn in (program.apply_fn, getattr(program.apply_fn, 'whole', None)):
-                return number
-        names = ', '.join([program.name for program in self.programs])
-        raise ValueError(
-            f'the graph was made of {names}, not of {apply_fn!r}; add it with graph.also before channels are chosen'
-        )
-
-    def are_params(self, tree: PyTree) -> bool:
-        """Whether a tree can be the parameters: arrays of their structure, shapes and dtypes."""
-        leaves, structure = jax.tree.flatten(tree)
-        own_leaves, own_structure = jax.tree.flatten(self.params)
-        return structure == own_structure and all(
-            is_array(leaf) and shape_of_leaf(leaf) == own
-            for leaf, own in zip(leaves, own_leaves, strict=True)
-        )
 
 
 def is_array(leaf: Any) -> bool:
@@ -169,16 +119,56 @@ def _shapes_by_path(tree: PyTree) -> dict[Path, tuple[int, ...]]:
     return dict(zip(paths, map(jnp.shape, leaves), strict=True))
 
 
-class Inference(Interpreter[Axes]):
-    """Unifies the axes of a program's values, and keeps those of each equation that is needed."""
+class Trace(Interpreter[Axes]):
+    """A traced program of a model, and the axes of each of its values, which it unifies.
 
-    def __init__(self, leaves: Mapping[Path, Axes]):
-        self.first_uses: dict[Path, int] = {}
-        self._leaves = {axes: path for path, axes in leaves.items()}
+    The mappings leave out equations that the results do not depend on. Their axes are unknown, and the model is the
+    same without them.
+
+    Attributes:
+      program: the traced program, a `jax.extend.core.ClosedJaxpr`. Its inputs are the leaves of the parameters, then
+        those of the state, then those of the inputs.
+      source: what was traced.
+      results: structure of the results.
+      leaves: path -> the axes of a leaf of the parameters.
+      states: path -> the axes of a leaf of the state.
+      returned: number of a result -> path of the leaf of the state that it returns.
+      equations: path of an equation -> the axes of its operands and results. An equation with a program inside has an
+        entry, too. In the body of a scan, sliced operands and stacked results lack their first axis.
+      constants: path of a program -> the axes of each of its constants. The path of the whole program is `()`.
+      trips: path of a scan -> the axis with an index for each of its trips; of a `shard_map`, for each of its devices.
+      first_uses: path of a leaf -> its place in the order of first uses; infinity if the results do not depend on it.
+      read: axes of values, or of their parts, that equations read.
+    """
+
+    def __init__(
+        self,
+        program: Any,
+        source: Any = None,
+        results: Any = None,
+        leaves: Mapping[Path, Axes] | None = None,
+        states: Mapping[Path, Axes] | None = None,
+    ):
+        self.program = program
+        self.source: ModelProgram = source
+        self.results = jax.tree.structure(results)
+        self.leaves, self.states = leaves or {}, states or {}
+        self.returned = {} if source is None else returned_leaves(source.state, results)
         self.equations: dict[ProgramPath, EquationAxes] = {}
         self.constants: dict[ProgramPath, tuple[Axes, ...]] = {}
         self.trips: dict[ProgramPath, Axis] = {}
-        self.read: list[Axes] = []  # axes of values, or of their parts, that equations read
+        self.first_uses: dict[Path, float] = {}
+        self.read: list[Axes] = []
+        self._path_of = {axes: path for path, axes in self.leaves.items()}
+
+    def infer(self, inputs: Sequence[Axes], position: Position) -> list[Axes]:
+        """Goes through the whole program, whose inputs have these axes; returns those of its results."""
+        return self.visit_program(Program.of(self.program), inputs, position)
+
+    def trips_around(self, path: ProgramPath) -> list[Axis]:
+        """The axes of the trips of all scans around an equation, and of devices."""
+        outside = [path[:length] for length in range(1, len(path) - 1)]
+        return [self.trips[each] for each in outside if each in self.trips]
 
     def constant(self, value: Any, aval: Any) -> Axes:
         return new_axes(aval.shape)
@@ -199,8 +189,8 @@ class Inference(Interpreter[Axes]):
 
     def visit_plain(self, equation: Any, operands: list[Axes], position: Position) -> list[Axes]:
         for axes in operands:
-            if axes and axes in self._leaves:
-                self.first_uses.setdefault(self._leaves[axes], len(self.equations))
+            if axes and axes in self._path_of:
+                self.first_uses.setdefault(self._path_of[axes], len(self.equations))
         results = rules.row_of(equation).axes(EquationTies(equation, operands, position))
         if equation.primitive.name not in _TAKES_PARTS:
             self.read += operands
@@ -227,8 +217,8 @@ class Inference(Interpreter[Axes]):
         for axes in sliced:
             ties.unify(axes[0], trips)
             slices.append(axes[1:])
-            if axes in self._leaves:  # a slice of a leaf counts as that leaf
-                self._leaves.setdefault(slices[-1], self._leaves[axes])
+            if axes in self._path_of:  # a slice of a leaf counts as that leaf
+                self._path_of.setdefault(slices[-1], self._path_of[axes])
         results = self.visit_body(scan, operands, carried, slices, position)
         carried_out, stacked = scan.split_results(results)
         ties.unify_values(carried, carried_out)
@@ -249,49 +239,42 @@ class Inference(Interpreter[Axes]):
         return first
 
 
-def trace_programs(
-    params: PyTree, programs: Sequence[ModelProgram]
-) -> tuple[Model, tuple[Trace, ...]]:
+def trace_programs(params: PyTree, programs: Iterable[ModelProgram]) -> tuple[Trace, ...]:
     """Traces the programs of a model, and finds the axes of all their values."""
     paths, arrays, _ = tree_lib.flatten_with_paths(params)
     shapes = map(leaf_shape, arrays, paths)  # raises where a leaf is no array
     leaves = dict(zip(paths, map(new_axes, shapes), strict=True))
     states: dict[Path, Axes] = {}
-    traces, traced, read = [], [], []
-    for program in programs:
-        owner = 'the model' if len(programs) == 1 else program.name
-        make_jaxpr = jax.make_jaxpr(program.apply_fn, return_shape=True)
-        closed_jaxpr, results = make_jaxpr(params, *program.arguments)
-        returned = returned_leaves(program.state, results)
-        own_states = _axes_of_state(program.state, states, leaves)
+    sources, traces = list(programs), []
+    for source in sources:
+        owner = 'the model' if len(sources) == 1 else source.name
+        make_jaxpr = jax.make_jaxpr(source.apply_fn, return_shape=True)
+        program, results = make_jaxpr(params, *source.arguments)
+        own_states = _axes_of_state(source.state, states, leaves)
+        trace = Trace(program, source, results, leaves, own_states)
         arguments = [*leaves.values(), *own_states.values()]
-        for number, variable in enumerate(closed_jaxpr.jaxpr.invars[len(arguments) :]):
+        for number, variable in enumerate(program.jaxpr.invars[len(arguments) :]):
             arguments.append(new_axes(shape_of(variable)))
             _pin_each(arguments[-1], f'input {number} of {owner}')
-        inference = Inference(leaves)
-        position = Position.of_whole(closed_jaxpr)
-        of_results = inference.visit_program(Program.of(closed_jaxpr), arguments, position)
+        of_results = trace.infer(arguments, Position.of_whole(program))
         for number, axes in enumerate(of_results):
             where = f'result {number} of {owner}'
-            if number in returned:
+            if number in trace.returned:
                 ties = Ties(lambda reason, where=where: Pin(f'{where}, a state: {reason}'))
-                ties.unify_each(axes, own_states[returned[number]])
+                ties.unify_each(axes, own_states[trace.returned[number]])
             else:
                 _pin_each(axes, where)
-        first_uses: dict[Path, float] = {}
-        for path, is_used in zip(paths, live_in_whole(closed_jaxpr.jaxpr).inputs, strict=False):
-            place = inference.first_uses.get(path, len(inference.equations))
-            first_uses[path] = place if is_used else math.inf
-        found = inference.equations, inference.constants, inference.trips
-        traces.append(Trace(closed_jaxpr, *found, leaves, own_states, returned, first_uses))
-        traced.append(program._replace(results=jax.tree.structure(results)))
-        read += [*inference.read, *of_results]
+        for path, is_used in zip(paths, live_in_whole(program.jaxpr).inputs, strict=False):
+            place = trace.first_uses.get(path, len(trace.equations))
+            trace.first_uses[path] = place if is_used else math.inf
+        trace.read += of_results
+        traces.append(trace)
     # Parts of parameters that no program reads, such as positions beyond the length of the inputs.
-    read_atoms = {atom for axes in read for atom in atoms(*axes)}
+    read_atoms = {atom for trace in traces for axes in trace.read for atom in atoms(*axes)}
     unread = [a for axes in leaves.values() for a in atoms(*axes) if a not in read_atoms]
     reason = 'the model does not read this part for inputs of these shapes'
     set_pin(Pin(reason, mixes=False), *unread)
-    return Model(jax.tree.map(shape_of_leaf, params), tuple(traced)), tuple(traces)
+    return tuple(traces)
 
 
 def _pin_each(axes: Axes, owner: str) -> None:

@@ -20,8 +20,8 @@ import numpy as np
 
 from jaxpruner.structure.axes import Axes, Axis, Ties, atoms, pick, product, sizes_of, total
 from jaxpruner.structure.cut import Cut, EquationCut, Lists
-from jaxpruner.structure.programs import Inference
-from jaxpruner.structure.traces import Trace, pin_at
+from jaxpruner.structure.programs import Trace
+from jaxpruner.structure.traces import pin_at
 from jaxpruner.trace.interpreter import Position, Run, keep
 from jaxpruner.trace.program import RULED, RULED_BACKWARDS, Call, Program, Scan, bind
 
@@ -168,13 +168,12 @@ def _derivative(
     (seeded, seed_axes, numbers), (_, result_axes, results) = ends[::-1] if is_backwards else ends
     program = jax.make_jaxpr(derivative)(shapes(equation.invars), shapes(pick(seeded, numbers)))
     copies: dict[Axis, Axis] = {}
-    inference = Inference({})
+    trace = Trace(program)
     inside = position.inside(equation, 0, (True,) * len(results))._replace(path=())
     given, returned = axes.operands + pick(seed_axes, numbers), pick(result_axes, results)
-    found = inference.visit_program(Program.of(program), [_copy(a, copies) for a in given], inside)
+    found = trace.infer([_copy(axes, copies) for axes in given], inside)
     ties = Ties(functools.partial(pin_at, position, equation))
     ties.unify_values(found, [_copy(own, copies) for own in returned])
-    trace = Trace(program, inference.equations, inference.constants, inference.trips)
     lists: dict[Axis, Lists] = {}
     for atom in copies.keys() & cut.lists.keys():
         owners, table = cut.lists[atom]

@@ -22,7 +22,7 @@ from jaxpruner.base_updater import BaseUpdater
 from jaxpruner.structure.channel_tables import ChannelTable
 from jaxpruner.structure.cut import Cut
 from jaxpruner.structure.groups import Group, Member
-from jaxpruner.structure.traces import Trace
+from jaxpruner.structure.programs import Trace
 from jaxpruner.tree import Path, PyTree
 
 

@@ -22,9 +22,8 @@ from jaxpruner.structure.choosing import Choice
 from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep
 from jaxpruner.structure.graph import ChannelGraph, channel_groups
 from jaxpruner.structure.modules import ModelArrays
-from jaxpruner.structure.programs import is_array
+from jaxpruner.structure.programs import Trace, is_array
 from jaxpruner.structure.small_model import SmallApply
-from jaxpruner.structure.traces import Trace
 from jaxpruner.tree import Path, PyTree
 
 _MOST_NAMES = 6  # in a message

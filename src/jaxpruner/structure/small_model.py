@@ -11,9 +11,8 @@ import numpy as np
 from jaxpruner.structure import trees
 from jaxpruner.structure.axes import Axes, sizes_of
 from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep, check_shape
-from jaxpruner.structure.programs import ModelProgram, shape_of_leaf
+from jaxpruner.structure.programs import ModelProgram, Trace, shape_of_leaf
 from jaxpruner.structure.replay import Replay
-from jaxpruner.structure.traces import Trace
 from jaxpruner.tree import Path, PyTree
 
 Verdict = Literal['equal', 'different', 'unproven']
@@ -58,8 +57,8 @@ class Part(NamedTuple):
 
 def parts_of(graph: Any, number: int = 0) -> tuple[Part, Part]:
     """The parameters of a model, and the state of the program with this number."""
-    trace, program = graph.traces[number], graph.model.programs[number]
-    params, state = map(jax.tree.structure, (graph.model.params, program.state))
+    trace = graph.traces[number]
+    params, state = map(jax.tree.structure, (graph.params, trace.source.state))
     return (
         Part('tree of parameters', params, trace.leaves),
         Part('state', state, trace.states),
@@ -86,7 +85,7 @@ class SmallApply:
           *arguments: as the program takes them. The state is what `shrink` made of it, or what the last call returned.
         """
         graph, cut = self._graph, self._cut
-        program: ModelProgram = graph.model.programs[self._number]
+        program: ModelProgram = graph.traces[self._number].source
         of_params, of_state = parts_of(graph, self._number)
         whole_params = of_params.check(params, cut)
         shapes = jax.tree.map(shape_of_leaf, arguments)
@@ -94,13 +93,14 @@ class SmallApply:
             if not arguments:
                 raise TypeError(f'{program.name} takes a state after the parameters, got none')
             shapes = (of_state.check(arguments[0], cut, has_free_axes=True), *shapes[1:])
-        traced = graph.model.params, program.arguments
+        traced = graph.params, program.arguments
         if jax.tree.flatten((whole_params, shapes)) != jax.tree.flatten(traced):
             program = program._replace(arguments=shapes, examples=None)
             graph = graph.with_program(self._number, whole_params, program)
             cut = check_keep(graph.groups, self._keep, allow_inexact=True)
-        results = Replay(graph.traces[self._number], cut).run(jax.tree.leaves((params, arguments)))
-        return jax.tree.unflatten(graph.model.programs[self._number].results, results)
+        trace = graph.traces[self._number]
+        results = Replay(trace, cut).run(jax.tree.leaves((params, arguments)))
+        return jax.tree.unflatten(trace.results, results)
 
     def cut_results(self, results: Any) -> list[Any]:
         """The leaves of the whole program's results, with the state among them cut."""
@@ -127,8 +127,8 @@ class SmallApply:
         zeroed = [trees.cut_tree(tree, graph.traces, cut, to_zero=True) for tree in whole]
         small = [trees.cut_tree(tree, graph.traces, cut) for tree in whole]
         arguments = [(*each, *inputs) for each in (whole, zeroed, small)]
-        trace, apply_fn = graph.traces[self._number], graph.model.programs[self._number].apply_fn
-        return verify(trace, apply_fn, small_apply or self, arguments, self.cut_results)
+        trace = graph.traces[self._number]
+        return verify(trace, small_apply or self, arguments, self.cut_results)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,6 @@ class Verification:
 
 def verify(
     trace: Trace,
-    apply_fn: Callable[..., Any],
     small_apply: Callable[..., Any],
     arguments: Sequence[Sequence[Any]],
     leaves_of: Callable[[Any], Sequence[Any]] = jax.tree.leaves,
@@ -185,13 +184,12 @@ def verify(
 
     Args:
       trace: of the whole model.
-      apply_fn: of the whole model.
       small_apply: of the smaller model.
       arguments: for the three runs.
       leaves_of: results of the whole model -> the leaves that those of the smaller one are compared with.
     """
     with jax.default_matmul_precision('highest'):
-        run = jax.jit(apply_fn)
+        run = jax.jit(trace.source.apply_fn)
         whole, zeroed = (leaves_of(run(*each)) for each in arguments[:2])
         small = jax.tree.leaves(jax.jit(small_apply)(*arguments[2]))
     expected, shapes = (list(map(jnp.shape, each)) for each in (zeroed, small))

@@ -1,4 +1,4 @@
-"""A traced program and the axes of its values, and what an equation says of them."""
+"""What an equation of a traced program says of the axes of its values."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, new_axes
 from jaxpruner.trace import contractions
 from jaxpruner.trace.interpreter import Position
-from jaxpruner.trace.program import Live, ProgramPath, live, shape_of
-from jaxpruner.tree import Path
+from jaxpruner.trace.program import Live, live, shape_of
 
 
 def pin_at(position: Position, equation: Any, reason: str) -> Pin:
@@ -71,40 +70,6 @@ def indices_of_contraction(equation: Any) -> list[Index]:
     kept += [(i, None) for i in left] + [(None, k) for k in right]
     summed = [Index(i, k, None) for i, k in zip(*axes.contract, strict=True)]
     return summed + [Index(i, k, number) for number, (i, k) in enumerate(kept)]
-
-
-class Trace(NamedTuple):
-    """A traced program of a model, and the axes of each of its values.
-
-    The mappings leave out equations that the results do not depend on. Their axes are unknown, and the model is the
-    same without them.
-
-    Attributes:
-      program: the traced program, a `jax.extend.core.ClosedJaxpr`. Its inputs are the leaves of the parameters, then
-        those of the state, then those of the inputs.
-      equations: path of an equation -> the axes of its operands and results. An equation with a program inside has an
-        entry, too. In the body of a scan, sliced operands and stacked results lack their first axis.
-      constants: path of a program -> the axes of each of its constants. The path of the whole program is `()`.
-      trips: path of a scan -> the axis with an index for each of its trips; of a `shard_map`, for each of its devices.
-      leaves: path -> the axes of a leaf of the parameters.
-      states: path -> the axes of a leaf of the state.
-      returned: number of a result -> path of the leaf of the state that it returns.
-      first_uses: path of a leaf -> its place in the order of first uses; infinity if the results do not depend on it.
-    """
-
-    program: Any
-    equations: Mapping[ProgramPath, EquationAxes]
-    constants: Mapping[ProgramPath, tuple[Axes, ...]]
-    trips: Mapping[ProgramPath, Axis]
-    leaves: Mapping[Path, Axes] = {}
-    states: Mapping[Path, Axes] = {}
-    returned: Mapping[int, Path] = {}
-    first_uses: Mapping[Path, float] = {}
-
-    def trips_around(self, path: ProgramPath) -> list[Axis]:
-        """The axes of the trips of all scans around an equation, and of devices."""
-        outside = [path[:length] for length in range(1, len(path) - 1)]
-        return [self.trips[each] for each in outside if each in self.trips]
 
 
 class EquationTies(Ties):

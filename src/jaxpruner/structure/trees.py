@@ -14,7 +14,7 @@ from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure.axes import atoms, sizes_of
 from jaxpruner.structure.cut import Cut
-from jaxpruner.structure.traces import Trace
+from jaxpruner.structure.programs import Trace
 from jaxpruner.tree import Path, PyTree
 
 Shape = tuple[int, ...]

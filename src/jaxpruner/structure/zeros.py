@@ -28,19 +28,22 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.structure.axes import Axes, Axis, atoms, pick, product, sizes_of
-from jaxpruner.structure.traces import Trace, has_type_of, indices_of_contraction, pin_at
+from jaxpruner.structure.traces import has_type_of, indices_of_contraction, pin_at
 from jaxpruner.trace.interpreter import Interpreter, Position
 from jaxpruner.trace.program import Cond, Program, Scan, While
 from jaxpruner.trace.values import Constant
 from jaxpruner.trace.views import all_but
 from jaxpruner.tree import Path
+
+if TYPE_CHECKING:
+    from jaxpruner.structure.programs import Trace
 
 Fills = list['Fill']
 # The leaf and axis of some members of a group.
@@ -451,7 +454,7 @@ def reduce_fills(zeroed: ZeroedEquation) -> Fills:
 
 
 def inexact_atoms(
-    traces: Sequence[Trace], members: Mapping[Axis, Members] | None = None
+    traces: Sequence['Trace'], members: Mapping[Axis, Members] | None = None
 ) -> dict[Axis, str]:
     """Finds the atoms that are not exact, with the reason: removing their channels differs from zeroing them.
 
@@ -500,7 +503,7 @@ class ZeroWalk(Interpreter[Fill]):
       causes: what last made zeroed channels infinite or NaN.
     """
 
-    def __init__(self, trace: Trace, removable: frozenset[Axis] = frozenset()):
+    def __init__(self, trace: 'Trace', removable: frozenset[Axis] = frozenset()):
         self.trace = trace
         self.removable = removable
         self.inexact: dict[Axis, str] = {}
