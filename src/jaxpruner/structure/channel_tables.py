@@ -98,10 +98,13 @@ class ChannelTable:
         Take a leaf of 2 rows, which are channels, and 3 columns, which own a list each. Its elements are counted row by
         row. Sorted by owner, then by channel, they are 0, 3, 1, 4, 2 and 5, of shape (3, 2, 1).
         """
-        index = [np.broadcast_to(own, value.shape) for own in self.indices[path][member]]
-        by_place = np.lexsort([own.ravel() for own in reversed(index)])
-        inside = by_place[index[-1].ravel()[by_place] < self.group.size]
-        return jnp.ravel(value)[inside].reshape(*self.shape, -1)
+        index = np.broadcast_arrays(*self.indices[path][member])
+        along = [axis for axis, size in enumerate(index[0].shape) if size > 1]
+        inside = np.flatnonzero(index[-1] < self.group.size)
+        by_place = np.lexsort([each.ravel()[inside] for each in reversed(index)])
+        elements = jnp.moveaxis(jnp.asarray(value), along, range(len(along)))
+        elements = elements.reshape(index[0].size, -1)[inside[by_place]]
+        return elements.reshape(*self.shape, -1)
 
     def any_along(self, flags: jax.Array, path: Path, axis: int) -> np.ndarray:
         """Flags the channels along an axis of a leaf that have a flagged weight, in the shape of the table."""

@@ -16,7 +16,7 @@ import bisect
 import dataclasses
 import fnmatch
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -35,8 +35,6 @@ from jaxpruner.structure.scores import read_score, score_group
 from jaxpruner.tree import PyTree
 
 Names = str | Sequence[str]
-# A name of a group, and how many of its channels stay.
-_Removal = tuple[str, int]
 _LATENCIES = 32  # of so many removals in even steps, a search times five or six
 _QUANTITIES = ('parameters', 'flops', 'bytes', 'latency')
 
@@ -89,29 +87,30 @@ class Choice:
 
     def __str__(self) -> str:
         Column = text_tables.Column
-        names = ('stay', 'of', 'score that stays')
-        columns = [Column('group', overflow='fold')]
-        columns += [Column(name, align='right') for name in names]
         rows = []
         for name, count in self.counts.items():
             share = f'{self.score_share(name):.3f}' if name in self.scores else ''
-            rows.append([name, str(count), str(self.sizes[name]), share])
+            counts = str(count), str(self.sizes[name])
+            rows.append([name, *counts, share, self.remarks.get(name, '')])
+        headings = ('stay', 'of', 'score that stays')
+        columns = [Column('group', overflow='fold')]
+        columns += [Column(heading, align='right') for heading in headings]
         if self.remarks:
             columns.append(Column('remark', overflow='wrap'))
-            rows = [[*row, self.remarks.get(row[0], '')] for row in rows]
-        labels = ('parameters', 'FLOPs', 'bytes')
+        of_groups = text_tables.to_text(columns, [row[: len(columns)] for row in rows])
         costs: list[tuple[str, float, float, str]]
-        costs = [*zip(labels, self.before, self.after, ',,,', strict=True)]
+        costs = [
+            *zip(('parameters', 'FLOPs', 'bytes'), self.before, self.after, ',,,', strict=True)
+        ]
         if self.milliseconds is not None:
             costs.append(('milliseconds', *self.milliseconds, '.3g'))
-        of_model = []
+        rows = []
         for label, before, after, style in costs:
             share = f'{after / before:.3f}' if before else ''
-            of_model.append([label, f'{before:{style}}', f'{after:{style}}', share])
-        names = ('before', 'after', 'share')
-        of_costs = [Column('the model'), *[Column(name, align='right') for name in names]]
-        tables = text_tables.to_text(columns, rows), text_tables.to_text(of_costs, of_model)
-        return '\n\n'.join(tables)
+            rows.append([label, f'{before:{style}}', f'{after:{style}}', share])
+        headings = ('before', 'after', 'share')
+        columns = [Column('the model'), *[Column(name, align='right') for name in headings]]
+        return f'{of_groups}\n\n{text_tables.to_text(columns, rows)}'
 
 
 def choose(
@@ -197,11 +196,14 @@ def choose(
         raise ValueError('ranking, round_to and leave have no effect with counts; leave them out')
     if ranking not in ('each', 'all'):
         raise ValueError(f"ranking={ranking!r}: give 'each' or 'all'")
+    if not (isinstance(round_to, int) and round_to >= 1):
+        raise ValueError(f'round_to={round_to!r}: give a whole number, 1 or more')
     of_params, _ = small_model.parts_of(graph)
     of_params.check(params, Cut({}))
     if not all(map(is_array, jax.tree.leaves(params))):
         raise TypeError('params have no values to make scores of; give arrays, outside of jit')
     groups: Mapping[str, Group] = graph.groups
+    sizes = {name: group.size for name, group in groups.items()}
     cost = cost_function(graph)
     samples = graph.trace.source.examples
     if batches is not None:
@@ -229,42 +231,60 @@ def choose(
         for name, count in counts.items():
             if isinstance(count, bool) or not hasattr(count, '__index__'):
                 raise TypeError(f'counts[{name!r}] is {count!r}; give a whole number')
-            if not 1 <= count <= groups[name].size:
-                size = groups[name].size
-                raise ValueError(f'counts[{name!r}] is {count}; it can be 1 to {size}')
+            if not 1 <= count <= sizes[name]:
+                raise ValueError(f'counts[{name!r}] is {count}; it can be 1 to {sizes[name]}')
         tables = {name: scored(name, {}) for name in counts}
     else:
         quantity, share = _parse_budget(budget)
-        allowed, remarks = _allowed_counts(groups, round_to, leave, allow_inexact)
-        tables = {name: scored(name, {}) for name in allowed}
-        removals = _removals(tables, allowed, ranking)
-        if quantity == 'latency':
-            # Each candidate is compiled and timed, so that the search is coarse.
-            numbers = np.linspace(0, len(removals), _LATENCIES + 1).astype(int).tolist()
-            with progress_bar(None, progress) as show:
-                seconds = latency.latency_function(graph, params, samples, show)
-                counts = dict(removals[: _meet(budget, share, removals, numbers, seconds)])
-                milliseconds = 1e3 * seconds({}), 1e3 * seconds(counts)
-        else:
+        left = matching(leave, groups, 'leave')
+        for name, group in groups.items():
+            if name in left:
+                remarks[name] = 'left alone'
+            elif not (group.exact or allow_inexact):
+                remarks[name] = 'not exact'
+            elif group.is_depth:
+                remarks[name] = 'layers: name them in counts='
+        tables = {name: scored(name, {}) for name in groups if name not in remarks}
+        if not tables:
+            reasons = [f'{name} ({remark})' for name, remark in remarks.items()]
+            words = ', '.join(reasons) or 'the model has none'
+            raise ValueError(f'there is no group to choose from: {words}')
+        removals = _removals(tables, ranking, round_to)
+        numbers: Sequence[int] = range(len(removals) + 1)
 
-            def measure(counts: Mapping[str, int]) -> int:
-                return getattr(cost(counts), quantity)
+        def measure(counts: Mapping[str, int]) -> float:
+            return getattr(cost(counts), quantity)
 
-            number = _meet(budget, share, removals, range(len(removals) + 1), measure)
+        with progress_bar(None, progress) as show:
+            if quantity == 'latency':
+                # Each candidate is compiled and timed, so that the search is coarse.
+                numbers = np.linspace(0, len(removals), _LATENCIES + 1).astype(int).tolist()
+                measure = latency.latency_function(graph, params, samples, show)
+            whole, least = measure({}), measure(dict(removals))
+            if least > share * whole:
+                raise ValueError(
+                    f'budget={budget!r} cannot be met: {least / whole:.4f} of the whole stay even if all channels go '
+                    'that may go; give a larger share, or loosen round_to, leave or allow_inexact'
+                )
+
+            def is_met(number: int) -> bool:
+                return measure(dict(removals[:number])) <= share * whole
+
+            number = numbers[bisect.bisect_left(numbers[:-1], True, key=is_met)]
             counts = dict(removals[:number])
-            # The last removal may have been a large one, such as a whole multiple. What still fits comes back, to the
-            # groups that lost last first.
-            for name in dict(reversed(removals[:number])):
-                larger = next(count for count in allowed[name] if count > counts[name])
-                if measure({**counts, name: larger}) <= share * measure({}):
-                    counts[name] = larger
+            if quantity == 'latency':
+                milliseconds = 1e3 * whole, 1e3 * measure(counts)
+        # The last removal may have been a large one, such as a whole multiple. What still fits comes back, to the
+        # groups that lost last first.
+        for name in dict(reversed(removals[:number])) if quantity != 'latency' else ():
+            larger = {**counts, name: min(counts[name] + round_to, sizes[name])}
+            counts = larger if measure(larger) <= share * whole else counts
 
     def highest(name: str) -> np.ndarray:
         """The channels of a group with the highest scores. Of equal ones the first stay."""
         highest_first = np.argsort(-tables[name], axis=-1, kind='stable')
         return np.sort(highest_first[..., : stay[name]], axis=-1)
 
-    sizes = {name: group.size for name, group in groups.items()}
     stay = {**sizes, **counts}
     keep = {name: highest(name) for name in tables if stay[name] < sizes[name]}
     # These scores are of the whole model. There a head still counts for features that go, and a feature for heads that
@@ -283,30 +303,6 @@ def choose(
         remarks=remarks,
         milliseconds=milliseconds,
     )
-
-
-def _allowed_counts(
-    groups: Mapping[str, Group], round_to: int, leave: Names, allow_inexact: bool
-) -> tuple[dict[str, list[int]], dict[str, str]]:
-    """How many channels of each group may stay, ascending, and why other groups stay whole."""
-    if not (isinstance(round_to, int) and round_to >= 1):
-        raise ValueError(f'round_to={round_to!r}: give a whole number, 1 or more')
-    left = matching(leave, groups, 'leave')
-    allowed, remarks = {}, {}
-    for name, group in groups.items():
-        if name in left:
-            remarks[name] = 'left alone'
-        elif not (group.exact or allow_inexact):
-            remarks[name] = 'not exact'
-        elif group.is_depth:
-            remarks[name] = 'layers: name them in counts='
-        else:
-            allowed[name] = [*range(round_to, group.size, round_to), group.size]
-    if not allowed:
-        reasons = [f'{name} ({remark})' for name, remark in remarks.items()]
-        words = ', '.join(reasons) or 'the model has none'
-        raise ValueError(f'there is no group to choose from: {words}')
-    return allowed, remarks
 
 
 def matching(names: Names, groups: Iterable[str], setting: str) -> list[str]:
@@ -344,60 +340,23 @@ def _parse_budget(text: Any) -> tuple[str, float]:
 
 
 def _removals(
-    tables: Mapping[str, np.ndarray], allowed: Mapping[str, Sequence[int]], ranking: str
-) -> list[_Removal]:
+    tables: Mapping[str, np.ndarray], ranking: str, round_to: int
+) -> list[tuple[str, int]]:
     """The removals in their order: each leaves a group with its next smaller count.
 
     >>> tables = {'up': np.array([2.0, 1.0, 6.0, 5.0]), 'gate': np.array([3.0, 4.0])}
-    >>> allowed = {'up': [1, 2, 3, 4], 'gate': [1, 2]}
-    >>> _removals(tables, allowed, 'all')
+    >>> _removals(tables, 'all', 1)
     [('up', 3), ('up', 2), ('gate', 1), ('up', 1)]
-    >>> _removals(tables, allowed, 'each')
-    [('up', 3), ('up', 2), ('gate', 1), ('up', 1)]
+    >>> _removals(tables, 'each', 2)
+    [('up', 2)]
     """
-    removals: list[tuple[float, _Removal]] = []
+    removals: list[tuple[float, tuple[str, int]]] = []
     for name, table in tables.items():
         size = table.shape[-1]
         # Where a group has lists, what they lose together with their first channel, and so on.
         losses = np.sort(table).reshape(-1, size).mean(axis=0)
-        for count in allowed[name][-2::-1]:
+        for count in reversed(range(round_to, size, round_to)):
             lost = size - count
             when = lost / size if ranking == 'each' else float(losses[lost - 1])
             removals.append((when, (name, count)))
     return [removal for _, removal in sorted(removals, key=operator.itemgetter(0))]
-
-
-def _meet(
-    budget: Any,
-    share: float,
-    removals: Sequence[_Removal],
-    numbers: Sequence[int],
-    measure: Callable[[Mapping[str, int]], float],
-) -> int:
-    """How many of the removals meet a budget.
-
-    Args:
-      budget: the setting, for a message.
-      share: of the whole model's measure, which may stay.
-      removals: in their order. After some of them, a group has the count of its last one.
-      numbers: which numbers of them are tried, ascending; the last one is all of them.
-      measure: counts of groups, of which the others stay whole -> what the budget is of.
-
-    Raises:
-      ValueError: the budget cannot be met.
-
-    >>> removals = [('a', 3), ('b', 1), ('a', 2), ('a', 1)]
-    >>> _meet('', 0.5, removals, range(5), lambda counts: counts.get('a', 4) + counts.get('b', 2))
-    3
-    """
-    whole, least = measure({}), measure(dict(removals))
-    if least > share * whole:
-        raise ValueError(
-            f'budget={budget!r} cannot be met: {least / whole:.4f} of the whole stay even if all channels go that may '
-            'go; give a larger share, or loosen round_to, leave or allow_inexact'
-        )
-    smaller = numbers[:-1]
-    met = bisect.bisect_left(
-        smaller, True, key=lambda number: measure(dict(removals[:number])) <= share * whole
-    )
-    return numbers[met]
