@@ -30,22 +30,20 @@ A trip is one iteration of a `scan`: one run of its body. A model that scans ove
 A graph may have the traces of several programs of one model. `graph.traces` has all of them, and `graph.trace` is the
 first. Read the files in this order:
 
-    axes, traces             expressions over atoms; a traced program with the axes of its values
+    axes, traces             expressions over atoms; what an equation of a traced program says of them
     rules                    the table of primitives, a row for each
     programs                 unifies the axes that equations tie together, in all programs of a model
     zeros → groups           what is known of zeroed channels; which groups are exact, and which may keep other channels
                              in each layer, expert or head
-    cut → trees              what is kept along each axis; cuts trees
-    replay                   the program at smaller shapes, and its derivative rules
-    small_model              the smaller model for inputs of any shape; compares it with the zeroed one
+    cut                      what is kept along each axis; cuts trees
+    small_model              the program at smaller shapes, for inputs of any shape; compares it with the zeroed one
     blocks                   residual blocks of unrolled models, and the model without some of them
     channel_tables           values of weights as values of channels, and the other way round; channels that are zero
     scores → choosing        scores of weights, then of channels; the order in which channels go, and how many go
     costs, latency           parameters, bytes, operations and seconds as functions of how many channels stay
     graph                    the class `ChannelGraph`, whose methods are all of this
     modules → shrinking      from a module to a smaller one in one call
-    grouped_channels, group_lasso
-                             training that removes channels
+    grouped_channels         training that removes channels
 """
 
 from jaxpruner.structure.blocks import Block as Block
@@ -53,8 +51,8 @@ from jaxpruner.structure.choosing import Choice as Choice
 from jaxpruner.structure.costs import Cost as Cost
 from jaxpruner.structure.graph import ChannelGraph as ChannelGraph
 from jaxpruner.structure.graph import channel_groups as channel_groups
-from jaxpruner.structure.group_lasso import group_lasso as group_lasso
 from jaxpruner.structure.grouped_channels import GroupedChannels as GroupedChannels
+from jaxpruner.structure.grouped_channels import group_lasso as group_lasso
 from jaxpruner.structure.groups import Group as Group
 from jaxpruner.structure.groups import Member as Member
 from jaxpruner.structure.shrinking import ShrunkModel as ShrunkModel

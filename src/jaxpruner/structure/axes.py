@@ -344,10 +344,10 @@ def indices_of(atom: Axis, axis: Axis) -> list[np.ndarray]:
 
 # The places of a value's elements in a table: arrays in its rank, with one element along axes on which they do not
 # depend.
-Index = tuple[np.ndarray, ...]
+Places = tuple[np.ndarray, ...]
 
 
-def in_table(axes: Axes, owners: Iterable[Axis], i: int, channels: np.ndarray) -> Index:
+def in_table(axes: Axes, owners: Iterable[Axis], i: int, channels: np.ndarray) -> Places:
     """The places of elements in a table with an axis for each owner, and one for the channels along axis i."""
 
     def spread(along: int, indices: np.ndarray) -> np.ndarray:

@@ -22,9 +22,8 @@ import numpy as np
 
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure import trees
-from jaxpruner.structure.axes import Axis, Index, in_table, sizes_of
-from jaxpruner.structure.cut import check_shape
+from jaxpruner.structure.axes import Axis, Places, in_table, sizes_of
+from jaxpruner.structure.cut import check_shape, is_packed
 from jaxpruner.structure.groups import Group, Member
 from jaxpruner.structure.programs import Trace
 from jaxpruner.structure.zeros import Members, inexact_atoms
@@ -44,7 +43,7 @@ class ChannelTable:
 
     group: Group
     shape: tuple[int, ...]
-    indices: Mapping[Path, Mapping[Member, Index]]
+    indices: Mapping[Path, Mapping[Member, Places]]
 
     @classmethod
     def of(cls, trace: Trace, group: Group, paths: Mapping[Path, Path]) -> 'ChannelTable':
@@ -55,7 +54,7 @@ class ChannelTable:
           group: one of its groups.
           paths: path of a leaf -> its path in the model. Leaves that are no members are left out.
         """
-        indices: dict[Path, dict[Member, Index]] = {}
+        indices: dict[Path, dict[Member, Places]] = {}
         for path, own in paths.items():
             for member in group.members:
                 if member.path == own:
@@ -124,12 +123,12 @@ class ChannelTable:
 
     def _indices_of(
         self, path: Path, only: Member | None = None
-    ) -> Iterator[tuple[Index, jax.Array | None]]:
+    ) -> Iterator[tuple[Places, jax.Array | None]]:
         """The places of the weights' channels in a leaf, and flags of weights that an earlier place gives this channel.
 
         A weight on the diagonal of a square matrix has one channel, that of its input and of its output.
         """
-        earlier: list[Index] = []
+        earlier: list[Places] = []
         for member, index in self.indices[path].items():
             if only not in (None, member):
                 continue
@@ -189,7 +188,7 @@ def nonzero_weights(trace: Trace, tree: PyTree) -> dict[Path, jax.Array]:
     for path, in_model in paths_in_model(trace, paths).items():
         value = value_of[path]
         expected = sizes_of(trace.leaves[in_model])
-        if jnp.shape(value) != expected and trees.is_packed(value, expected):
+        if jnp.shape(value) != expected and is_packed(value, expected):
             value = sparse_state_lib.unpack_like(value, expected)
         check_shape(path, jnp.shape(value), expected)
         nonzero[path] = jnp.not_equal(value, 0)

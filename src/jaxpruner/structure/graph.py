@@ -18,9 +18,9 @@ import numpy as np
 from jaxpruner import text_tables
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure import blocks as blocks_lib
-from jaxpruner.structure import channel_tables, choosing, costs, modules, trees
+from jaxpruner.structure import channel_tables, choosing, costs, modules
 from jaxpruner.structure.blocks import Block, ShallowApply
-from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep
+from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep, cut_tree
 from jaxpruner.structure.groups import Group, PinnedAxis, find_groups
 from jaxpruner.structure.programs import (
     ModelProgram,
@@ -289,12 +289,12 @@ class ChannelGraph:
 
             remedy = 'find the groups that differ one by one with graph.verify'
             self._refuse_different(tree, compare, remedy)
-        return trees.cut_tree(tree, self.traces, cut)
+        return cut_tree(tree, self.traces, cut)
 
     def zeroed(self, tree: PyTree, keep: KeepByGroup, allow_inexact: bool = False) -> Any:
         """As `shrink`, but removed channels are set to zero, and all shapes stay."""
         cut = check_keep(self.groups, keep, allow_inexact)
-        return trees.cut_tree(tree, self.traces, cut, to_zero=True)
+        return cut_tree(tree, self.traces, cut, to_zero=True)
 
     def small_apply(
         self,

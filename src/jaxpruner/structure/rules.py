@@ -22,12 +22,18 @@ from typing import Any
 
 from jaxpruner.structure import zeros
 from jaxpruner.structure.axes import Axes, Axis, drop, new_axes, pick, product, sizes_of, total
-from jaxpruner.structure.cut import EquationCut, Values
-from jaxpruner.structure.traces import EquationTies, Row, indices_of_contraction, new_results
+from jaxpruner.structure.traces import (
+    EquationCut,
+    EquationTies,
+    Row,
+    indices_of_contraction,
+    new_results,
+)
 from jaxpruner.structure.zeros import COLLECTIVES, moved
 from jaxpruner.trace import contractions, rules, views
 from jaxpruner.trace.rules import SCATTERS, GatherAxes
 
+Values = list[Any]
 AxesRule = Callable[[EquationTies], list[Axes]]
 
 _INDEXED = 'an index says where along it'

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, new_axes
 from jaxpruner.trace import contractions
 from jaxpruner.trace.interpreter import Position
-from jaxpruner.trace.program import Live, live, shape_of
+from jaxpruner.trace.program import Live, bind, live, shape_of
 
 
 def pin_at(position: Position, equation: Any, reason: str) -> Pin:
@@ -125,3 +125,26 @@ def has_type_of(aval: Any, other: Any) -> bool:
 def live_in_whole(jaxpr: Any) -> Live:
     """What the results of a whole program depend on."""
     return live(jaxpr, (True,) * len(jaxpr.outvars))
+
+
+class EquationCut(NamedTuple):
+    """An equation with some smaller operands or results.
+
+    Attributes:
+      equation: the equation.
+      axes: of its operands and results.
+      cut: the channels that stay along these axes, a `cut.Cut`.
+    """
+
+    equation: Any
+    axes: EquationAxes
+    cut: Any
+
+    def run(self, operands: Sequence[Any], **changed: Any) -> list[Any]:
+        """Runs the primitive on small operands, with some of its parameters changed."""
+        return bind(self.equation, operands, changed)
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """The shape of the first result after the cut."""
+        return self.cut.shape(self.axes.results[0])
