@@ -82,7 +82,7 @@ class Branch(NamedTuple):
 
     number: int
     stream: int
-    paths: Paths
+    paths: Paths = frozenset()
 
 
 def find_branches(jaxpr: Any, paths: Sequence[Path]) -> list[Branch]:
@@ -103,8 +103,7 @@ def find_branches(jaxpr: Any, paths: Sequence[Path]) -> list[Branch]:
             summands = _sources(branch, makers, of_sums=True)
             computed = _sources(branch, makers) - summands
             if not computed.isdisjoint(_sources(stream, makers, of_sums=True)):
-                without = _without(jaxpr, [Branch(number, i, frozenset())])
-                own = used - _used(without, paths)
+                own = used - _used(_without(jaxpr, [Branch(number, i)]), paths)
                 if own:
                     branches[own] = Branch(number, i, own)
     return list(branches.values())
@@ -264,7 +263,7 @@ class ShallowApply:
 
     def __call__(self, params: PyTree, *arguments: Any) -> Any:
         """Runs the program with parameters that have `None` for the leaves of the blocks."""
-        own, treedef = jax.tree.flatten(self._params)
+        paths, own, treedef = tree_lib.flatten_with_paths(self._params)
         leaves = list(tree_lib.leaves_like(treedef, params))
         pairs = list(zip(own, leaves, strict=True))
         # A missing leaf gets the dtype that the others of its old dtype have now.
@@ -273,10 +272,9 @@ class ShallowApply:
         for leaf, value in pairs:
             dtype = dtypes.get(leaf.dtype, leaf.dtype) if value is None else jnp.result_type(value)
             shapes.append(jax.ShapeDtypeStruct(leaf.shape, dtype))
-        shapes = treedef.unflatten(shapes)
-        program, results = jax.make_jaxpr(self.whole, return_shape=True)(shapes, *arguments)
+        make_jaxpr = jax.make_jaxpr(self.whole, return_shape=True)
+        program, results = make_jaxpr(treedef.unflatten(shapes), *arguments)
         jaxpr = program.jaxpr
-        paths, _, _ = tree_lib.flatten_with_paths(shapes)
         branch_of = {branch.paths: branch for branch in find_branches(jaxpr, paths)}
         used = _used(jaxpr, paths)
         for block in self._blocks:
