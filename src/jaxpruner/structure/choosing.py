@@ -16,7 +16,7 @@ import bisect
 import dataclasses
 import fnmatch
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -252,9 +252,10 @@ def choose(
         removals = _removals(tables, ranking, round_to)
         numbers: Sequence[int] = range(len(removals) + 1)
 
-        def measure(counts: Mapping[str, int]) -> float:
+        def measure_cost(counts: Mapping[str, int]) -> float:
             return getattr(cost(counts), quantity)
 
+        measure: Callable[[Mapping[str, int]], float] = measure_cost
         with progress_bar(None, progress) as show:
             if quantity == 'latency':
                 # Each candidate is compiled and timed, so that the search is coarse.

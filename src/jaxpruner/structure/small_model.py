@@ -179,7 +179,7 @@ def _derivative(
     lists: dict[Axis, Lists] = {}
     for atom in copies.keys() & cut.lists.keys():
         owners, table = cut.lists[atom]
-        owners = tuple([copies.get(owner, owner).resolved() for owner in owners])
+        owners = tuple([(copies.get(owner) or owner).resolved() for owner in owners])
         lists[copies[atom].resolved()] = Lists(owners, table)
     cut_of_copies = Cut(lists, cut.trips)
     for own in (*given, *returned):

@@ -181,7 +181,7 @@ def computed(equation: Any, elements: Sequence[Element], fills: Sequence[Fill]) 
 
 _COUNT = 512  # of samples, so that all pairs of numbers are among them
 # Common operations run in NumPy, since JAX would compile them. These have another name there.
-_IN_NUMPY = dict(
+_IN_NUMPY: dict[str, str] = dict(
     zip(
         'div eq ge gt le lt max min mul neg sub'.split(),
         'divide equal greater_equal greater less_equal less maximum minimum multiply negative subtract'.split(),
@@ -213,7 +213,8 @@ def _sampled(primitive: Any, params: Any, operands: Sequence[tuple[Any, ...]]) -
                 places = np.random.default_rng(number).integers(len(samples), size=_COUNT)
                 arrays.append(samples[places])
                 is_usual &= places < usual
-            function = getattr(np, _IN_NUMPY.get(primitive.name, primitive.name), None)
+            name: str = primitive.name
+            function = getattr(np, _IN_NUMPY.get(name, name), None)
             if isinstance(function, np.ufunc) and all(each.dtype.kind == 'f' for each in arrays):
                 results = function(*arrays)
             else:
