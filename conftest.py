@@ -17,12 +17,9 @@ if importlib.util.find_spec('ale_py') is None:
     collect_ignore += ['src/jaxpruner/baselines/atari.py']
 
 _FLAGS = 'XLA_FLAGS'
-# No optimizations by LLVM, the way of older releases of XLA to write down fusions, and one piece for LLVM.
-_QUICK = (
-    '--xla_backend_optimization_level=0',
-    '--xla_cpu_use_fusion_emitters=false',
-    '--xla_cpu_parallel_codegen_split_count=1',
-)
+# No optimizations by LLVM, and one piece for LLVM.
+_QUICK = '--xla_backend_optimization_level=0', '--xla_cpu_parallel_codegen_split_count=1'
+_CLIENT = [sys.executable, '-c', 'from jaxlib import xla_client; xla_client.make_cpu_client()']
 # Programs are kept from run to run, so that a second run compiles only what has changed. JAX bounds no such folder.
 _PROGRAMS = pathlib.Path(__file__).parent / '.pytest_cache' / 'compiled'
 _MOST_BYTES = 4 << 30
@@ -42,7 +39,13 @@ def pytest_configure(config):
     those of users. To compile them all so: `XLA_FLAGS= bash run.sh`.
     """
     if _FLAGS not in os.environ:
-        os.environ[_FLAGS] = _known_flags()
+        # Not every release of XLA has every flag, and one that it does not know ends the process.
+        known = []
+        for flag in _QUICK:
+            environment = os.environ | {_FLAGS: flag}
+            run = subprocess.run(_CLIENT, env=environment, capture_output=True, check=False)
+            known += [] if run.returncode else [flag]
+        os.environ[_FLAGS] = ' '.join(known)
     if hasattr(config, 'workerinput') or not _PROGRAMS.exists():
         return
     if sum(file.stat().st_size for file in _PROGRAMS.iterdir()) > _MOST_BYTES:
@@ -53,22 +56,6 @@ def pytest_report_header():
     """Says which versions are tested."""
     packages = ('jax', 'flax', 'optax', 'numpy')
     return ', '.join(f'{name} {importlib.metadata.version(name)}' for name in packages)
-
-
-def _known_flags():
-    """Not every release of XLA has every flag, and one that it does not know ends the process."""
-    all_flags = ' '.join(_QUICK)
-    if _are_known(all_flags):
-        return all_flags
-    return ' '.join(flag for flag in _QUICK if _are_known(flag))
-
-
-def _are_known(flags):
-    program = [sys.executable, '-c', 'import jax; jax.devices()']
-    environment = os.environ | {_FLAGS: flags, 'JAX_PLATFORMS': 'cpu'}
-    return (
-        subprocess.run(program, env=environment, capture_output=True, check=False).returncode == 0
-    )
 
 
 def pytest_collection_finish():

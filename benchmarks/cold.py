@@ -104,7 +104,7 @@ _ON_DEVICES: dict[str, Case] = {
 }
 CASES: dict[str, dict[str, Case]] = {
     'small': {
-        **_first_steps('1 layer, 4 kernels', SMALL, (DENSE, 'magnitude')),
+        **_first_steps('1 layer, 4 kernels', SMALL, (DENSE,)),
         'instant_sparsify, 4 kernels of 4 shapes': Call(SMALL, sparsified),
     },
     'cpu': _ON_DEVICES,

@@ -58,7 +58,8 @@ class Cases(NamedTuple):
 
     Attributes:
       deep_transformer: of which the groups are found; likewise `deep_resnet`.
-      are_long: whether all models take longer than handing a program over, so that smaller ones are faster.
+      are_long: whether all models take longer than handing a program over, so that smaller ones are faster. Else only
+        the MLP's latency has a budget, and no model is scanned.
     """
 
     mlp: Mlp
@@ -76,14 +77,16 @@ class Cases(NamedTuple):
         )
         scanned = dataclasses.replace(self.transformer, scanned=True)
         globs = ('tokens*', '*query/kernel*:*:*', '*/up/*')
-        return {
+        cases = {
             f'MLP {widths}': Case(self.mlp, 3.0),
             transformer: Case(self.transformer, 3.5, globs, self.are_long),
-            f'{transformer}, scanned': Case(scanned, 3.5, globs, has_budget=False),
             f'ResNet of {_layers(self.resnet)} layers': Case(
                 self.resnet, 2.2, has_budget=self.are_long
             ),
         }
+        if self.are_long:
+            cases[f'{transformer}, scanned'] = Case(scanned, 3.5, globs, has_budget=False)
+        return cases
 
     def analysed(self) -> dict[str, tuple[Any, float]]:
         """Models of which the groups are found, and limits in seconds."""

@@ -4,7 +4,6 @@ What devices tell one another while masks are made are counts: nothing larger th
 """
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxpruner
-from helpers import eight_devices, hlo, steps
+from benchmarks.compiled import collectives
+from helpers import eight_devices, steps
 
 SHAPES = {'wide': (256, 128), 'narrow': (64, 24)}
 MESH = {'rows': 4, 'columns': 2}
@@ -70,16 +70,9 @@ def assert_placed(masks, params, is_packed=False):
         assert masks[name].sharding.is_equivalent_to(param.sharding, param.ndim), name
 
 
-def collectives_of(compiled):
-    """The numbers of elements that devices send each other."""
-    names = ('all-gather', 'all-to-all', 'all-reduce', 'collective-permute', 'reduce-scatter')
-    # XLA may write a collective as a pair, `all-gather-start` and `all-gather-done`.
-    return [
-        math.prod(shape)
-        for instruction in hlo.reached(compiled.as_text())
-        if instruction.opcode.removesuffix('-start') in names
-        for shape in instruction.shapes
-    ]
+def largest_sent(compiled):
+    """The most elements that devices send each other in one collective; 0 where they send none."""
+    return collectives(compiled.as_text()).largest
 
 
 @functools.cache
@@ -100,10 +93,9 @@ def check_masks_are_those_of_one_device(algorithm, kind, is_packed):
     steps.assert_equal(masks, masks_of_one_device(algorithm, kind))
     assert masks['wide'].mean() < 0.9, 'the update has pruned'
     assert_placed(state.masks, params, is_packed)
-    sent = collectives_of(compiled)
-    assert max(sent, default=0) <= LONGEST
+    assert largest_sent(compiled) <= LONGEST
     # N:M ranks inside groups, which no device shares with another; the rest has to count together.
-    assert bool(sent) is (kind != '2:4')
+    assert (largest_sent(compiled) > 0) is (kind != '2:4')
 
 
 MADE = {
@@ -144,7 +136,7 @@ def check_packed_masks_stay_with_their_parameters(spec):
     assert_placed(state.masks, params, is_packed=True)
     compiled = jax.jit(tx.update).lower(params, state, params).compile()
     assert_placed(compiled(params, state, params)[1].masks, params, is_packed=True)
-    assert max(collectives_of(compiled)) <= LONGEST
+    assert 0 < largest_sent(compiled) <= LONGEST
 
 
 def check_masks_whose_bytes_devices_share_are_right():

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from helpers import eight_devices, hlo
+from benchmarks.compiled import collectives
+from helpers import eight_devices
 from jaxpruner import mask_calculator
 from jaxpruner.activations import prune_act_struct, prune_act_unstruct
 from jaxpruner.sparsity_types import NByM
@@ -145,4 +146,4 @@ def check_sharded_batches_stay_where_they_are(prune):
     assert pruned.sharding.is_equivalent_to(sharding, x.ndim)
     np.testing.assert_array_equal(pruned, prune(x))
     # Devices agree on whether another pass is needed, and on nothing else.
-    assert hlo.largest_collective(program.as_text()) <= 1
+    assert collectives(program.as_text()).largest <= 1

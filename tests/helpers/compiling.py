@@ -4,19 +4,10 @@ import os
 
 import jax
 
-_OF_USERS = {'xla_backend_optimization_level': 3, 'xla_cpu_use_fusion_emitters': True}
+_LEVEL = 'xla_backend_optimization_level'
 
 # Options for `jax.jit` that undo what conftest.py did: nothing where whoever runs the tests has set flags.
-AS_USERS = {
-    name: value
-    for name, value in _OF_USERS.items()
-    if f'--{name}=' in os.environ.get('XLA_FLAGS', '')
-}
-
-
-def as_written(lowered):
-    """Compiles a program that a test reads, or whose memory it asks for: users' operations, not optimized by LLVM."""
-    return lowered.compile(compiler_options=AS_USERS | {'xla_backend_optimization_level': 0})
+AS_USERS = {_LEVEL: 3} if f'--{_LEVEL}=0' in os.environ.get('XLA_FLAGS', '') else {}
 
 
 class Programs:
