@@ -9,7 +9,7 @@ A trained model goes through these files, in this order:
    `owl`: sparsities by outliers. `matrices`: how weight matrices are read from a leaf, their scores and masks.
 4. `wanda` (and RIA), `sparsegpt`: what is done with a matrix.
 
-An untrained model needs no statistics: `prune`, then `at_initialization`. All look at `batches` first.
+An untrained model needs no statistics: `prune`, then `at_initialization`.
 
 An algorithm of one's own derives from `CalibratedPruning` or `PruningAtInitialization`, whose docstrings say what it
 overrides. Its tests: rows of `ALGORITHMS` in `tests/oneshot/test_trained.py`, or of `REFERENCES` in

@@ -5,7 +5,7 @@ In each round derivatives are summed over the batches, weights are scored by the
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, NoReturn
 
 import jax
@@ -15,7 +15,7 @@ import optax
 from jaxpruner import base_updater, caller_warnings, checks
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import global_pruners, pruners
-from jaxpruner.oneshot.batches import as_inputs, check_inputs, first_batch
+from jaxpruner.oneshot.leaves import as_inputs, check_inputs, first_batch
 from jaxpruner.progress import progress_bar
 
 LossFn = Callable[..., jax.Array]
@@ -130,7 +130,14 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
             )
         targets = self.get_target_sparsities(params)
         loss, batches = self.as_loss(given[self.function], given['batches'])
-        first, batches = first_batch(batches, self.rounds * len(self.passes))
+        times = self.rounds * len(self.passes)
+        if times > 1 and isinstance(batches, Iterator):
+            raise ValueError(
+                f'batches are read {times} times, and an iterator can be read once; give a list, or another iterable '
+                'that begins anew each time'
+            )
+        first, once = first_batch(batches)
+        batches = batches if times > 1 else once
         check_inputs(given[self.function], first, self.function)
         masks = self.get_initial_masks(params, targets)
         paths, leaves, _ = tree_lib.flatten_with_paths(masks)

@@ -1,9 +1,11 @@
 """Statistics of what the weight matrices of a model meet, taken while the model runs on some batches.
 
-The model is traced once. Where it multiplies data by a leaf, the interpreter calls `_statistics_of`, which adds up the
-inputs: their number, their squares, and for SparseGPT their products. Leaves that meet one value share its statistics.
+Where the model multiplies data by a leaf, the interpreter calls `_statistics_of`, which adds up the inputs: their
+number, their squares, and for SparseGPT their products. Leaves that meet one value share its statistics.
 """
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence, Sized
 from typing import Any, NamedTuple
@@ -14,19 +16,22 @@ from jax import lax
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.explicit_meshes import on_explicit_mesh, without_explicit_axes
-from jaxpruner.oneshot import batches as batches_lib
 from jaxpruner.oneshot import leaves as leaves_lib
-from jaxpruner.oneshot.leaves import Names, block_of
+from jaxpruner.oneshot.leaves import Names, as_inputs, block_of, shapes_of
 from jaxpruner.oneshot.matrices import WeightMatrices, data_axes
 from jaxpruner.progress import progress_bar
-from jaxpruner.trace import Use, contractions
+from jaxpruner.trace import Use, UseGraph, contractions
 from jaxpruner.trace.compiled_once import CompiledOnce
-from jaxpruner.trace.program import ProgramPath
 from jaxpruner.trace.segments import Segments, element_of
 from jaxpruner.trace.taps import Taps
 
 # A batch -> how much each of its samples counts.
 SampleWeights = Callable[[Any], Any]
+# Weight matrices; those of a group meet the same value.
+Groups = list[list[WeightMatrices]]
+
+_STRIPS = 4  # of a Gram matrix, which save three of eight products
+_SHORTEST_STRIP = 128
 
 
 class InputStatistics(NamedTuple):
@@ -119,72 +124,79 @@ def calibrate(
     """
     if kind not in ('second_moment', 'gram'):
         raise ValueError(f"kind is 'second_moment' or 'gram', got {kind!r}")
-    first: Any = None
-    totals: Any = None
-    step: Any = None
+    first, batches = leaves_lib.first_batch(batches)
+    graph = leaves_lib.trace_model(apply_fn, params, first)
+    followed = leaves_lib.follow_named_leaves(graph, only)
+    leaves_lib.warn_of_dense('calibrate', followed, followed.unclear)
+    calibration = Calibration(dict.fromkeys(followed.matrices, ()))
+    calibration.followed = followed
+    of_model = apply_fn, params, batches, graph, followed.all_matrices
+    for entry in take_statistics(*of_model, kind, progress, weights):
+        calibration[entry.matrices.path] += (entry,)
+    return calibration
+
+
+def take_statistics(
+    apply_fn, params, batches: Iterable[Any], graph: Any, matrices, kind, progress, weights
+) -> list[CalibratedMatrices]:
+    """Takes the statistics of weight matrices that were found in the graph of a model; see `calibrate`.
+
+    The graph is that of the first batch. With batches of another shape the model is traced anew.
+    """
     shapes: Any = None
-    _, batches = batches_lib.first_batch(batches)
+    step: Any = None
+    totals: Any = None
+    groups = by_inputs(matrices)
     with progress_bar(len(batches) if isinstance(batches, Sized) else None, progress) as show:
         for number, batch in enumerate(batches):
             show('calibrating', number, totals)
-            inputs, own_weights = batches_lib.as_inputs(batch), weights_of(batch, weights)
-            own_shapes = batches_lib.shapes_of((inputs, own_weights))
-            if own_shapes != shapes:
-                shapes = own_shapes
-                graph = leaves_lib.trace_model(apply_fn, params, batch)
-                followed = leaves_lib.follow_named_leaves(graph, only)
-                check_samples_are_told(followed.all_matrices, own_weights)
-                taps = input_taps(followed.all_matrices, kind == 'gram')
-                if first is None:
-                    leaves_lib.warn_of_dense('calibrate', followed, followed.unclear)
-                    totals, first = on_explicit_mesh(taps.zeros(), (params, inputs)), followed
-                elif _sharing(first.all_matrices) != _sharing(followed.all_matrices):
-                    raise ValueError(
-                        'with batches of different shapes the model uses its leaves in different ways, or other leaves '
-                        'meet the same value, so that their statistics cannot be added up; give batches of one shape'
-                    )
+            inputs = as_inputs(batch)
+            own_weights = None if weights is None else weights_of(batch, weights)
+            if shapes_of((inputs, own_weights)) != shapes:
+                if shapes is not None:
+                    graph, groups = _trace_again(apply_fn, params, batch, groups)
+                shapes = shapes_of((inputs, own_weights))
+                if own_weights is not None:
+                    check_samples_are_told(groups, own_weights)
+                taps = input_taps(groups, kind == 'gram')
 
-                def add(totals, weights, params, *inputs, taps=taps, graph=graph) -> Any:
-                    return taps.run(graph, totals, params, *inputs, given=(weights,))[1]
-
-                step = CompiledOnce(add, donate_argnums=(0,))
+                step = CompiledOnce(functools.partial(_add, taps, graph), donate_argnums=(0,))
+                if totals is None:
+                    totals = on_explicit_mesh(CompiledOnce(taps.zeros)(), (params, inputs))
             totals = step(totals, own_weights, params, *inputs)
-    calibration = Calibration()
-    calibration.followed = first
-    for matrices, statistics in calibrated(first.all_matrices, totals):
-        if not matrices.fills_stacks:  # other trips of the loop read other leaves
-            trips = tuple(slice(*axis.range) for axis in matrices.stack if axis.loop)
-            statistics = jax.tree.map(lambda x, trips=trips: x[trips] if x.ndim else x, statistics)
-        entry = CalibratedMatrices(matrices, statistics)
-        calibration[matrices.path] = (*calibration.get(matrices.path, ()), entry)
-    return calibration
+    return calibrated(groups, totals)
+
+
+def _add(taps: Taps, graph: UseGraph, totals: Any, weights: Any, params: Any, *inputs: Any) -> Any:
+    return taps.run(graph, totals, params, *inputs, given=(weights,))[1]
+
+
+def _trace_again(apply_fn: Any, params: Any, batch: Any, groups: Groups) -> tuple[UseGraph, Groups]:
+    """Traces a model with a batch of another shape, and finds the matrices again whose statistics are added up."""
+    graph = leaves_lib.trace_model(apply_fn, params, batch)
+    paths = dict.fromkeys(part.path for group in groups for part in group)
+    again = by_inputs(leaves_lib.follow_leaves(graph, paths).all_matrices)
+    if again != groups:
+        raise ValueError(
+            'with batches of different shapes the model uses its leaves in different ways, or other leaves meet the '
+            'same value, so that their statistics cannot be added up; give batches of one shape'
+        )
+    return graph, again
 
 
 # One block after another: each batch is run from block to block, and its values are kept in between. So each part of
 # the model is run twice on it: for its statistics, and once it is pruned.
 
 
-class Block(NamedTuple):
-    """Weight matrices that are pruned together.
-
-    Attributes:
-      matrices: whole stacks, or one layer of each.
-      start: the first step of the program that reads one of them.
-      stop: the step after the last one.
-      scan: path of the scan that takes the layers apart.
-    """
-
-    matrices: tuple[WeightMatrices, ...]
-    start: int
-    stop: int
-    scan: ProgramPath | None
-
-
-def find_blocks(matrices, segments: Segments, blocks: Sequence[Names] = ()) -> list[Block]:
-    """Finds the blocks of a model, in the order in which the program comes to them.
+def find_blocks(matrices, segments: Segments, blocks: Sequence[Names] = ()) -> list[Any]:
+    """Finds what is pruned together, in the order in which the program comes to it.
 
     `blocks` holds globs or paths for each block; within a scan they divide each of its trips. Other leaves form a block
     if they belong to the same trip of a scan, or, outside of scans, if they meet the same value.
+
+    Returns:
+      For each block its matrices (whole stacks, or one layer of each), the first step of the program that reads one of
+      them, the step after the last one, and the path of the scan that takes the layers apart.
     """
     together: dict[Any, list[WeightMatrices]] = {}
     for part in matrices:
@@ -196,11 +208,11 @@ def find_blocks(matrices, segments: Segments, blocks: Sequence[Names] = ()) -> l
         scan = segments.scans[path] if path is not None else None
         for trip in [None] if scan is None else range(scan.length):
             layer = None if scan is None or trip is None else element_of(scan, trip)
-            of_trip = tuple(part.at_layer(layer) for part in parts)
+            of_trip = [part.at_layer(layer) for part in parts]
             spans = [segments.span_of(use, trip) for part in parts for use in part.uses]
             start, stop = min(first for first, _ in spans), max(last for _, last in spans) + 1
-            found.append(Block(of_trip, start, stop, path))
-    return sorted(found, key=lambda block: block.start)
+            found.append((of_trip, start, stop, path))
+    return sorted(found, key=lambda block: block[1])
 
 
 class SequentialCalibration:
@@ -235,14 +247,17 @@ class SequentialCalibration:
     """
 
     def __init__(self, graph, matrices, batches, kind='second_moment', named=(), weights=None):
-        given = [(batches_lib.as_inputs(batch), weights_of(batch, weights)) for batch in batches]
-        shapes = [batches_lib.shapes_of(each) for each in given]
+        given: Any = [
+            (as_inputs(batch), weights and weights_of(batch, weights)) for batch in batches
+        ]
+        shapes = list(map(shapes_of, given))
         if any(each != shapes[0] for each in shapes):
             raise ValueError(
                 'sequential=True takes batches of one shape, and these have several; leave out the last one if it is '
                 'smaller'
             )
-        check_samples_are_told(matrices, given[0][1])
+        if weights is not None:
+            check_samples_are_told([list(matrices)], given[0][1])
         for part in matrices:
             if not part.fills_stacks:
                 raise ValueError(
@@ -261,17 +276,18 @@ class SequentialCalibration:
 
         In `params` the blocks before it are pruned.
         """
-        block: Any = self.blocks[number]
-        taps = input_taps(block.matrices, self._with_gram)
-        advance = self._segments.advance(params, self._step, block.start)
-        observe = self._segments.observe(taps, params, block.start, block.stop)
-        self._step = block.start
-        totals = on_explicit_mesh(taps.zeros(block.scan), (params, self._batches))
+        matrices, start, stop, scan = self.blocks[number]
+        groups = by_inputs(matrices)
+        taps = input_taps(groups, self._with_gram)
+        advance = self._segments.advance(params, self._step, start)
+        observe = self._segments.observe(taps, params, start, stop)
+        self._step = start
+        totals = on_explicit_mesh(taps.zeros(scan), (params, self._batches))
         for i, (values, weights) in enumerate(self._batches):
             values = advance(values)
             self._batches[i] = values, weights
             totals = observe(totals, values, weights)
-        return calibrated(block.matrices, totals)
+        return calibrated(groups, totals)
 
 
 # Which matrices meet the same value.
@@ -292,86 +308,98 @@ def inputs_key(matrices: WeightMatrices) -> Hashable:
     return tuple(keys)
 
 
-def _uses_by_inputs(matrices: Iterable[WeightMatrices]) -> dict[Hashable, tuple[Use, ...]]:
-    """Lists the uses that meet each value, in the order in which the values come first."""
-    uses: dict[Hashable, tuple[Use, ...]] = {}
+def by_inputs(matrices: Iterable[WeightMatrices]) -> Groups:
+    """Groups matrices that meet the same value, so that its statistics are taken once."""
+    groups: dict[Hashable, list[WeightMatrices]] = {}
     for part in matrices:
-        uses.setdefault(inputs_key(part), part.uses)
-    return uses
+        groups.setdefault(inputs_key(part), []).append(part)
+    return list(groups.values())
 
 
-def calibrated(
-    matrices: Sequence[WeightMatrices], totals: Sequence[InputStatistics]
-) -> list[CalibratedMatrices]:
-    """Gives matrices their statistics: `totals` of the taps that `input_taps` made of them."""
-    by_inputs = dict(zip(_uses_by_inputs(matrices), totals, strict=True))
-    return [CalibratedMatrices(part, by_inputs[inputs_key(part)]) for part in matrices]
+def calibrated(groups: Groups, totals: Sequence[InputStatistics]) -> list[CalibratedMatrices]:
+    """Gives matrices their statistics: `totals` of the taps that `input_taps` made of the groups."""
+    entries = []
+    for group, total in zip(groups, totals, strict=True):
+        for part in group:
+            statistics = total
+            if not part.fills_stacks:  # other trips of the loop read other leaves
+                trips = tuple(slice(*axis.range) for axis in part.stack if axis.loop)
+                statistics = jax.tree.map(lambda x, trips=trips: x[trips] if x.ndim else x, total)
+            entries.append(CalibratedMatrices(part, statistics))
+    return entries
 
 
-def _sharing(matrices: Sequence[WeightMatrices]) -> list[Any]:
-    """Tells how leaves are read, and which of them meet the same value; to be compared between traces."""
-    numbers = {key: number for number, key in enumerate(_uses_by_inputs(matrices))}
-    return [(part.path, part.reading, numbers[inputs_key(part)]) for part in matrices]
-
-
-def input_taps(matrices: Iterable[WeightMatrices], with_gram: bool) -> Taps:
+def input_taps(groups: Groups, with_gram: bool) -> Taps:
     """Takes the statistics of each value that meets matrices, once; a run may say how much samples count."""
-
-    def statistic(use: Use, operands: list[Any], weights: Any = None) -> InputStatistics:
-        data = operands[1 - use.site.operand]
-        data = data.astype(tree_lib.at_least_float32(data.dtype))
-        sizes = operands[2] if len(operands) > 2 else None
-
-        def take(data: Any, sizes: Any, weights: Any) -> InputStatistics:
-            return _statistics_of(use, data, sizes, weights, with_gram)
-
-        return without_explicit_axes(take, data)(data, sizes, weights)
-
-    return Taps(list(_uses_by_inputs(matrices).values()), statistic)
+    uses = [parts[0].uses for parts in groups]
+    return Taps(uses, functools.partial(_statistics_of, with_gram))
 
 
 # What one product or convolution adds to the statistics of its inputs.
 
 
-def _statistics_of(use: Use, data, sizes, weights, with_gram: bool) -> InputStatistics:
-    """Sums over samples, of a convolution over its windows; `sizes` are those of groups with a matrix each."""
-    equation = use.site.equation
-    if weights is not None:
-        (axes,) = sample_axes(use, weights.shape)
-        own = weights.reshape([data.shape[i] if i in axes else 1 for i in range(data.ndim)])
-        # Squares are weighed. A sample of weight 0 becomes zero, even if it is NaN.
-        data = jnp.where(own == 0, 0, data * jnp.sqrt(own).astype(data.dtype))
-    if use.op == 'conv':
-        count, moments = _moments_of_windows(equation, data, with_gram)
-    else:
-        contract, batch = data_axes(equation, use.site.operand)
-        rows = [axis for axis in range(data.ndim) if axis not in {*contract, *batch}]
-        sides = [[data.shape[axis] for axis in axes] for axes in (batch, rows, contract)]
-        lengths, number_of_rows, inputs = sides[0], math.prod(sides[1]), math.prod(sides[2])
-        samples = data.transpose(*batch, *rows, *contract)
-        samples = samples.reshape(*lengths, number_of_rows, inputs)
-        if sizes is None:
-            count, moments = jnp.float32(number_of_rows), _moments(samples, with_gram)
-        else:  # rows behind the last group meet no weights
-            ends, numbers = jnp.cumsum(sizes), jnp.arange(number_of_rows)
+def _statistics_of(with_gram: bool, use: Use, operands, weights=None) -> InputStatistics:
+    """Takes what a product adds to the statistics of its inputs."""
 
-            def of_group(start_and_end: Any) -> Any:
-                start, end = start_and_end
-                is_member = (numbers >= start) & (numbers < end)
-                return _moments(jnp.where(is_member[:, None], samples, 0), with_gram)
+    def take(data: jax.Array, sizes: Sequence[jax.Array], weights: Any) -> InputStatistics:
+        data = data.astype(tree_lib.at_least_float32(data.dtype))
+        if weights is not None:
+            data = _weighed(use, data, weights)
+        if use.op == 'conv':
+            count, moments = _moments_of_windows(use.site.equation, data, with_gram)
+        else:
+            count, moments = _moments_of_rows(use.site, data, sizes, with_gram)
+        if weights is not None:
+            count = count / weights.size * jnp.sum(weights)
+        return InputStatistics(count, *moments)  # pyright: ignore[reportArgumentType]
 
-            count, moments = sizes.astype(jnp.float32), lax.map(of_group, (ends - sizes, ends))
-    if weights is not None:
-        count = count / weights.size * jnp.sum(weights)
-    return InputStatistics(count, *moments)  # pyright: ignore[reportArgumentType]
+    data = operands[1 - use.site.operand]
+    return without_explicit_axes(take, data)(data, operands[2:], weights)
 
 
 def _moments(samples: jax.Array, with_gram: bool) -> tuple[jax.Array, jax.Array | None]:
     """Sums squares, and products if asked, over the samples of `[..., samples, inputs]`."""
     if not with_gram:
         return jnp.sum(jnp.square(samples), -2), None
-    gram = jnp.matmul(samples.swapaxes(-2, -1), samples, precision=lax.Precision.HIGHEST)
+    gram = _gram_of(samples)
     return jnp.diagonal(gram, 0, -2, -1), gram
+
+
+def _gram_of(samples: jax.Array) -> jax.Array:
+    """Sums products of each two inputs: strips of rows of the symmetric matrix, each from its diagonal on."""
+    inputs = samples.shape[-1]
+    length = max(-(-inputs // _STRIPS), _SHORTEST_STRIP)
+    strips = []
+    for start in range(0, inputs, length):
+        rows = samples[..., start : start + length].swapaxes(-2, -1)
+        strip = jnp.matmul(rows, samples[..., start:], precision=lax.Precision.HIGHEST)
+        strips.append(jnp.pad(strip, [(0, 0)] * (strip.ndim - 1) + [(start, 0)]))
+    upper = jnp.concatenate(strips, -2)
+    return jnp.triu(upper) + jnp.triu(upper, 1).swapaxes(-2, -1)
+
+
+def _moments_of_rows(site: Any, data: Any, sizes: Any, with_gram: bool) -> tuple[Any, Any]:
+    """Counts the rows of a product's data and sums their moments; groups of such sizes have a matrix each."""
+    contract, batch = data_axes(site.equation, site.operand)
+    rows = [axis for axis in range(data.ndim) if axis not in {*contract, *batch}]
+    number, inputs = (math.prod(data.shape[axis] for axis in axes) for axes in (rows, contract))
+    samples = data.transpose(*batch, *rows, *contract)
+    samples = samples.reshape(*samples.shape[: len(batch)], number, inputs)
+    if sizes:
+        return _moments_of_groups(samples, sizes[0], with_gram)
+    return jnp.float32(number), _moments(samples, with_gram)
+
+
+def _moments_of_groups(samples: jax.Array, sizes: jax.Array, with_gram: bool) -> tuple[Any, Any]:
+    """Counts the rows of groups of `[samples, inputs]` and sums their moments; those behind them meet no weights."""
+    ends, numbers = jnp.cumsum(sizes), jnp.arange(len(samples))
+
+    def of_group(start_and_end: Any) -> Any:
+        start, end = start_and_end
+        is_member = (numbers >= start) & (numbers < end)
+        return _moments(jnp.where(is_member[:, None], samples, 0), with_gram)
+
+    return sizes.astype(jnp.float32), lax.map(of_group, (ends - sizes, ends))
 
 
 def _moments_of_windows(equation: Any, data: jax.Array, with_gram: bool) -> tuple[jax.Array, Any]:
@@ -412,21 +440,24 @@ def _moments_of_windows(equation: Any, data: jax.Array, with_gram: bool) -> tupl
 # inputs have no positions any more, and rows that are sorted by experts have others.
 
 
-def weights_of(batch: Any, weights: SampleWeights | None) -> jax.Array | None:
+def weights_of(batch: Any, weights: SampleWeights) -> jax.Array:
     """Calls the function that a user gave; returns float32, and refuses what is negative or not finite."""
-    if weights is None:
-        return None
     array = jnp.asarray(weights(batch), jnp.float32)
     if not bool(jnp.all(jnp.isfinite(array) & (array >= 0))):
         raise ValueError('weights must be finite and not negative; 0 leaves a sample out')
     return array
 
 
-def check_samples_are_told(matrices: Iterable[WeightMatrices], weights: jax.Array | None) -> None:
+def _weighed(use: Use, data: jax.Array, weights: jax.Array) -> jax.Array:
+    """Weighs the squares of the inputs of a product. A sample of weight 0 becomes zero, even if it is NaN."""
+    (axes,) = sample_axes(use, weights.shape)
+    own = weights.reshape([data.shape[i] if i in axes else 1 for i in range(data.ndim)])
+    return jnp.where(own == 0, 0, data * jnp.sqrt(own).astype(data.dtype))
+
+
+def check_samples_are_told(groups: Groups, weights: jax.Array) -> None:
     """Refuses leaves of whose inputs it is not clear which sample has which weight."""
-    if weights is None:
-        return
-    for part in matrices:
+    for part in itertools.chain.from_iterable(groups):
         for use in part.uses:
             if len(sample_axes(use, weights.shape)) != 1:
                 shape = use.site.equation.invars[1 - use.site.operand].aval.shape

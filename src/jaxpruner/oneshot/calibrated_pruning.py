@@ -15,11 +15,12 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.explicit_meshes import on_explicit_mesh
 from jaxpruner.oneshot import leaves as leaves_lib
 from jaxpruner.oneshot.calibrate import (
+    CalibratedMatrices,
     Calibration,
     InputStatistics,
     SampleWeights,
     SequentialCalibration,
-    calibrate,
+    take_statistics,
 )
 from jaxpruner.oneshot.matrices import WeightMatrices, check_ranking
 from jaxpruner.oneshot.owl import matrix_sparsities
@@ -27,6 +28,7 @@ from jaxpruner.plan import PruningPlan
 from jaxpruner.progress import progress_bar
 from jaxpruner.sparse_state import MASK_DTYPE
 from jaxpruner.sparsity_types import NByM
+from jaxpruner.trace.compiled_once import CompiledOnce
 
 _NOTE = (
     'The model decides which of them: leaves that no contraction reads stay dense, and N:M lies along the inputs. '
@@ -161,37 +163,26 @@ class CalibratedPruning(base_updater.BaseUpdater):
         else:
             graph: Any = None
             followed = calibration.followed.among(leaves_lib.selected_leaves(self, params))
-        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+        plan = leaves_lib.plan_of_matrices(self, params, followed)
         for names in self.blocks or ():
+            paths = [leaf.path for leaf in plan]
             tree_lib.check_names(tree_lib.as_names(names), paths, 'blocks')
-        pruner, why_dense = leaves_lib.along_inputs(self, params, followed)
-        with leaves_lib.ignore_vectors():
-            targets = tree_lib.leaves_like(treedef, pruner.get_target_sparsities(params))
-        chosen = {
-            leaf.path: dataclasses.replace(leaf, target=target)
-            for leaf, target in zip(pruner.describe_leaves(paths, leaves), targets, strict=True)
-            if leaf.path in followed.matrices and leaf.path not in why_dense
-        }
-        run = PruningRun(self, params, chosen)
+        planned = {leaf.path: leaf for leaf in plan if leaf.target is not None}
+        matrices = [part for path in planned for part in followed.matrices[path]]
         batches = list(batches or ()) if self.sequential else batches
-        if calibration is None and (self.owl or not self.sequential):
+        run = PruningRun(self, params, planned)
+        entries: list[CalibratedMatrices] = []
+        if calibration is not None:
+            entries = [entry for path in planned for entry in calibration[path]]
+        elif self.owl or not self.sequential:
             kind = 'second_moment' if self.sequential else self.kind
             model: tuple[Any, Any, Any] = apply_fn, params, batches
-            calibration = calibrate(*model, kind, list(chosen), progress, weights)
-        entries = [entry for path in chosen for entry in calibration[path]] if calibration else []
-        del calibration  # the statistics are freed one after another
+            entries = take_statistics(*model, graph, matrices, kind, progress, weights)
         if self.owl and entries:
-            run.sparsities = matrix_sparsities(entries, chosen, run.read, self)
+            run.sparsities = matrix_sparsities(entries, planned, run.read, self)
         if self.sequential:
             entries.clear()
-            matrices = [part for path in chosen for part in followed.matrices[path]]
-            sequence = SequentialCalibration(
-                graph, matrices, batches, self.kind, self.blocks or (), weights
-            )
-            with progress_bar(len(sequence.blocks), progress) as show:
-                for number in range(len(sequence.blocks)):
-                    run.prune(sequence.take(number, run.params))
-                    show('pruning block by block', number + 1, run.params)
+            run.prune_in_turn(graph, matrices, batches, weights, progress)
         run.prune(entries)
         run.warn()
         checks.check_masks(self, params, run.masks)
@@ -229,9 +220,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
         if apply_fn is not None or batches is not None:
             return leaves_lib.plan_with_model(self, params, apply_fn, batches)
         leaves = self.describe_leaves(*tree_lib.flatten_with_paths(params)[:2])
-        types = {leaf.path: leaves_lib.along_any_inputs(leaf).sparsity_type for leaf in leaves}
-        with leaves_lib.ignore_vectors():
-            plan = base_updater.BaseUpdater.plan(leaves_lib.with_types(self, types), params)
+        types = {leaf.path: leaves_lib.along_any_inputs(leaf.sparsity_type) for leaf in leaves}
+        plan = leaves_lib.plan_of_types(self, params, types)
         return dataclasses.replace(plan, note=_NOTE if plan.pruned else '')
 
     def wrap_optax(self, inner: optax.GradientTransformation) -> NoReturn:
@@ -247,15 +237,15 @@ class PruningRun:
 
     Attributes:
       sparsities: those that OWL chose, one for each matrix, by path and reading of the matrices; of all others the
-        leaf's target holds.
+        leaf's plan holds.
     """
 
-    def __init__(self, pruner: Any, params: tree_lib.PyTree, targets: dict[tree_lib.Path, Any]):
+    def __init__(self, pruner: Any, params: tree_lib.PyTree, planned: dict[tree_lib.Path, Any]):
         paths, leaves, self._treedef = tree_lib.flatten_with_paths(params)
-        self._pruner, self._targets = pruner, targets
+        self._pruner, self._planned = pruner, planned
         self.sparsities: dict[Any, jax.Array] = {}
         self._leaves: dict[tree_lib.Path, Any] = dict(zip(paths, leaves, strict=True))
-        self._masks: dict[tree_lib.Path, jax.Array] = {}
+        self._masks: dict[tree_lib.Path, jax.Array | None] = dict.fromkeys(paths)
         # Warning -> the leaves that it names.
         self._doubts: dict[str, list[str]] = collections.defaultdict(list)
 
@@ -267,40 +257,50 @@ class PruningRun:
     @property
     def masks(self) -> tree_lib.PyTree:
         """uint8 masks in the parameters' shapes, `None` for leaves of which nothing was pruned."""
-        masks = list(map(self._masks.get, self._leaves))
-        return tree_lib.unflatten(self._treedef, masks, self._leaves.values())
+        return tree_lib.unflatten(self._treedef, self._masks.values(), self._leaves.values())
 
     def read(self, matrices: WeightMatrices) -> jax.Array:
         """Reads weight matrices as they are now."""
         leaf = self._leaves[matrices.path]
         return matrices.read(on_explicit_mesh(leaf, leaf))
 
-    def prune(self, entries: list[Any]) -> None:
+    def prune(self, entries: list[CalibratedMatrices]) -> None:
         """Prunes matrices, and takes them from the list, so that their statistics are freed."""
         while entries:
             matrices, statistics = entries.pop(0)
-            statistics = self._checked(matrices, statistics)
-            path = matrices.path
-            weights, target = self.read(matrices), self._targets[path]
-            sparsity = self.sparsities.get((path, matrices.reading), target.target)
+            path, where = matrices.path, matrices.where
+            planned, given = self._planned[path], self._leaves[path]
+            statistics = self._checked(statistics, where)
+            sparsity = self.sparsities.get((path, matrices.reading), planned.target)
             sparsity = jnp.asarray(sparsity, jnp.float32)
             if matrices.layer is not None and sparsity.ndim:
                 sparsity = sparsity[matrices.layer]
             new, kept = self._pruner.prune_matrices(
-                weights, statistics, sparsity, target.sparsity_type, matrices.where
+                self.read(matrices), statistics, sparsity, planned.sparsity_type, where
             )
+            del statistics
             if new is not None and not bool(jnp.isfinite(new).all()):
                 raise ValueError(
-                    f'{matrices.where}: its new weights are not finite; look for NaN or inf in it and in its inputs'
+                    f'{where}: its new weights are not finite; look for NaN or inf in it and in its inputs'
                 )
-            del weights, statistics
-            given, mask = self._leaves[path], self._masks.get(path)
-            mask = jnp.ones(jnp.shape(given), MASK_DTYPE) if mask is None else mask
-            leaf, mask = on_explicit_mesh((jnp.asarray(given), mask), given)
-            leaf, mask = matrices.replace(leaf, mask, new, kept)
+            mask = self._masks[path]
+            mask = np.ones(jnp.shape(given), MASK_DTYPE) if mask is None else mask
+            changed = on_explicit_mesh((jnp.asarray(given), mask), given)
+            changed = CompiledOnce(matrices.replace)(*changed, new, kept)
             if isinstance(given, jax.Array):  # they stay where the leaf is
-                leaf, mask = jax.device_put((leaf, mask), given.sharding)
-            self._leaves[path], self._masks[path] = leaf, mask
+                changed = jax.device_put(changed, given.sharding)
+            self._leaves[path], self._masks[path] = changed
+
+    def prune_in_turn(self, graph, matrices, batches, weights, progress) -> None:
+        """Prunes block after block, each by its inputs in the model that the blocks before it have become."""
+        pruner = self._pruner
+        sequence = SequentialCalibration(
+            graph, matrices, batches, pruner.kind, pruner.blocks or (), weights
+        )
+        with progress_bar(len(sequence.blocks), progress) as show:
+            for number in range(len(sequence.blocks)):
+                self.prune(sequence.take(number, self.params))
+                show('pruning block by block', number + 1, self.params)
 
     def warn(self) -> None:
         """Warns once of each kind of doubt about what was pruned."""
@@ -308,33 +308,30 @@ class PruningRun:
             more = f' and {len(names) - 5} more' if len(names) > 5 else ''
             caller_warnings.warn(doubt.format(names=', '.join(names[:5]) + more))
 
-    def _checked(self, matrices: WeightMatrices, statistics: InputStatistics) -> InputStatistics:
-        """Refuses statistics that lack something or are not finite; lets inputs that never occur be all alike."""
-        where = matrices.where
-        if statistics.gram is None and self._pruner.kind == 'gram':
-            raise ValueError(
-                f"{where}: its statistics hold no Gram matrix; calibrate with kind='gram'"
-            )
-        if not jnp.isfinite(statistics.second_moment).all():
+    def _checked(self, statistics: InputStatistics, where: str) -> InputStatistics:
+        """Refuses statistics that are not finite; lets inputs that never occur be all alike."""
+        second_moment = np.asarray(statistics.second_moment)
+        if not np.isfinite(second_moment).all():
             raise ValueError(
                 f'{where}: its inputs are not finite; look for NaN or inf in the batches and in the model'
             )
-        counts = np.asarray(statistics.count, np.float64)
+        counts, inputs = np.asarray(statistics.count), second_moment.shape[-1]
         samples = float(np.min(counts[counts > 0], initial=np.inf))  # zero has a warning of its own
-        inputs = matrices.shape[-2]
         if samples < inputs:
             self._doubts[_FEW_SAMPLES].append(f'{where} ({samples:g} samples, {inputs} inputs)')
-        is_unseen = np.asarray(jnp.all(statistics.second_moment == 0, -1))
-        if not is_unseen.any():
-            return statistics
+        is_unseen = (second_moment == 0).all(-1)
+        return self._as_if_alike(statistics, is_unseen, where) if is_unseen.any() else statistics
+
+    def _as_if_alike(
+        self, statistics: InputStatistics, is_unseen: np.ndarray, where: str
+    ) -> InputStatistics:
         for index in np.argwhere(is_unseen).tolist():
             number = f', matrix {", ".join(map(str, index))}' if index else ''
             self._doubts[_UNSEEN].append(where + number)
-        second_moment, gram = statistics.second_moment, statistics.gram
+        count, second_moment, gram = statistics
         if gram is not None:
-            gram = jnp.where(is_unseen[..., None, None], jnp.eye(inputs), gram)
-        second_moment = jnp.where(is_unseen[..., None], 1, second_moment)
-        return InputStatistics(statistics.count, second_moment, gram)
+            gram = jnp.where(is_unseen[..., None, None], jnp.eye(gram.shape[-1]), gram)
+        return InputStatistics(count, jnp.where(is_unseen[..., None], 1, second_moment), gram)
 
 
 _FEW_SAMPLES = (

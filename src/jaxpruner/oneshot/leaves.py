@@ -1,20 +1,22 @@
-"""Which leaves of a model are pruned: those that it contracts with data, and those that settings name."""
+"""A model and its first batch: which leaves it contracts with data, and which of them a pruner prunes."""
 
 import contextlib
 import copy
 import dataclasses
 import functools
+import inspect
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxpruner import caller_warnings, mask_calculator, sparsity_distributions, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater
-from jaxpruner.oneshot.batches import as_inputs, check_inputs, first_batch
 from jaxpruner.oneshot.matrices import (
     UnknownWeightsError,
     WeightMatrices,
@@ -27,7 +29,6 @@ from jaxpruner.trace import UnsupportedPrimitive, UseGraph, param_uses, with_inp
 
 # A glob or a path, or several.
 Names = str | Sequence[str | tree_lib.Path]
-IsNamed = Callable[[tree_lib.Path], bool]
 
 _ALL = '*'  # names nothing in particular
 _DEFAULT_AXIS = -1  # of `NByM`; whether a user has written it does not show
@@ -36,6 +37,49 @@ _NOT_CONTRACTED = 'no contraction reads it'
 _EMPTY = 'it has no weights'
 _LOOKED_UP = 'data look up its rows (an embedding); a setting that names it prunes it'
 _NOT_CALIBRATED = 'the calibration has no statistics of it'
+
+
+def first_batch(batches: Any) -> tuple[Any, Any]:
+    """Takes the first batch; returns it, and an iterable that can be read once, of all batches, the first included.
+
+    Raises:
+      TypeError: what is given is no iterable of batches; an array or a mapping is a single one.
+      ValueError: there are no batches.
+    """
+    is_one = isinstance(batches, Mapping) or hasattr(batches, 'shape')
+    if is_one or not isinstance(batches, Iterable):
+        given = f'one {type(batches).__name__}' if is_one else repr(batches)
+        raise TypeError(f'batches is an iterable of batches, such as batches=[x]; got {given}')
+    iterator = iter(batches)
+    for first in iterator:
+        # What has no length can perhaps be read only once.
+        return first, batches if isinstance(batches, Sized) else itertools.chain([first], iterator)
+    raise ValueError('batches are empty; give at least one')
+
+
+def as_inputs(batch: Any) -> tuple[Any, ...]:
+    """Takes the inputs out of a batch: a plain tuple holds them, anything else, a NamedTuple, too, is the only one."""
+    return batch if type(batch) is tuple else (batch,)
+
+
+def check_inputs(function: Callable[..., Any], batch: Any, name: str = 'apply_fn') -> None:
+    """Refuses a batch that holds other inputs than `function(params, *inputs)` takes."""
+    try:
+        inspect.signature(function).bind(None, *as_inputs(batch))
+    except ValueError:  # of functions that are not written in Python
+        return
+    except TypeError as error:
+        given = jax.tree.map(jnp.shape, batch)
+        raise TypeError(
+            f'{name} does not take the first batch, of shapes {given}: {error}. A batch of several inputs is a plain '
+            f'tuple, batches=[(x, y), …]; of a mapping take them out, lambda params, batch: {name}(params, '
+            f"batch['x']); settings are bound by functools.partial({name}, train=…)"
+        ) from None
+
+
+def shapes_of(inputs: Any) -> Any:
+    """Lists shapes and dtypes of inputs, to be compared."""
+    return jax.tree.map(lambda array: (jnp.shape(array), jnp.result_type(array)), inputs)
 
 
 class FollowedLeaves(NamedTuple):
@@ -51,6 +95,11 @@ class FollowedLeaves(NamedTuple):
     matrices: dict[tree_lib.Path, tuple[WeightMatrices, ...]]
     reasons: dict[tree_lib.Path, str]
     looked_up: frozenset[tree_lib.Path]
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether a user should hear of some leaves: they are unclear, or the model does not use them."""
+        return not {_NOT_CONTRACTED, _EMPTY}.issuperset(self.reasons.values())
 
     @property
     def unclear(self) -> dict[tree_lib.Path, str]:
@@ -69,13 +118,6 @@ class FollowedLeaves(NamedTuple):
         others = [path for path in paths if path not in matrices]
         reasons = {path: self.reasons.get(path, _NOT_CALIBRATED) for path in others}
         return FollowedLeaves(matrices, reasons, self.looked_up)
-
-    def why_dense(self, path: tree_lib.Path, is_named: IsNamed = lambda path: False) -> str | None:
-        """Tells why a leaf stays dense; `None` if it is pruned. A setting that names it prunes what can be pruned."""
-        reason = self.reasons.get(path)
-        if reason not in (None, _NOT_CONTRACTED) or is_named(path):
-            return reason
-        return _LOOKED_UP if path in self.looked_up else reason
 
 
 @contextlib.contextmanager
@@ -199,37 +241,6 @@ def sparsities_by_name(
     return tree_lib.unflatten(treedef, map(targets.get, range(len(leaves))), leaves)
 
 
-def names_of(pruner: BaseUpdater) -> IsNamed:
-    """Whether a setting of a pruner names a leaf: its custom sparsities, its types, or a distribution of one's own.
-
-    >>> import jaxpruner
-    >>> pruner = jaxpruner.create_updater_from_config(
-    ...     {'algorithm': 'magnitude', 'sparsity': 0.5, 'custom_sparsity_map': {'tokens': 0.5}}
-    ... )
-    >>> is_named = names_of(pruner)
-    >>> is_named(('tokens',)), is_named(('head',))
-    (True, False)
-    """
-    distribution = pruner.distribution()
-    function = distribution.func if isinstance(distribution, functools.partial) else distribution
-    ours = sparsity_distributions.uniform, sparsity_distributions.erk, sparsities_by_name, None
-    if function not in ours:
-        return lambda path: True
-    keywords = getattr(distribution, 'keywords', {})
-    custom = sparsity_distributions.check_custom_map(keywords.get('custom_sparsity_map'))
-    types = pruner.sparsity_type if isinstance(pruner.sparsity_type, Mapping) else {}
-    settings = custom, keywords.get('sparsities', {}), types
-
-    def is_named(path: tree_lib.Path) -> bool:
-        for rules in settings:
-            name = next((name for name in rules if tree_lib.matches(name, path)), _ALL)
-            if name != _ALL and rules[name] is not None:
-                return True
-        return False
-
-    return is_named
-
-
 def block_of(path: tree_lib.Path, blocks: Sequence[Names]) -> int | None:
     """Finds the number of the first block that names a leaf, `None` if none does.
 
@@ -249,16 +260,12 @@ def with_types(pruner: BaseUpdater, types: Mapping[tree_lib.Path, Any]) -> Any:
 
 def selected_leaves(pruner: BaseUpdater, params: tree_lib.PyTree) -> list[tree_lib.Path]:
     """Lists the leaves that a pruner selects, whatever the axes of their types."""
-    paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
-    types = {
-        leaf.path: sparsity_types.Unstructured()
-        for leaf in pruner.describe_leaves(paths, leaves)
-        if leaf.sparsity_type is not None
-    }
-    with caller_warnings.silence(), ignore_vectors():
-        targets = with_types(pruner, types).get_target_sparsities(params)
-    targets = tree_lib.leaves_like(treedef, targets)
-    return [path for path, target in zip(paths, targets, strict=True) if target is not None]
+    leaves = pruner.describe_leaves(*tree_lib.flatten_with_paths(tree_lib.as_arrays(params))[:2])
+    any_type = sparsity_types.Unstructured()
+    types = {leaf.path: leaf.sparsity_type and any_type for leaf in leaves}
+    with caller_warnings.silence():
+        plan = plan_of_types(pruner, params, types)
+    return [leaf.path for leaf in plan if leaf.target is not None or leaf.is_pruned]
 
 
 def follow_model(
@@ -283,78 +290,126 @@ def plan_with_model(
 ) -> PruningPlan:
     """Tells what a pruner will do with a model."""
     followed, graph, _ = follow_model(pruner, params, apply_fn, batches)
-    pruner, why_dense = along_inputs(pruner, params, followed, graph)
-    with ignore_vectors():
-        plan = BaseUpdater.plan(pruner, params)
-    leaves = [
-        dataclasses.replace(leaf, why_dense=why_dense.get(leaf.path, leaf.why_dense))
-        for leaf in plan
-    ]
-    return dataclasses.replace(plan, leaves=tuple(leaves))
+    if pruner.finds_input_axes:
+        return plan_of_matrices(pruner, params, followed, graph)
+    return plan_of_types(pruner, params, *along_inputs(pruner, params, followed, graph))
 
 
-def along_inputs(
+def plan_of_matrices(
     pruner: Any, params: tree_lib.PyTree, followed: FollowedLeaves, graph: UseGraph | None = None
-) -> tuple[Any, dict[tree_lib.Path, str]]:
-    """Makes a pruner prune the weight matrices of a model; tells why others of its leaves stay dense.
+) -> PruningPlan:
+    """Tells what a calibrated pruner will do with the leaves that it selects, and that were followed.
 
-    N:M groups lie along the axis that the model sums over. An axis that was named stays: `NByM(2, 4, axis=1)`. But
-    `NByM(2, 4, axis=-1)` equals `NByM(2, 4)`, so that the last axis can only be named by its positive number. Of the
-    leaves that the pruner selects, those that no contraction reads stay dense, and lookups (embeddings), tied ones,
-    too, unless a setting names them. A pruner that `finds_input_axes` takes them whatever axis is named, and prunes no
-    leaf of which it is not clear which weight meets which; without N:M that is no matter to others.
-
-    Args:
-      pruner: its setting of sparsity types is replaced in a copy.
-      params: the parameters, or their shapes.
-      followed: the leaves that the pruner selects, followed through the model.
-      graph: of the model; without it the axes stay unknown.
+    Those are pruned of which it is clear which weight meets which input. N:M lies along the inputs, whatever axis is
+    named; the graph says which axes these are. Lookups (embeddings), tied ones, too, stay dense unless a setting names
+    them.
 
     Raises:
       ValueError: the model uses none of the leaves, or sparsities or shapes do not fit.
     """
-    needs_inputs, is_named = pruner.finds_input_axes, names_of(pruner)
-    selected = {*followed.matrices, *followed.reasons}
-    unclear = dict(followed.unclear) if needs_inputs else {}
-    why_dense, types, fits = {}, {}, {}
+    types, why_dense, fits = {}, {}, {}
     for leaf in pruner.describe_leaves(*tree_lib.flatten_with_paths(params)[:2]):
-        path = leaf.path
-        if needs_inputs:
-            leaf = along_any_inputs(leaf)
-        types[path] = leaf.sparsity_type
-        if path not in selected:
-            continue
-        is_clear = needs_inputs or path not in followed.unclear
-        if is_clear and (reason := followed.why_dense(path, is_named)):
+        path, kind = leaf.path, along_any_inputs(leaf.sparsity_type)
+        if reason := _why_dense(pruner, followed, path):
             why_dense[path] = reason
             continue
-        try:
-            leaf = leaf if graph is None else _along_own_inputs(leaf, graph)
-        except (UnsupportedPrimitive, ValueError) as error:
-            if not needs_inputs:  # else parts of it are summed along several axes
-                unclear[path] = why_dense[path] = str(error).removeprefix(f'{leaf.name}: ')
-                continue
-        types[path], fits[path] = leaf.sparsity_type, leaf.check_shape
-        if needs_inputs:
+        types[path] = kind
+        if path in followed.matrices:
+            with contextlib.suppress(ValueError):  # parts of it are summed along several axes
+                own = dataclasses.replace(leaf, sparsity_type=kind)
+                types[path] = _along_own_inputs(own, graph).sparsity_type if graph else kind
             # What divides the inputs of all its matrices divides their greatest common divisor.
             inputs = math.gcd(*[part.shape[-2] for part in followed.matrices[path]])
-            own = leaf.sparsity_type, pruner.per, inputs, leaf.name
-            fits[path] = functools.partial(check_ranking, *own)
+            fits[path] = functools.partial(check_ranking, kind, pruner.per, inputs, leaf.name)
+    if followed.doubtful:
+        warn_of_dense(type(pruner).__name__, followed, followed.unclear)
+    sparsity_types.check_groups(fits, sparsity_types.normalize_setting(pruner.sparsity_type))
+    return plan_of_types(pruner, params, types, why_dense)
+
+
+def along_inputs(
+    pruner: BaseUpdater, params: tree_lib.PyTree, followed: FollowedLeaves, graph: UseGraph
+) -> tuple[dict[tree_lib.Path, Any], dict[tree_lib.Path, str]]:
+    """Chooses the types of leaves for a pruner that looks at weights alone; tells why others stay dense.
+
+    N:M groups lie along the axis that the model sums over. An axis that was named stays: `NByM(2, 4, axis=1)`. But
+    `NByM(2, 4, axis=-1)` equals `NByM(2, 4)`, so that the last axis can only be named by its positive number. Of the
+    leaves that the pruner selects, those that no contraction reads stay dense, and lookups (embeddings), tied ones,
+    too, unless a setting names them.
+
+    Args:
+      pruner: what is to be pruned by the types.
+      params: the parameters, or their shapes.
+      followed: the leaves that the pruner selects, followed through the model.
+      graph: of the model.
+
+    Raises:
+      ValueError: the model uses none of the leaves, or sparsities or shapes do not fit.
+    """
+    types, why_dense, unclear, fits = {}, {}, {}, {}
+    for leaf in pruner.describe_leaves(*tree_lib.flatten_with_paths(params)[:2]):
+        path, reason = leaf.path, _why_dense(pruner, followed, leaf.path)
+        if reason and path not in followed.unclear:
+            why_dense[path] = reason
+            continue
+        is_selected = path in followed.matrices or path in followed.reasons
+        try:
+            leaf = _along_own_inputs(leaf, graph) if is_selected else leaf
+        except (UnsupportedPrimitive, ValueError) as error:
+            unclear[path] = why_dense[path] = str(error).removeprefix(f'{leaf.name}: ')
+            continue
+        types[path] = leaf.sparsity_type
+        if is_selected:
+            fits[path] = leaf.check_shape
     warn_of_dense(type(pruner).__name__, followed, unclear)
     if mask_calculator.own_topk_fn(pruner.topk_fn) is None:
         # The copy has another setting than the one that its user wrote, which an error should name.
         setting = sparsity_types.normalize_setting(pruner.sparsity_type)
         sparsity_types.check_groups(fits, setting)
-    types = {path: kind for path, kind in types.items() if path not in why_dense}
-    return with_types(pruner, types), why_dense
+    return types, why_dense
 
 
-def along_any_inputs(leaf: sparsity_types.Leaf) -> sparsity_types.Leaf:
+def plan_of_types(pruner: Any, params: Any, types: Any, why_dense: Any = None) -> PruningPlan:
+    """Tells what a pruner will do with these sparsity types of leaves, and why it was said that others stay dense."""
+    with ignore_vectors():
+        plan = BaseUpdater.plan(with_types(pruner, types), params)
+    leaves = []
+    for leaf in plan:
+        reason = (why_dense or {}).get(leaf.path, leaf.why_dense)
+        leaves.append(dataclasses.replace(leaf, why_dense=reason))
+    return dataclasses.replace(plan, leaves=tuple(leaves))
+
+
+def _why_dense(pruner: BaseUpdater, followed: FollowedLeaves, path: tree_lib.Path) -> str | None:
+    """Tells why a leaf that was followed stays dense. A setting that names it prunes what can be pruned."""
+    reason = followed.reasons.get(path)
+    if path not in followed.matrices and reason != _NOT_CONTRACTED:
+        return reason
+    if _is_named(pruner, path):
+        return reason if pruner.finds_input_axes else None
+    return _LOOKED_UP if path in followed.looked_up else reason
+
+
+def _is_named(pruner: BaseUpdater, path: tree_lib.Path) -> bool:
+    """Whether a setting names a leaf: custom sparsities, sparsity types, or a distribution of the user's own."""
+    distribution = pruner.distribution()
+    function = distribution.func if isinstance(distribution, functools.partial) else distribution
+    ours = sparsity_distributions.uniform, sparsity_distributions.erk, sparsities_by_name, None
+    if function not in ours:
+        return True
+    keywords = getattr(distribution, 'keywords', {})
+    custom = sparsity_distributions.check_custom_map(keywords.get('custom_sparsity_map'))
+    types = pruner.sparsity_type if isinstance(pruner.sparsity_type, Mapping) else {}
+    for rules in (custom, keywords.get('sparsities', {}), types):
+        name = next((name for name in rules if tree_lib.matches(name, path)), _ALL)
+        if name != _ALL and rules[name] is not None:
+            return True
+    return False
+
+
+def along_any_inputs(kind: sparsity_types.SparsityType | None) -> Any:
     """Lets N:M lie along the inputs, whatever axis these are."""
-    kind = leaf.sparsity_type
-    if not isinstance(kind, NByM):
-        return leaf
-    return dataclasses.replace(leaf, sparsity_type=dataclasses.replace(kind, axis=INPUT_AXIS))
+    return dataclasses.replace(kind, axis=INPUT_AXIS) if isinstance(kind, NByM) else kind
 
 
 def _along_own_inputs(leaf: sparsity_types.Leaf, graph: UseGraph) -> sparsity_types.Leaf:
@@ -366,7 +421,7 @@ def _along_own_inputs(leaf: sparsity_types.Leaf, graph: UseGraph) -> sparsity_ty
     own, path = leaf.sparsity_type, leaf.path
     if not isinstance(own, NByM) or own.axis not in (_DEFAULT_AXIS, INPUT_AXIS):
         return leaf
-    asked = along_any_inputs(leaf).sparsity_type
+    asked = along_any_inputs(own)
     array = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     found = with_input_axes(lambda path, leaf: asked, graph)(path, array)
     if found is None and any(use.contract for use in graph[path]):

@@ -63,7 +63,7 @@ class UnknownWeightsError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class WeightMatrices:
-    """Weight matrices that a model reads from one leaf: all of it, a part (queries in a fused projection), or a layer.
+    """Weight matrices that a model reads from one leaf: all of it, or a part (queries in a fused projection).
 
     One object is one way of reading one leaf. It holds no weights, and stands for one matrix, or for several of one
     shape: the layers of a stack, experts, groups. A leaf that is read in two ways has two objects.
@@ -74,6 +74,7 @@ class WeightMatrices:
     Attributes:
       path: the leaf's.
       uses: the contractions that read them, all in the same way.
+      reading: that way, to be compared; `_reading_of` says what it holds.
       layer: which layer of the stack; `None` for all.
 
     >>> from jaxpruner.trace import param_uses
@@ -85,14 +86,14 @@ class WeightMatrices:
     """
 
     path: tree_lib.Path
-    uses: tuple[Use, ...]
-    layer: int | None = None
+    uses: tuple[Use, ...] = dataclasses.field(compare=False)
+    reading: Any
+    layer: Any = None
 
     @property
     def where(self) -> str:
         """The name of the leaf, with the layer."""
-        name = tree_lib.path_string(self.path)
-        return name if self.layer is None else f'{name}, layer {self.layer}'
+        return tree_lib.path_string(self.path)
 
     @property
     def stack(self) -> tuple[Any, ...]:
@@ -105,59 +106,36 @@ class WeightMatrices:
         return all(axis.range == (0, axis.length) for axis in self.stack)
 
     @property
-    def _ranges(self) -> tuple[tuple[int, int], ...]:
-        """The leaf's part of the operand of the contractions, with the axes of the stack in front."""
-        return (*(axis.range for axis in self.stack), *self.uses[0].site.view.region)
-
-    @property
-    def _axes(self) -> tuple[tuple[int, ...], ...]:
-        """The operand's axes of stack and batch, of the inputs, and of the outputs."""
-        site, depth = self.uses[0].site, len(self.stack)
-        roles = contractions.roles(site.equation, site.operand)
-        inputs = contractions.input_axes(site.equation, site.operand)
-        batch, inputs, outputs = (
-            tuple(depth + axis for axis in axes) for axes in (roles.batch, inputs, roles.free)
-        )
-        return (*range(depth), *batch), inputs, outputs
-
-    @property
-    def _groups(self) -> int:
-        """Into how many matrices the outputs are divided, as those of a grouped convolution."""
-        return self.uses[0].site.equation.params.get('feature_group_count', 1)
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """`[..., inputs, outputs]`; where there are groups, they are the axis before the inputs."""
-        lengths = [stop - start for start, stop in self._ranges]
-        leading, inputs, outputs = ([lengths[axis] for axis in axes] for axes in self._axes)
-        groups = [self._groups] if self._groups > 1 else []
-        shape = *leading, *groups, math.prod(inputs), math.prod(outputs) // self._groups
-        return shape if self.layer is None else shape[1:]
-
-    @property
-    def reading(self) -> Any:
-        """How they are read, to be compared."""
-
-        def comparable(step: Move) -> Any:
-            shapes = tuple(variable.aval.shape for variable in step.equation.invars)
-            constants = tuple((number, array.tobytes()) for number, array in step.others.items())
-            settings = str(step.equation.params), step.operand, step.result, step.depth
-            return step_name(step), settings, shapes, constants
-
-        steps = tuple(map(comparable, self.uses[0].site.view.steps))
-        return self._ranges, self._axes, self._groups, steps
+        ranges, *axes, groups, _ = self.reading
+        lengths = [stop - start for start, stop in ranges]
+        leading, inputs, outputs = ([lengths[axis] for axis in own] for own in axes)
+        if groups > 1:
+            leading.append(groups)
+        return *leading, math.prod(inputs), math.prod(outputs) // groups
 
     def at_layer(self, layer: int | None) -> 'WeightMatrices':
         """Takes the matrices of one layer of the stack, or of all for `None`."""
-        return dataclasses.replace(self, layer=layer)
+        if layer is None:
+            return self
+        return _OneLayer(self.path, self.uses, self.reading, layer)
 
-    def read(self, leaf: jax.Array) -> jax.Array:
-        """Reads the matrices `[..., inputs, outputs]`, in the leaf's own dtype, whatever the model casts it to."""
-        rows = self._rows
-        matrices = self._read_all(leaf if rows is None else leaf[rows])
-        if self.layer is None:
-            return matrices
-        return matrices[self.layer if rows is None else 0]
+    def read(self, leaf: jax.Array, left_out: frozenset[str] = CASTS) -> jax.Array:
+        """Reads the matrices `[..., inputs, outputs]`, without what other parameters put beside them.
+
+        They have the leaf's own dtype, whatever the model casts it to: such steps are `left_out`.
+        """
+        ranges, *axes, groups, _ = self.reading
+        view = self.uses[0].site.view
+        steps = tuple(step for step in view.steps if step_name(step) not in left_out)
+        operand = dataclasses.replace(view, steps=steps).read(leaf)
+        operand = operand[tuple(slice(start, stop) for start, stop in ranges)]
+        arranged = operand.transpose([axis for own in axes for axis in own])
+        lengths, (inputs, outputs) = arranged.shape[: len(axes[0])], self.shape[-2:]
+        if groups == 1:
+            return arranged.reshape(*lengths, inputs, outputs)
+        return arranged.reshape(*lengths, inputs, groups, outputs).swapaxes(-3, -2)
 
     def write(self, matrices: jax.Array, leaf: Any) -> jax.Array:
         """Puts float matrices where `read` takes them from.
@@ -166,54 +144,55 @@ class WeightMatrices:
         elsewhere.
         """
         # `read` returns zeros at weights that the model masks. `write` must reach them, so it leaves the masks out.
-        read = functools.partial(self._read_all, masked=False)
+        read = functools.partial(WeightMatrices.read, self, left_out=CASTS | MASKS)
         like = jax.ShapeDtypeStruct(leaf.shape, tree_lib.at_least_float32(leaf.dtype))
-        operand = jax.eval_shape(read, like)
-        if self.layer is not None:
-            stack = jnp.zeros(operand.shape, matrices.dtype)
-            matrices = stack.at[self.layer].set(matrices)
-        (written,) = jax.linear_transpose(read, like)(matrices.astype(operand.dtype))
+        (written,) = jax.linear_transpose(read, like)(matrices.astype(like.dtype))
         return written
 
     def replace(
         self, leaf: jax.Array, mask: jax.Array, new: jax.Array | None, kept: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Puts new weights (`None` if those that are kept do not change) and their mask into a leaf and its mask."""
-        rows = self._rows
-        if rows is not None:
-            new = None if new is None else new[None]
-            changed = self.at_layer(None).replace(leaf[rows], mask[rows], new, kept[None])
-            return leaf.at[rows].set(changed[0]), mask.at[rows].set(changed[1])
         is_removed = self.write(1 - kept.astype(jnp.float32), leaf) > 0
         if new is not None:
             is_replaced = self.write(jnp.ones(kept.shape), leaf) > 0
             leaf = jnp.where(is_replaced, self.write(new, leaf).astype(leaf.dtype), leaf)
         return jnp.where(is_removed, jnp.zeros_like(leaf), leaf), jnp.where(is_removed, 0, mask)
 
+
+class _OneLayer(WeightMatrices):
+    """The matrices of one layer of a stack."""
+
     @property
-    def _rows(self) -> slice | None:
-        """The part of the leaf that holds the layer, so that no more is read and written, or `None` for all of it.
+    def where(self) -> str:
+        return f'{super().where}, layer {self.layer}'
 
-        A layer is an element of the leaf's first axis if a loop takes the leaf apart before all else.
-        """
-        steps = self.uses[0].site.view.steps
-        if self.layer is None or not all(step.depth for step in steps):
-            return None
-        return slice(self.layer, self.layer + 1)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return super().shape[1:]
 
-    def _read_all(self, leaf: jax.Array, masked: bool = True) -> jax.Array:
-        """Reads the matrices of all layers that a leaf holds, without what other parameters put beside it."""
-        view = self.uses[0].site.view
-        left_out = CASTS if masked else CASTS | MASKS
-        steps = tuple(step for step in view.steps if step_name(step) not in left_out)
-        operand = dataclasses.replace(view, steps=steps).read(leaf)
-        operand = operand[tuple(slice(start, stop) for start, stop in self._ranges)]
-        leading, inputs, outputs = self._axes
-        arranged = operand.transpose(*leading, *inputs, *outputs)
-        lengths, sides = arranged.shape[: len(leading)], self.shape[-2:]
-        if self._groups == 1:
-            return arranged.reshape(*lengths, *sides)
-        return arranged.reshape(*lengths, sides[0], self._groups, sides[1]).swapaxes(-3, -2)
+    @property
+    def _row(self) -> slice | None:
+        """The layer alone, if it is a row of the leaf: a loop takes the leaf apart before all else."""
+        is_row = all(step.depth for step in self.uses[0].site.view.steps)
+        return slice(self.layer, self.layer + 1) if is_row else None
+
+    def read(self, leaf: jax.Array) -> jax.Array:
+        row = self._row
+        return super().read(leaf)[self.layer] if row is None else super().read(leaf[row])[0]
+
+    def write(self, matrices: jax.Array, leaf: Any) -> jax.Array:
+        stack = jnp.zeros(super().shape, matrices.dtype).at[self.layer].set(matrices)
+        return super().write(stack, leaf)
+
+    def replace(self, leaf, mask, new, kept):
+        row = self._row
+        if row is None:
+            return super().replace(leaf, mask, new, kept)
+        all_layers = WeightMatrices(self.path, self.uses, self.reading)
+        new = None if new is None else new[None]
+        changed = all_layers.replace(leaf[row], mask[row], new, kept[None])
+        return leaf.at[row].set(changed[0]), mask.at[row].set(changed[1])
 
 
 def step_name(step: Move) -> str:
@@ -234,8 +213,8 @@ def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices,
         if use.op in ('dot', 'conv'):
             if reason := _why_unknown(use):
                 raise UnknownWeightsError(path, reason)
-            alike.setdefault(WeightMatrices(path, (use,)).reading, []).append(use)
-    matrices = tuple(WeightMatrices(path, tuple(uses)) for uses in alike.values())
+            alike.setdefault(_reading_of(use), []).append(use)
+    matrices = tuple(WeightMatrices(path, tuple(uses), reading) for reading, uses in alike.items())
     if matrices and _is_repeated(matrices, graph):
         lines = dict.fromkeys(use.where for part in matrices for use in part.uses)
         raise UnknownWeightsError(
@@ -244,6 +223,30 @@ def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices,
             f'({" and ".join(lines)}), so that it has more than one kind of input',
         )
     return matrices
+
+
+def _reading_of(use: Use) -> Any:
+    """Tells how a use reads a leaf, to be compared: ranges, three kinds of axes, groups, and steps.
+
+    - The leaf's ranges in the operand of the contraction, with the axes of the stack in front.
+    - Axes of stack and batch, axes that are summed over, and all others.
+    - Into how many matrices the outputs are divided, as those of a grouped convolution.
+    - What the model does to the leaf before.
+    """
+    equation, operand, view = use.site.equation, use.site.operand, use.site.view
+    depth, roles = len(view.stack), contractions.roles(equation, operand)
+
+    def comparable(step: Move) -> Any:
+        shapes = tuple(variable.aval.shape for variable in step.equation.invars)
+        constants = tuple((number, array.tobytes()) for number, array in step.others.items())
+        settings = str(step.equation.params), step.operand, step.result, step.depth
+        return step_name(step), settings, shapes, constants
+
+    axes = roles.batch, contractions.input_axes(equation, operand), roles.free
+    batch, inputs, outputs = (tuple(depth + axis for axis in own) for own in axes)
+    ranges = (*(axis.range for axis in view.stack), *view.region)
+    groups = equation.params.get('feature_group_count', 1)
+    return ranges, (*range(depth), *batch), inputs, outputs, groups, (*map(comparable, view.steps),)
 
 
 def _why_unknown(use: Use) -> str | None:
@@ -259,9 +262,7 @@ def _why_unknown(use: Use) -> str | None:
     if in_part:
         return f'other parameters are put beside this leaf before {use.where}, so that it meets a part of the inputs'
     is_known = params.get('batch_group_count', 1) == 1
-    if (
-        equation.primitive.name in contractions.RAGGED
-    ):  # groups of rows of data that meet a matrix each
+    if equation.primitive.name in contractions.RAGGED:  # groups of rows meet a matrix each
         axes = contractions.dot_axes(equation)
         is_matrix = equation.invars[0].aval.ndim == 2 and not axes.batch[0]
         is_known = operand == 1 and len(axes.groups) == 1 and is_matrix
@@ -282,6 +283,7 @@ def _is_repeated(matrices: Sequence[WeightMatrices], graph: UseGraph) -> bool:
 # Scores, and masks of scores: unstructured, or N:M along the inputs.
 
 
+@jax.jit
 def wanda_scores(weights: jax.Array, second_moment: jax.Array) -> jax.Array:
     r"""Computes $|w_{ij}| \cdot \lVert x_i \rVert_2$ of weight $j$ of input $i$.
 

@@ -36,9 +36,10 @@ def prune(
     the inputs, the axis that the model sums over. An axis that is named stays; but -1 is the default, and counts as not
     named, so that the last axis of a kernel of two has to be named as `NByM(2, 4, axis=1)`. Leaves that no contraction
     reads (biases, norms, positions) and lookups (embeddings, tied ones, too) stay dense, unless `custom_sparsity_map`,
-    `sparsity_type` or `sparsity` names them. `print(jaxpruner.plan(…))` shows beforehand which leaves stay dense, and
-    why. Without a model groups lie along the last axis where `'2:4'` names none. SNIP, GraSP and
-    SynFlow rank all leaves that are selected together and leave none alone.
+    `sparsity_type` or `sparsity` names them; but without a contraction there are no statistics of inputs to prune by.
+    `print(jaxpruner.plan(…))` shows beforehand which leaves stay dense, and why. Without a model groups lie along the
+    last axis where `'2:4'` names none. SNIP, GraSP and SynFlow rank all leaves that are selected together and leave
+    none alone.
 
     Args:
       params: any pytree of arrays.
@@ -78,7 +79,8 @@ def prune(
     if 'apply_fn' in given or 'batches' in given:
         model = given.pop('apply_fn', None), given.pop('batches', None)
         followed, graph, _ = leaves_lib.follow_model(pruner, params, *model)
-        pruner, _ = leaves_lib.along_inputs(pruner, params, followed, graph)
+        types, _ = leaves_lib.along_inputs(pruner, params, followed, graph)
+        pruner = leaves_lib.with_types(pruner, types)
     with leaves_lib.ignore_vectors():
         return pruner.instant_sparsify(params, **given)
 
@@ -132,16 +134,22 @@ def plan(
 
 def _pruner_of(sparsity: Any, algorithm: str, settings: dict[str, Any]) -> Any:
     """Makes the pruner of that name; the argument `sparsity` is one or two keys of its configuration."""
-    config = {'algorithm': algorithm, **settings}
-    if not isinstance(sparsity, Mapping):
-        return api.create_updater_from_config(config | {'sparsity': sparsity})
+    if isinstance(sparsity, Mapping):
+        settings = _settings_by_name(sparsity, settings)
+    else:
+        settings = {**settings, 'sparsity': sparsity}
+    return api.create_updater_from_config({'algorithm': algorithm, **settings})
+
+
+def _settings_by_name(sparsities: Mapping[Any, Any], settings: dict[str, Any]) -> dict[str, Any]:
     for key in ('custom_sparsity_map', 'sparsity_distribution_fn', 'dist_type'):
         if key in settings:
             raise ValueError(
                 f'a mapping of sparsities says all about the distribution: leave {key} out'
             )
-    keywords = {'sparsities': dict(sparsity)}
-    if 'filter_fn' in config:
-        keywords['filter_fn'] = config.pop('filter_fn')
+    keywords = {'sparsities': dict(sparsities)}
+    others = dict(settings)
+    if 'filter_fn' in others:
+        keywords['filter_fn'] = others.pop('filter_fn')
     distribution = functools.partial(leaves_lib.sparsities_by_name, **keywords)
-    return api.create_updater_from_config(config | {'sparsity_distribution_fn': distribution})
+    return {**others, 'sparsity_distribution_fn': distribution}

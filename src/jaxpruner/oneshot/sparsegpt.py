@@ -286,6 +286,10 @@ class SparseGPT(CalibratedPruning):
 
     def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
         """Makes new weights and the mask; warns where a Gram matrix needed more damping."""
+        if statistics.gram is None:
+            raise ValueError(
+                f"{where}: its statistics hold no Gram matrix; calibrate with kind='gram'"
+            )
         settings = {'block_size': self.block_size, 'keep_zeros': self.keep_zeros}
         pruned = prune_by_sparsegpt(
             weights, statistics.gram, sparsity, sparsity_type, self.per, self.damping, **settings

@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxpruner import text_tables
 from jaxpruner import tree as tree_lib
-from jaxpruner.oneshot.batches import as_inputs, first_batch
+from jaxpruner.oneshot.leaves import as_inputs, first_batch
 from jaxpruner.progress import progress_bar
 from jaxpruner.structure import latency, small_model
 from jaxpruner.structure.costs import Cost, cost_function

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxpruner.activations.layers import is_instance
-from jaxpruner.oneshot.batches import as_inputs
+from jaxpruner.oneshot.leaves import as_inputs
 from jaxpruner.structure import modules
 from jaxpruner.structure.axes import atoms, sizes_of
 from jaxpruner.structure.choosing import Choice
