@@ -54,6 +54,7 @@ pyenv_pythons() {
 
 # environment DIRECTORY NAME PIP-ARGUMENTS: makes the environment and installs into it, unless that is done.
 environment() {
+  if command -v flock >/dev/null; then flock 9; fi # a second run waits for the first to end installing
   local directory=$1 stamp=$1/$2.installed; shift 2
   local place wanted
   place="$("$python" -VV) $PWD" # an environment breaks when its Python changes or its folder moves
@@ -82,7 +83,7 @@ environment() {
   fi
   printf '%s\n' "$wanted" >"$stamp"
   rm "$directory/unfinished"
-}
+} 9>.run.lock
 
 any_python() { find_python 'version >= (3, 11)' "Python 3.11 or newer"; }
 

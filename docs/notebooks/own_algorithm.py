@@ -143,7 +143,7 @@ note('one gradient', accuracies)
 # | method | is called | returns |
 # |---|---|---|
 # | `init_algorithm_state` | once, by `init` | the memory: any pytree of arrays |
-# | `track` | in every step, before masks are chosen | a pair: the state with the updated memory, and `None` |
+# | `track` | in every step, before masks are chosen | the state with the updated memory |
 # | `calculate_scores` | after `track`, when a mask update is due | the scores; it reads the memory |
 #
 # - Leaves that stay dense have the target `None`. `tree.map_with_missing` is `jax.tree.map` for trees in which a leaf
@@ -151,7 +151,8 @@ note('one gradient', accuracies)
 # - Structure, shapes and dtypes of the memory must not change. It is float32, since sums of small numbers vanish in
 #   bfloat16.
 #
-# A setting is a field with a type annotation. `super().__post_init__()` checks its type.
+# A setting is a field with a type annotation. `super().__post_init__()` checks the fields of `BaseUpdater`; check
+# your own beside it.
 
 
 # %%

@@ -581,7 +581,7 @@ def read_type(entry: Any) -> SparsityType:
     is_type = isinstance(read, NByM | GroupedType) or is_joint(read)
     if not is_type or isinstance(read, type) or read.__hash__ is None:
         raise TypeError(
-            f'sparsity_type={entry!r}: {read!r} is no sparsity type; use Unstructured(), NByM(2, 4), Block((4, 4)), '
+            f'{entry!r} is no sparsity type; use Unstructured(), NByM(2, 4), Block((4, 4)), '
             "Channel(), a string like '2:4', or a hashable object with the methods of sparsity_types.GroupedType"
         )
     return read

@@ -51,8 +51,8 @@ class StaticRandomSparse(BaseUpdater):
           RuntimeError: always.
         """
         raise RuntimeError(
-            f'{type(self).__name__} trains sparse from the start: instant_sparsify is not supported in sparse training '
-            'methods; use wrap_optax, or RandomPruning for one-shot pruning at random'
+            f'{type(self).__name__} chooses its masks in training: instant_sparsify is not supported in sparse '
+            'training methods; use wrap_optax, or RandomPruning for one-shot pruning at random'
         )
 
 

@@ -84,9 +84,6 @@ def _inverse_sqrt(rate: float, warmup: int, step: Any) -> Any:
 
 
 DENSE = 'no_prune'
-_TRAINERS = algorithms.StaticRandomSparse, algorithms.SET, algorithms.RigL
-# Their masks are at the target whenever they are sparse.
-_AT_TARGET = (*_TRAINERS, algorithms.ACDC)
 _STRAIGHT_THROUGH = algorithms.SteMagnitudePruning, algorithms.SteRandomPruning
 _DISTRIBUTIONS = {'uniform': sparsity_distributions.uniform, 'erk': sparsity_distributions.erk}
 
@@ -128,7 +125,8 @@ def make_updater(
     """
     check_algorithm(algorithm)
     updater_class, pruning = api.ALGORITHM_REGISTRY[algorithm], recipe.pruning
-    prefix = 'trainer_' if issubclass(updater_class, (*_TRAINERS, *_STRAIGHT_THROUGH)) else ''
+    is_trainer = updater_class.starts_sparse or issubclass(updater_class, _STRAIGHT_THROUGH)
+    prefix = 'trainer_' if is_trainer else ''
     first, last = getattr(pruning, f'{prefix}start'), getattr(pruning, f'{prefix}end')
     if last < first:
         raise ValueError(
@@ -136,8 +134,9 @@ def make_updater(
         )
     start, end = recipe.share(first), recipe.share(last)
     frequency = max(1, recipe.share(pruning.frequency))
-    # The last update reaches the target; so the end must be a step with an update.
-    if not issubclass(updater_class, _AT_TARGET):
+    # The last update reaches the target, unless masks are there whenever they are sparse; so the end must be a step
+    # with an update.
+    if not (updater_class.keeps_count or issubclass(updater_class, algorithms.ACDC)):
         end = max(start, end // frequency * frequency)
     return api.create_updater_from_config(
         {
