@@ -30,8 +30,8 @@ SampleWeights = Callable[[Any], Any]
 # Weight matrices; those of a group meet the same value.
 Groups = list[list[WeightMatrices]]
 
-_STRIPS = 4  # of a Gram matrix, which save three of eight products
-_SHORTEST_STRIP = 128
+_TILES = 4  # beside each other in a Gram matrix, of which ten in sixteen are computed
+_SMALLEST_TILE = 128
 
 
 class InputStatistics(NamedTuple):
@@ -366,16 +366,15 @@ def _moments(samples: jax.Array, with_gram: bool) -> tuple[jax.Array, jax.Array 
 
 
 def _gram_of(samples: jax.Array) -> jax.Array:
-    """Sums products of each two inputs: strips of rows of the symmetric matrix, each from its diagonal on."""
-    inputs = samples.shape[-1]
-    length = max(-(-inputs // _STRIPS), _SHORTEST_STRIP)
-    strips = []
-    for start in range(0, inputs, length):
-        rows = samples[..., start : start + length].swapaxes(-2, -1)
-        strip = jnp.matmul(rows, samples[..., start:], precision=lax.Precision.HIGHEST)
-        strips.append(jnp.pad(strip, [(0, 0)] * (strip.ndim - 1) + [(start, 0)]))
-    upper = jnp.concatenate(strips, -2)
-    return jnp.triu(upper) + jnp.triu(upper, 1).swapaxes(-2, -1)
+    """Sums products of each two inputs, tile by tile: the matrix is symmetric, and one side of its diagonal enough."""
+    number = max(min(samples.shape[-1] // _SMALLEST_TILE, _TILES), 1)
+    parts = jnp.array_split(samples, number, -1)
+    tiles = {}
+    for i, j in itertools.combinations_with_replacement(range(number), 2):
+        rows = parts[i].swapaxes(-2, -1)
+        tiles[i, j] = jnp.matmul(rows, parts[j], precision=lax.Precision.HIGHEST)
+        tiles[j, i] = tiles[i, j].swapaxes(-2, -1)
+    return jnp.block([[tiles[i, j] for j in range(number)] for i in range(number)])
 
 
 def _moments_of_rows(site: Any, data: Any, sizes: Any, with_gram: bool) -> tuple[Any, Any]:
