@@ -136,9 +136,10 @@ case $command in
   lowest)
     find_python 'version == (3, 11)' "Python 3.11"
     environment .venv-lowest test -r ci/lowest.txt -e '.[test]'
-    # Old releases warn that they use one another's old names. Benchmarks, documents and examples are for what is new.
+    # Old releases warn that they use one another's old names. Benchmarks, examples and documents, docstrings among them,
+    # are for what is new.
     exec .venv-lowest/bin/python -m pytest "${parallel[@]}" -W ignore::DeprecationWarning -m 'not slow' \
-      --ignore tests/benchmarks --ignore tests/docs --ignore tests/examples "$@"
+      -o testpaths=tests --ignore tests/benchmarks --ignore tests/docs --ignore tests/examples "$@"
     ;;
   package)
     any_python

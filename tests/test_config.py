@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-import optax
 import pytest
 
 import jaxpruner
@@ -90,11 +89,13 @@ def test_the_algorithm_alone_can_be_exchanged(name):
             assert [step for step, is_due in enumerate(due) if is_due] == [*range(20, 101, 10)]
         else:
             assert pruner.scheduler == expected
-        once = {'update_freq': 1000, 'update_start_step': 1, 'update_end_step': 1}
-        _, state = steps.history(make(name, sparsity=0.5, **once), 3, PARAMS, tx=optax.adam(0.1))[
-            -1
-        ]
-        assert jaxpruner.sparsity_metrics(state)['_mask_sparsity'] == 0.5
+
+
+@pytest.mark.parametrize('name', ['magnitude', 'acdc'])
+def test_masks_may_change_once(name):
+    once = {'update_freq': 1000, 'update_start_step': 1, 'update_end_step': 1}
+    _, state = steps.history(make(name, sparsity=0.5, **once), 3, PARAMS)[-1]
+    assert jaxpruner.sparsity_metrics(state)['_mask_sparsity'] == 0.5
 
 
 def test_acdc_alone_counts_its_phases():

@@ -47,10 +47,10 @@ def test_the_first_picture_shows_six_algorithms_and_the_dense_network():
 def test_the_first_picture_is_made_and_goes_on_where_it_stopped(draw, capsys):
     for _ in range(2):
         draw(first_picture, '--small', '--image', 'new/picture.png')
-        assert '13 of 13 cells' in ' '.join(capsys.readouterr().out.split())
+        assert '5 of 5 cells' in ' '.join(capsys.readouterr().out.split())
     picture = pathlib.Path('new/picture.png')
     assert picture.stat().st_size > 10_000
-    assert len(picture.with_suffix('.csv').read_text().splitlines()) == 2 + 2 * 6
+    assert len(picture.with_suffix('.csv').read_text().splitlines()) == 2 + 2 * 2
 
 
 def test_arrays_that_are_cut_are_what_no_group_removes():
