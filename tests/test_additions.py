@@ -1,8 +1,6 @@
 """What CONTRIBUTING.md asks of an addition: each place that lists algorithms, types or formats names all of them."""
 
-import importlib
 import inspect
-import pkgutil
 import re
 import tomllib
 from pathlib import Path
@@ -10,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import jaxpruner
-from jaxpruner import BaseUpdater, SparsityType, algorithms, api, oneshot, sparse
-from jaxpruner.sparse.training import compact_model
+from jaxpruner import BaseUpdater, SparsityType, algorithms, api
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTRIBUTING = (ROOT / 'CONTRIBUTING.md').read_text()
@@ -19,22 +16,15 @@ PROSE = re.sub(r'```.*?```', '', CONTRIBUTING, flags=re.DOTALL)
 PACKAGE = ROOT / 'src' / 'jaxpruner'
 # Where the page says that its paths begin.
 BEGINNINGS = (ROOT, ROOT / 'src', PACKAGE, *(path for path in PACKAGE.rglob('*') if path.is_dir()))
-# Users make these by hand: a configuration cannot hold masks, and a mixin needs a class.
-WITHOUT_NAME = {'FixedMask', 'SteMixin'}
-
-
-def classes_of(module):
-    """The classes that a package exports, by name."""
-    named = vars(module).items()
-    return {name: value for name, value in named if inspect.isclass(value) and name[0] != '_'}
+# Users make these by hand: a configuration cannot hold masks, and a base or a mixin needs a class.
+WITHOUT_NAME = {'FixedMask', 'SteMixin', '_BaseUpdater'}
 
 
 UPDATERS = {
     name: value
-    for name, value in (classes_of(algorithms) | classes_of(oneshot)).items()
-    if issubclass(value, BaseUpdater)
+    for name, value in vars(algorithms).items()
+    if inspect.isclass(value) and issubclass(value, BaseUpdater) and name not in WITHOUT_NAME
 }
-TRAINED = classes_of(algorithms).keys() & UPDATERS.keys() - WITHOUT_NAME
 TYPES = {
     name
     for name, value in ((name, getattr(jaxpruner, name)) for name in dir(jaxpruner))
@@ -58,28 +48,7 @@ def test_the_table_of_packages_has_the_layers_of_the_linter():
     assert rows == [set(layer.split(' | ')) for layer in reversed(layers)]
 
 
-@pytest.mark.parametrize(
-    ('package', 'file'),
-    [
-        (package, module.name)
-        for package in (algorithms, oneshot)
-        for module in pkgutil.iter_modules(package.__path__)
-    ],
-    ids=lambda value: value if isinstance(value, str) else value.__name__,
-)
-def test_a_package_exports_the_algorithms_of_its_files(package, file):
-    module = importlib.import_module(f'{package.__name__}.{file}')
-    public = {
-        name
-        for name, value in classes_of(module).items()
-        if issubclass(value, BaseUpdater)
-        and value.__module__ == module.__name__
-        and not name.startswith('_')
-    }
-    assert public - classes_of(package).keys() == set()
-
-
-@pytest.mark.parametrize('name', sorted(TRAINED))
+@pytest.mark.parametrize('name', UPDATERS)
 def test_an_algorithm_has_a_name_in_configurations(name):
     assert UPDATERS[name] in api.ALGORITHM_REGISTRY.values()
 
@@ -89,9 +58,3 @@ def test_documents_name_each_sparsity_type(name):
     docs = ROOT / 'docs'
     assert f'`jaxpruner.{name}`' in (docs / 'reference' / 'sparsity_types.md').read_text()
     assert f'\n| `{name}(' in (docs / 'how_to' / 'choose_sparsity_types.md').read_text()
-
-
-@pytest.mark.parametrize('name', compact_model.ALGORITHMS)
-def test_docstrings_name_each_algorithm_of_compact_training(name):
-    for function in (sparse.block_sparse, sparse.unstructured_sparse):
-        assert f"'{name}'" in inspect.getdoc(function)

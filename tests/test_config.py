@@ -251,7 +251,6 @@ def test_values_of_a_key_are_taken_or_refused_by_name_whatever_the_algorithm(key
 
 
 BAD = [
-    ({'algorithm': 'magnitud'}, "'magnitud'.*'magnitude'"),
     ({'sparsity': 0.5}, "'algorithm'"),
     ({'algorithm': 'magnitude', 'sparsty': 0.5}, "'sparsty'.*'sparsity'"),
     ({'algorithm': 'magnitude', 'total_steps': 100}, "'total_steps'"),

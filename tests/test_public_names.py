@@ -57,11 +57,6 @@ def test_every_public_name_has_a_docstring_with_an_example(value):
                 assert method.__doc__, f'{name} has no docstring'
 
 
-@pytest.mark.parametrize('module', MODULES, ids=lambda module: module.__name__)
-def test_every_module_says_what_it_is_for(module):
-    assert module.__doc__
-
-
 def test_a_star_import_gives_the_public_names_and_a_wrong_one_is_refused():
     found = {}
     exec('from jaxpruner import *', found)

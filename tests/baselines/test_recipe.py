@@ -59,28 +59,6 @@ def test_overrides(text, changes):
 
 
 @pytest.mark.parametrize(
-    ('text', 'message'),
-    [
-        ('steps', "'steps' is no key=value"),
-        ('stepz=3', "no key 'stepz'; did you mean 'steps'"),
-        ('steps=1.5', 'steps must be a whole number, got 1.5'),
-        ('model.stages=1', 'model.stages must be a list, got 1'),
-        ('steps=0', 'steps must be at least 1, got 0'),
-        ('dtype=float16', "dtype must be 'float32' or 'bfloat16'"),
-        ('pruning.end=75.0', 'pruning.end must lie in'),
-    ],
-)
-def test_what_is_refused(text, message):
-    with pytest.raises(ValueError, match=message.replace('(', r'\(')):
-        BASE.updated(parse_override(text))
-
-
-def test_an_unknown_preset_is_refused():
-    with pytest.raises(ValueError, match="resnet has no preset 'ful'; did you mean 'full'"):
-        WORKLOADS['resnet'].default('ful')
-
-
-@pytest.mark.parametrize(
     ('content', 'message'),
     [
         ('steps = ', 'no valid TOML'),
@@ -96,6 +74,46 @@ def test_files_that_are_refused(content, message, tmp_path):
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
         read_recipe(path, BASE)
+
+
+def changed(text):
+    return lambda: BASE.updated(parse_override(text))
+
+
+def trained(**settings):
+    return lambda: make_optimizer(Recipe('resnet', **settings))
+
+
+def pruned(**settings):
+    recipe = Recipe('resnet', pruning=Pruning(**settings))
+    shapes = {'wide': jax.ShapeDtypeStruct((64, 64), 'float32')}
+    return lambda: make_updater(
+        'set', target_sparsities(shapes, 'set', 0.5, recipe, FILTER), recipe
+    )
+
+
+REFUSED = [
+    (changed('steps'), "'steps' is no key=value"),
+    (changed('stepz=3'), "no key 'stepz'; did you mean 'steps'"),
+    (changed('steps=1.5'), 'steps must be a whole number, got 1.5'),
+    (changed('model.stages=1'), 'model.stages must be a list, got 1'),
+    (changed('steps=0'), 'steps must be at least 1, got 0'),
+    (changed('dtype=float16'), "dtype must be 'float32' or 'bfloat16'"),
+    (changed('pruning.end=75.0'), 'pruning.end must lie in'),
+    (changed('pruning.decay=0.5'), "no key 'pruning.decay'; .*--modules"),  # not imported
+    (lambda: WORKLOADS['resnet'].default('ful'), "has no preset 'ful'; did you mean 'full'"),
+    (trained(optimizer=Optimizer('adm')), "'adm' is unknown; did you mean 'adam'"),
+    (trained(schedule=Schedule(decay='cosin')), "'cosin' is unknown; did you mean"),
+    (trained(schedule=Schedule(decay='steps', boundaries=(0.5, 0.2))), 'must be growing shares'),
+    (pruned(distribution='erik'), "'erik' is unknown; did you mean 'erk'"),
+    (pruned(drop_fraction=1.5), 'drop_fraction must be a number between 0 and 1'),
+]
+
+
+@pytest.mark.parametrize(('call', 'message'), REFUSED)
+def test_what_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 @dataclasses.dataclass
@@ -141,11 +159,6 @@ def test_other_keys_are_refused(text, message, decaying):
         BASE.updated(parse_override(text))
 
 
-def test_a_field_of_a_module_that_is_not_imported_is_refused_with_the_remedy():
-    with pytest.raises(ValueError, match=r"no key 'pruning.decay'; .*--modules"):
-        BASE.updated({'pruning': {'decay': 0.5}})
-
-
 @pytest.mark.parametrize(
     ('schedule', 'rates'),
     [
@@ -163,27 +176,7 @@ def test_learning_rates(schedule, rates):
     np.testing.assert_allclose([rate(step) for step in rates], list(rates.values()), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ('recipe', 'message'),
-    [
-        (Recipe('resnet', optimizer=Optimizer('adm')), "'adm' is unknown; did you mean 'adam'"),
-        (Recipe('resnet', schedule=Schedule(decay='cosin')), "'cosin' is unknown; did you mean"),
-        (
-            Recipe('resnet', schedule=Schedule(decay='steps', boundaries=(0.5, 0.2))),
-            'must be growing shares',
-        ),
-    ],
-)
-def test_optimizers_that_are_refused(recipe, message):
-    with pytest.raises(ValueError, match=message):
-        make_optimizer(recipe)
-
-
 THOUSAND = Recipe('resnet', steps=1000)
-SHAPES = {
-    'wide': jax.ShapeDtypeStruct((64, 64), 'float32'),
-    'bias': jax.ShapeDtypeStruct((64,), 'float32'),
-}
 
 
 @pytest.mark.parametrize('name', [*jaxpruner.all_algorithm_names(), 'adam-fisher'])
@@ -206,16 +199,3 @@ def test_gradual_pruning_reaches_its_target_at_the_last_update(end):
     scheduler = make_updater('magnitude', {'wide': 0.5}, recipe).scheduler
     last = max(step for step in range(997) if scheduler.is_mask_update_iter(step))
     assert float(scheduler.get_sparsity_at_step(0.5, last)) == 0.5
-
-
-@pytest.mark.parametrize(
-    ('pruning', 'message'),
-    [
-        (Pruning(distribution='erik'), "'erik' is unknown; did you mean 'erk'"),
-        (Pruning(drop_fraction=1.5), 'drop_fraction must be a number between 0 and 1'),
-    ],
-)
-def test_prunings_that_are_refused(pruning, message):
-    recipe = Recipe('resnet', pruning=pruning)
-    with pytest.raises(ValueError, match=message):
-        make_updater('set', target_sparsities(SHAPES, 'set', 0.5, recipe, FILTER), recipe)

@@ -117,52 +117,36 @@ def test_wrong_arguments_are_refused(arguments, message, capsys):
     assert (status, message in printed.out + printed.err) == (2, True)
 
 
-def test_ratios_are_taken_round_by_round():
-    slow, fast = Timing([2.0, 40.0, 6.0]), Timing([1.0, 10.0, 2.0])
-    assert ratio(slow, fast) == Ratio(3.0, 2.0, 4.0)
-
-
-def test_the_interval_of_a_median_is_narrower_than_the_quartiles():
+def test_ratios_are_taken_round_by_round_and_their_median_has_an_interval():
+    assert ratio(Timing([2.0, 40.0, 6.0]), Timing([1.0, 10.0, 2.0])) == Ratio(3.0, 2.0, 4.0)
     of, to = Timing([1.0 + i / 100 for i in range(101)]), Timing([1.0] * 101)
     quartiles, found = ratio(of, to), interval(of, to)
     assert found.median == quartiles.median == 1.5
     assert quartiles.low < found.low < 1.5 < found.high < quartiles.high
-    assert interval(of, to) == found  # no chance in it
-    assert interval(to, to) == Ratio(1.0, 1.0, 1.0)
-
-
-def test_where_processes_differ_the_interval_is_as_wide():
+    # Where processes differ it is as wide as they.
     of, to = Timing([1.0] * 20 + [1.2] * 20 + [1.4] * 20), Timing([1.0] * 60)
     assert interval(of, to, parts=3) == Ratio(1.2, 1.0, 1.4)
-    assert interval(of, to).high == 1.2
 
 
-@pytest.fixture
-def two_libraries(monkeypatch, tmp_path):
-    """Processes that print 3 with this library and 2 with that of another tree, and the trees in their order."""
-    order = []
+def test_numbers_with_two_libraries_are_compared(monkeypatch, tmp_path):
+    """Here processes print 3 with this library, and 2 with another."""
+    order, here = [], against.HERE
 
     def printed(name, size, rounds, as_json, environment):
         tree = Path(environment['PYTHONPATH'].split(os.pathsep)[0]).parent
         order.append(tree)
-        here = tree == against.HERE
-        median = {'median': 3 if here else 2, 'low': 0, 'high': 9}
-        row = {'name': 'row', 'number': 3.0 if here else 2.0, 'ratio': median}
+        number = 3 if tree == here else 2
+        row = {'name': 'row', 'number': number, 'ratio': {'median': number, 'low': 0, 'high': 9}}
         rows = [{**row, 'text': 'text', 'nothing': None, 'zero': 0}]
         return json.dumps({'library': str(tree / against.PACKAGE), 'rows': rows})
 
     monkeypatch.setattr(against, 'printed_elsewhere', printed)
     (tmp_path / against.PACKAGE).mkdir(parents=True)
-    return types.SimpleNamespace(order=order, other=tmp_path.resolve())
-
-
-def test_numbers_with_two_libraries_are_compared(two_libraries):
-    columns = 'number', 'ratio', 'text', 'nothing', 'zero', 'missing'
-    (row,) = against.compare('nm', columns, 'small', 4, two_libraries.other)
+    columns, other = ('number', 'ratio', 'text', 'nothing', 'zero', 'missing'), tmp_path.resolve()
+    (row,) = against.compare('nm', columns, 'small', 4, other)
     half_more = Ratio(1.5, 1.5, 1.5)
     assert row == report.Row('row', (half_more, half_more, None, None, None, None))
-    here, other = against.HERE, two_libraries.other
-    assert two_libraries.order == [here, other, other, here, here, other]
+    assert order == [here, other, other, here, here, other]
 
 
 def test_a_subject_elsewhere_says_which_library_it_measured():
@@ -171,43 +155,12 @@ def test_a_subject_elsewhere_says_which_library_it_measured():
     assert json.loads(printed)['library'] == str(against.HERE / against.PACKAGE)
 
 
-class Clock:
-    """Time that passes in calls alone."""
-
-    def __init__(self):
-        self.now = 0.0
-        self.calls = 0
-
-    def perf_counter(self):
-        return self.now
-
-    def call_of(self, seconds):
-        def call():
-            self.now += seconds
-            self.calls += 1
-
-        return call
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
+def test_short_calls_are_repeated_until_the_clock_does_not_matter(monkeypatch):
+    clock, calls = types.SimpleNamespace(perf_counter=lambda: 1e-2 * len(calls)), []
     monkeypatch.setattr(timing, 'time', clock)
-    return clock
-
-
-def test_short_calls_are_repeated_until_the_clock_does_not_matter(clock):
-    short = timing.LONG_ENOUGH / 3
-    times = interleaved({'short': clock.call_of(short)}, 5)
-    assert times['short'].rounds == pytest.approx([short] * 5)
-    assert clock.calls == 1 + (1 + 2 + 4) + 5 * 4  # to compile, to find how often, and to time
-
-
-def test_long_calls_and_cold_ones_are_not_repeated(clock):
-    assert interleaved({'long': clock.call_of(1.0)}, 5)['long'].rounds == [1.0] * 5
-    assert clock.calls == 1 + 1 + 5
-    interleaved({'short': clock.call_of(1e-9)}, 5, warm=False)
-    assert clock.calls == 7 + 5
+    times = interleaved({'short': lambda: calls.append(1)}, 5)
+    assert times['short'].rounds == pytest.approx([1e-2] * 5)
+    assert len(calls) == 1 + (1 + 2) + 5 * 2  # to compile, to find how often, and to time
 
 
 def test_values_in_a_table():
@@ -219,9 +172,6 @@ def test_values_in_a_table():
 def test_collectives_are_read_off_a_program():
     assert compiled.collectives(PROGRAM) == compiled.Collectives(largest=16, in_a_turn=2)
     assert compiled.collectives('ENTRY %main () -> f32[] {\n}\n') == compiled.Collectives(0, 0)
-
-
-def test_loops_and_branches_are_counted():
     assert compiled.loops_and_branches(PROGRAM) == 3
 
 

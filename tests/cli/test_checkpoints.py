@@ -86,20 +86,6 @@ def test_what_a_file_cannot_say_is_told(capsys):
     assert (open_checkpoint('b').read('lm_head.weight') == 0).mean() == 0.5
 
 
-def test_equal_layers_are_one_row_and_names_keep_their_words(capsys):
-    name = 'model.layers.{}.self_attention.query_projection.weight'
-    tensors = {name.format(i): np.ones((8, 8)) for i in range(12)}
-    for i, weight in enumerate(tensors.values()):
-        weight[:, : 2 if i else 4] = 0
-    write_safetensors('model', {**tensors, 'bad\x1b[31m': np.ones(4)})
-    shown = run('inspect model', capsys).out
-    assert max(map(len, shown.splitlines())) <= 80
-    assert '\x1b' not in shown
-    assert '{1-11}' in shown
-    assert '13 leaves' in shown
-    assert '6:8 along axis 1' in ' '.join(shown.split())
-
-
 REFUSED = {
     'inspect nowhere': 'nowhere: there is no such file or folder',
     'prune dense --sparsity 80 --out x': 'sparsity must lie in [0, 1]',

@@ -38,19 +38,6 @@ def test_a_table_is_printed_or_written(folder, capsys):
     assert (folder / 't.csv').read_text().startswith('workload,')
 
 
-@pytest.mark.parametrize(('columns', 'width'), [(None, 80), ('60', 60)])
-def test_tables_are_as_wide_as_columns_says(columns, width, folder, capsys, monkeypatch):
-    monkeypatch.delenv('COLUMNS', raising=False)
-    if columns is not None:
-        monkeypatch.setenv('COLUMNS', columns)
-    for sparsity in (0.85, 0.9, 0.95):
-        write_cell(folder / 'results', make_cell('rigl', sparsity))
-    assert main(['table', 'results']) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= width
-    assert len([line for line in lines if line.startswith('rigl')]) == 2
-
-
 PLOTS = {
     'results': 'results/sparsity.png',
     'results more --kind layers': 'results/layers.png',

@@ -1,7 +1,6 @@
 """The notebooks are notebooks. The build of the site runs them all."""
 
 import ast
-import os
 import pathlib
 import re
 import sys
@@ -16,19 +15,6 @@ NOTEBOOKS = sorted(path.stem for path in FOLDER.glob('*.py'))
 
 def read(name):
     return jupytext.read(FOLDER / f'{name}.py')
-
-
-@pytest.mark.parametrize('name', NOTEBOOKS)
-def test_is_a_percent_notebook_that_begins_with_a_title(name):
-    notebook = read(name)
-    assert notebook.metadata['jupytext']['text_representation']['format_name'] == 'percent'
-    assert notebook.metadata['kernelspec']['name'] == 'python3'
-    title, *rest = notebook.cells
-    assert title.cell_type == 'markdown'
-    assert re.match(r'# \w', title.source)
-    assert {cell.cell_type for cell in rest} == {'code', 'markdown'}
-    for cell in rest:
-        assert cell.source.strip(), 'an empty cell'
 
 
 @pytest.mark.parametrize('name', NOTEBOOKS)
@@ -50,17 +36,3 @@ def test_the_first_cell_installs_what_the_others_import(name):
     come_with_it = {*sys.stdlib_module_names, 'jax', 'numpy', 'optax'}
     (needed,) = re.findall(r'^NEEDED = (\(.*?\))', first, re.MULTILINE | re.DOTALL)
     assert imported - come_with_it <= set(ast.literal_eval(needed))
-
-
-@pytest.mark.skipif(
-    'JAXPRUNER_SHARED' not in os.environ,
-    reason='JAXPRUNER_SHARED does not name a folder with MNIST',
-)
-def test_mnist_pruning_reads_mnist(monkeypatch, capsys):
-    folder = pathlib.Path(os.environ['JAXPRUNER_SHARED']) / 'data'
-    if not (folder / 'mnist.npz').exists():
-        pytest.skip(f'{folder / "mnist.npz"} does not exist')
-    monkeypatch.setenv('MNIST', str(folder))
-    cells = [cell.source for cell in read('mnist_pruning').cells if cell.cell_type == 'code']
-    exec('\n'.join(cells[1:3]).replace('%matplotlib inline', ''), {})
-    assert capsys.readouterr().out.startswith('MNIST: 10,000 images of 28x28')

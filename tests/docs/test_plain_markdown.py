@@ -4,7 +4,6 @@ import os
 import re
 
 import jupytext
-import nbformat
 import pytest
 
 from docs.extensions import coverage, plain_markdown
@@ -67,29 +66,3 @@ def test_every_entry_of_the_reference_has_its_docstring(pages):
     assert 'def prune(params: ' in reference
     assert '    def calculate_scores(self, ' in reference
     assert '    @property\n' in reference
-
-
-def test_a_notebook_has_its_results(monkeypatch, tmp_path):
-    code = nbformat.v4.new_code_cell('draw()', metadata={'mystnb': {'image': {'alt': 'a curve'}}})
-    code.outputs = [
-        nbformat.v4.new_output('stream', text='0.5\n'),
-        nbformat.v4.new_output('execute_result', {'text/plain': '[1]'}),
-        nbformat.v4.new_output('display_data', {'image/png': '', 'text/plain': '<Figure>'}),
-    ]
-    download = nbformat.v4.new_markdown_cell('{nb-download}`a.ipynb`')
-    title = nbformat.v4.new_markdown_cell('# Title')
-    notebook = nbformat.v4.new_notebook(cells=[title, download, code])
-    monkeypatch.setattr(plain_markdown, 'DOCS', tmp_path)
-    text = plain_markdown.plain_page('a', lambda name: notebook)
-    shown = ['# Title', '```python\ndraw()\n```', '```text\n0.5\n```', '```text\n[1]\n```']
-    assert text == '\n\n'.join([*shown, '*a curve*\n'])
-
-
-def test_the_list_names_each_page_once_with_a_sentence(pages):
-    made = plain_markdown.index(pages)
-    title, empty, summary, *_ = made.splitlines()
-    assert (title, empty, summary[:2]) == ('# jaxpruner', '', '> ')
-    entries = re.findall(r'^- \[[^]]+\]\((.*)\.md\)(: \S.*)?$', made, re.MULTILINE)
-    assert sorted(name for name, _ in entries) == sorted(pages)
-    assert sum(bool(sentence) for _, sentence in entries) > 0.9 * len(pages)
-    assert made.index('## Tutorials') < made.index('quick_start.md') < made.index('## How-to')

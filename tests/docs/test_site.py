@@ -3,7 +3,6 @@
 import pathlib
 import re
 
-import optax
 import pytest
 
 import ci.reference_tables
@@ -12,9 +11,6 @@ from docs.extensions import (
     config_tables,
     coverage,
     extras_table,
-    made_blocks,
-    other_libraries,
-    pages_that_use,
     public_names,
 )
 from helpers import seed_documents
@@ -60,22 +56,6 @@ def test_no_object_has_two_entries():
         assert other == name
 
 
-def test_entries_lead_to_pages_that_use_them():
-    expected = ':doc:`/how_to/drive_masks_from_the_loop`'
-    assert expected in made_blocks.replace_blocks((DOCS / 'reference' / 'schedules.md').read_text())
-    assert pages_that_use.sentence('jaxpruner.summarize_sparsity').count(':doc:') == 5
-    assert pages_that_use.sentence('jaxpruner.nothing') == ''
-    most = pages_that_use.sentence('jaxpruner.prune')
-    assert most.startswith('Used in :doc:`/how_to/prune_a_trained_model`, ')
-
-
-def test_blocks_can_be_made():
-    for page in DOCS.glob('**/*.md'):
-        made = made_blocks.replace_blocks(made_blocks.lead_links(page.read_text()))
-        left = set(re.findall(r'^```\{([\w-]+)\}', made, re.MULTILINE))
-        assert left <= {'eval-rst', 'include', 'toctree'}, page
-
-
 def test_tables_in_the_repository_are_up_to_date():
     for page in coverage.REFERENCE.glob('*.md'):
         made = ci.reference_tables.filled(page.read_text())
@@ -115,12 +95,3 @@ def test_every_extra_is_described():
     assert extras_table.table(lines).count('words') == len(names)
     with pytest.raises(ValueError, match='plot'):
         extras_table.table([line for line in lines if not line.startswith('plot')])
-
-
-def test_types_of_other_libraries_have_addresses():
-    for name in other_libraries.PAGES:
-        assert other_libraries.imported(name) is not None, name
-    module, name = optax.GradientTransformation.__module__, 'optax.GradientTransformation'
-    found = other_libraries.address(f'{module}.GradientTransformation')
-    assert found == f'{other_libraries.PAGES[name]}#{name}'
-    assert other_libraries.address('nothing.at.all') is None

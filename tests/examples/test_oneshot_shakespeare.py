@@ -6,7 +6,6 @@ import re
 import shlex
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,7 +15,7 @@ import oneshot_shakespeare_training
 from jaxpruner.baselines.checkpointing import Checkpoints
 from oneshot_shakespeare_differences import over_seeds, over_sequences
 from oneshot_shakespeare_pruning import DENSE, OUTPUT_ERROR, read_cells, results_of, variants
-from oneshot_shakespeare_training import SMALL, Text, Training, draw, windows
+from oneshot_shakespeare_training import SMALL, Text, Training, windows
 
 EXAMPLE = pathlib.Path(example.__file__)
 ROOT = EXAMPLE.parents[1]
@@ -113,15 +112,6 @@ def test_an_interrupted_training_ends_as_any_other(tmp_path, monkeypatch):
     losses = training.evaluate(whole.params, windows(TEXT.validation, 16))
     assert losses.shape == (18,)
     assert losses.mean() < np.log(7)
-
-
-def test_sequences_of_a_text():
-    text = np.arange(50)
-    np.testing.assert_array_equal(windows(text, 16)[:, 0], [0, 16, 32])
-    np.testing.assert_array_equal(windows(text, 16)[-1], np.arange(32, 49))
-    drawn = draw(jnp.asarray(text), jax.random.key(0), 200, 16)
-    np.testing.assert_array_equal(drawn - drawn[:, :1], np.tile(np.arange(17), (200, 1)))
-    assert {int(drawn.min()), int(drawn.max())} == {0, 49}
 
 
 def test_intervals():
