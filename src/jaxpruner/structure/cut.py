@@ -15,7 +15,6 @@ packed or not.
 """
 
 import functools
-import graphlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -103,22 +102,20 @@ class Cut:
         Raises:
           ValueError: two groups own each other's lists.
         """
-        owners = {}
+        owners: dict[int, set[Axis]] = {}
         for i, axis in enumerate(axes):
             if self.shortens(axis):
                 lists = [self.lists[atom].owners for atom in atoms(axis) if atom in self.lists]
                 owners[i] = set(itertools.chain(*lists))
-        earlier = {
-            i: [k for k in owners if k != i and not owners[k].isdisjoint(atoms(axes[i]))]
-            for i in owners
-        }
-        try:
-            return list(graphlib.TopologicalSorter(earlier).static_order())
-        except graphlib.CycleError:
-            raise ValueError(
-                f"groups along axes of {[axes[i].size for i in owners]} own each other's lists; give one of them a "
-                'single list, or leave it whole'
-            ) from None
+        # What owns lists has fewer owners itself.
+        order = sorted(owners, key=lambda i: -len(owners[i]))
+        for i, later in itertools.combinations(order, 2):
+            if not owners[later].isdisjoint(atoms(axes[i])):
+                raise ValueError(
+                    f"groups along axes of {[axes[i].size for i in owners]} own each other's lists; give one of them "
+                    'a single list, or leave it whole'
+                )
+        return order
 
     def stays(self, axes: Axes, i: int) -> np.ndarray:
         """Flags of the positions that stay along an axis of a value.
@@ -187,8 +184,27 @@ def check_keep(groups: Mapping[str, Any], keep: KeepByGroup, allow_inexact: bool
     for name, indices in keep.items():
         if name not in groups:
             raise KeyError(f'there is no group {name!r}; {tree_lib.nearest(str(name), groups)}')
-        group = groups[name]
-        table = _checked_indices(name, group, indices)
+        group, entry = groups[name], f'keep[{name!r}]'
+        table = np.asarray(indices)  # an error of JAX if they are traced
+        owners = tuple([owner.resolved() for owner in group.lists]) if table.ndim != 1 else ()
+        if table.shape[:-1] != sizes_of(owners) or not table.ndim:
+            shape = f'{(*sizes_of(group.lists), "kept")}'
+            lists_too = f', or an array of lists of shape {shape}' if group.lists else ''
+            raise ValueError(
+                f'{entry} has shape {table.shape}; give one list of indices{lists_too}'
+            )
+        if not table.size:
+            raise ValueError(f'{entry} is empty; a group keeps at least one channel')
+        if not np.issubdtype(table.dtype, np.integer):
+            raise TypeError(
+                f'{entry} has {table.flat[0]!r}; give indices, whole numbers; of a mask np.flatnonzero(mask)'
+            )
+        foreign = table[(table < 0) | (table >= group.size)]
+        if foreign.size:
+            last = group.size - 1
+            raise IndexError(f'{entry} has {foreign[0]}; the group has indices from 0 to {last}')
+        if (np.diff(table.astype(np.int64)) <= 0).any():
+            raise ValueError(f'{entry} has indices twice or out of order; give np.unique(indices)')
         if table.shape[-1] == group.size:
             continue
         if not (group.exact or allow_inexact):
@@ -196,8 +212,7 @@ def check_keep(groups: Mapping[str, Any], keep: KeepByGroup, allow_inexact: bool
                 f'removing channels of {name!r} is not the same as zeroing them: {group.reason}; keep all '
                 f'{group.size} of them, or pass allow_inexact=True and train the smaller model'
             )
-        owners = group.lists if table.ndim > 1 else ()
-        lists[group.atom.resolved()] = Lists(tuple([each.resolved() for each in owners]), table)
+        lists[group.atom.resolved()] = Lists(owners, table)
     return Cut(lists)
 
 
@@ -208,29 +223,6 @@ def check_shape(path: Path, shape: tuple[int, ...], expected: tuple[int, ...]) -
             f'{tree_lib.path_string(path)} has shape {shape}, where the model has {expected}; give arrays of the model '
             'that the graph was made of, and to a smaller one what graph.shrink returned'
         )
-
-
-def _checked_indices(name: str, group: Any, indices: Any) -> np.ndarray:
-    entry = f'keep[{name!r}]'
-    positions = np.asarray(indices)  # an error of JAX if they are traced
-    owners = sizes_of(group.lists)
-    if positions.ndim != 1 and not (owners and positions.shape[:-1] == owners):
-        lists = f', or an array of lists of shape {(*owners, "kept")}' if owners else ''
-        raise ValueError(f'{entry} has shape {positions.shape}; give one list of indices{lists}')
-    if not positions.size:
-        raise ValueError(f'{entry} is empty; a group keeps at least one channel')
-    if not np.issubdtype(positions.dtype, np.integer):
-        raise TypeError(
-            f'{entry} has {positions.flat[0]!r}; give indices, whole numbers; of a mask np.flatnonzero(mask)'
-        )
-    foreign = positions[(positions < 0) | (positions >= group.size)]
-    if len(foreign):
-        raise IndexError(
-            f'{entry} has {foreign[0]}; the group has indices from 0 to {group.size - 1}'
-        )
-    if (np.diff(positions.astype(np.int64)) <= 0).any():
-        raise ValueError(f'{entry} has indices twice or out of order; give np.unique(indices)')
-    return positions
 
 
 Shape = tuple[int, ...]

@@ -19,6 +19,7 @@ from jaxpruner import text_tables
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure import blocks as blocks_lib
 from jaxpruner.structure import channel_tables, choosing, costs, modules
+from jaxpruner.structure.axes import sizes_of
 from jaxpruner.structure.blocks import Block, ShallowApply
 from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep, cut_tree
 from jaxpruner.structure.groups import Group, PinnedAxis, find_groups
@@ -161,34 +162,31 @@ class ChannelGraph:
           KeyError: there is no such leaf.
           ValueError: it has no such axis.
         """
-        places = {
-            tree_lib.path_string(path): (path, axes) for path, axes in self.trace.leaves.items()
-        }
+        path_of = {tree_lib.path_string(path): path for path in self.trace.leaves}
         name = leaf if isinstance(leaf, str) else tree_lib.path_string(leaf)
-        if name not in places:
-            raise KeyError(f'no parameter {leaf!r}; {tree_lib.nearest(name, places)}')
-        path, axes = places[name]
-        if not -len(axes) <= axis < len(axes):
-            raise ValueError(f'{name} has {len(axes)} axes, so there is no axis {axis}')
-        axis %= len(axes)
+        if name not in path_of:
+            raise KeyError(f'no parameter {leaf!r}; {tree_lib.nearest(name, path_of)}')
+        path = path_of[name]
+        sizes = sizes_of(self.trace.leaves[path])
+        if not -len(sizes) <= axis < len(sizes):
+            raise ValueError(f'{name} has {len(sizes)} axes, so there is no axis {axis}')
+        axis %= len(sizes)
         own_name = f'{name}[{axis}]'
         if path in self.unused:
             return f'{own_name}: the leaf has no part in the results of the model'
         lines = []
         for group in self.groups.values():
             names = dict.fromkeys([f'{member.name}[{member.axis}]' for member in group.members])
-            if own_name not in names:
-                continue
-            del names[own_name]
-            tied = f', with {", ".join(names)}' if names else ''
-            exact = 'exact' if group.exact else f'not exact: {group.reason}'
-            cut = f'{own_name} can be cut in group {group.name}, {group.size} channels'
-            lines.append(f'{cut}{tied}; {exact}')
+            if own_name in names:
+                others = ', '.join([name for name in names if name != own_name])
+                exact = 'exact' if group.exact else f'not exact: {group.reason}'
+                cut = f'{own_name} can be cut in group {group.name}, {group.size} channels'
+                lines.append(f'{cut}{f", with {others}" if others else ""}; {exact}')
         for pinned in self.pinned:
             if (pinned.path, pinned.axis) == (path, axis):
-                part = '' if pinned.size == axes[axis].size else f' from {pinned.offset} on'
+                part = '' if pinned.size == sizes[axis] else f' from {pinned.offset} on'
                 lines.append(f'{own_name}{part}, {pinned.size} channels, stays: {pinned.pin}')
-        return '\n'.join(lines) or f'{own_name} has {axes[axis].size} element'
+        return '\n'.join(lines) or f'{own_name} has {sizes[axis]} element'
 
     def __repr__(self) -> str:
         rows = []
@@ -201,13 +199,10 @@ class ChannelGraph:
                 names[_MOST_MEMBERS:] = [f'and {len(names) - _MOST_MEMBERS} more']
             counts = str(group.size), f'{group.parameters:,}'
             rows.append((group.name, *counts, 'yes' if group.exact else 'no', ', '.join(names)))
-        columns = (
-            text_tables.Column('group', overflow='fold'),
-            text_tables.Column('channels', align='right'),
-            text_tables.Column('parameters', align='right'),
-            text_tables.Column('exact'),
-            text_tables.Column('members', overflow='wrap'),
-        )
+        Column = text_tables.Column
+        counts = [Column(heading, align='right') for heading in ('channels', 'parameters')]
+        ends = Column('group', overflow='fold'), Column('members', overflow='wrap')
+        columns = (ends[0], *counts, Column('exact'), ends[1])
         lines = [text_tables.to_text(columns, rows) if rows else 'no channels can be removed']
         inexact = [group for group in self.groups.values() if not group.exact]
         lines += [f'{group.name} is not exact: {group.reason}' for group in inexact]
