@@ -16,12 +16,12 @@ import dataclasses
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure.axes import Axes, Axis, Pin, atoms, drop, occurrences, sizes_of
+from jaxpruner.structure.axes import Axes, Axis, Pin, atoms, drop, occurrences, size_with, sizes_of
 from jaxpruner.structure.programs import Trace
 from jaxpruner.structure.traces import EquationAxes, indices_of_contraction, is_contraction
 from jaxpruner.structure.zeros import inexact_atoms
@@ -175,11 +175,15 @@ def find_groups(
         if atom.size != leaves[first.path][first.axis].size:
             step = f':{first.stride}' if first.stride > 1 else ''
             name += f'[{first.offset}:{first.offset + atom.size * first.stride}{step}]'
+        parameters, without = 0, {atom: 0}
+        for path in {member.path for member in members}:
+            sizes = [size_with(axis, without) for axis in leaves[path]]
+            parameters += math.prod(sizes_of(leaves[path])) - math.prod(sizes)
         groups[name] = Group(
             name=name,
             size=atom.size,
             members=tuple(members),
-            parameters=_count_parameters(leaves, members),
+            parameters=parameters,
             exact=not reason,
             reason=reason,
             atom=atom,
@@ -188,19 +192,6 @@ def find_groups(
             in_state=tuple(members_in_states.get(atom, ())),
         )
     return groups, tuple(pinned), tuple([path for path in trace.leaves if path not in leaves])
-
-
-def _count_parameters(leaves: Mapping[Path, Axes], members: Iterable[Member]) -> int:
-    """Counts the parameters along an atom, each once."""
-    positions: dict[tuple[Path, int], set[int]] = defaultdict(set)  # those with a channel
-    for member in members:
-        positions[member.path, member.axis].update(member.positions().ravel().tolist())
-    count = 0
-    for path in {path for path, _ in positions}:
-        sizes = sizes_of(leaves[path])
-        without = [size - len(positions[path, i]) for i, size in enumerate(sizes)]
-        count += math.prod(sizes) - math.prod(without)
-    return count
 
 
 # The atoms of one part of an axis, without sums: `(a + b) * c` has the terms (a, c) and (b, c).

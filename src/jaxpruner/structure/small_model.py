@@ -109,22 +109,19 @@ def _run_ruled(
     for value, variable, own in zip(values, equation.invars, axes.operands, strict=True):
         missing = value is None
         operands.append(jnp.zeros(cut.shape(own), variable.aval.dtype) if missing else value)
-    inputs, outputs = _differentiable(equation.invars), _differentiable(equation.outvars)
 
     def pull_back(values: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
-        seeds = pick(cotangents, outputs)
-        derivatives = dict(zip(inputs, _derivative(small, position, values, seeds), strict=True))
-        return tuple([derivatives.get(i) for i in range(len(values))])
+        return tuple(_derivatives(small, position, values, cotangents))
 
     def push_forward(values: Sequence[Any], tangents: Sequence[Any]) -> tuple[Values, Values]:
         results = function(*values)
-        seeds = pick(tangents, inputs)
-        derivatives = dict(zip(outputs, _derivative(small, position, values, seeds), strict=True))
-        tangents_out: Values = []
+        found = _derivatives(small, position, values, tangents)
         for i, result in enumerate(results):
-            none = None if result is None else np.zeros(result.shape, jax.dtypes.float0)
-            tangents_out.append(none if result is None else derivatives.get(i, none))
-        return results, tangents_out
+            if result is None:
+                found[i] = None
+            elif found[i] is None:
+                found[i] = np.zeros(result.shape, jax.dtypes.float0)
+        return results, found
 
     function: Any
     if equation.primitive.name in RULED_BACKWARDS:
@@ -136,10 +133,12 @@ def _run_ruled(
     return function(*operands)
 
 
-def _derivative(
+def _derivatives(
     small: EquationCut, position: Position, operands: Sequence[Any], seeds: Sequence[Any]
 ) -> Values:
-    """The derivative of a call at some operands, for tangents of operands or cotangents of results.
+    """The tangents of a call's results for those of its operands, or the cotangents of operands for those of results.
+
+    `None` for what has no derivative.
 
     Raises:
       ValueError: the rule pins an axis that gets smaller, or ties it to one that is cut differently.
@@ -167,7 +166,9 @@ def _derivative(
 
     # At the old shapes.
     ends = (equation.invars, axes.operands, inputs), (equation.outvars, axes.results, outputs)
-    (seeded, seed_axes, numbers), (_, result_axes, results) = ends[::-1] if is_backwards else ends
+    (seeded, seed_axes, numbers), (target, result_axes, results) = (
+        ends[::-1] if is_backwards else ends
+    )
     program = jax.make_jaxpr(derivative)(shapes(equation.invars), shapes(pick(seeded, numbers)))
     copies: dict[Axis, Axis] = {}
     trace = Trace(program)
@@ -195,7 +196,9 @@ def _derivative(
                     f'the derivative rule of {name} cannot be used after an axis of {axis.size} was cut{reason}; keep '
                     'all channels of its group, or take no derivative'
                 )
-    return Replay(trace, cut_of_copies).run([*operands, *seeds])
+    arguments = [*operands, *pick(seeds, numbers)]
+    derivatives = dict(zip(results, Replay(trace, cut_of_copies).run(arguments), strict=True))
+    return [derivatives.get(i) for i in range(len(target))]
 
 
 def _differentiable(variables: Sequence[Any]) -> list[int]:
