@@ -147,12 +147,14 @@ def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
     for trace in traces:
         jaxpr = trace.program.jaxpr
         branches = find_branches(jaxpr, list(trace.leaves))
-        probe = _BranchProbe(trace, branches)
+        zeroed = frozenset().union(*[branch.paths for branch in branches])
+        walk = ZeroWalk(trace)
+        walk.run([Fill(ZERO) if path in zeroed else Fill() for path in trace.leaves])
         for branch in branches:
+            position = Position().at(branch.number)
             reason = ''
-            if branch not in probe.zero_branches:
+            if walk.operands[position.path][1 - branch.stream].everywhere.number != 0:
                 words = 'the branch is not zero once its parameters are'
-                position = Position().at(branch.number)
                 reason = str(pin_at(position, jaxpr.eqns[branch.number], words))
             reasons_of[branch.paths].append(reason)
     sizes = {path: math.prod(sizes_of(axes)) for path, axes in traces[0].leaves.items()}
@@ -178,32 +180,6 @@ def _name_block(paths: Paths, inner: Paths, order: Mapping[Path, Sequence[float]
             return tree_lib.path_string(first[:length])
     name = tree_lib.path_string(first)
     return f'{name} and {len(paths) - 1} more' if first in inner else name
-
-
-class _BranchProbe(ZeroWalk):
-    """Goes through a program in which the leaves of all blocks are zero.
-
-    A stream is unknown after each addition, so that no block is zero only because another one is.
-
-    Attributes:
-      zero_branches: those that are zero.
-    """
-
-    def __init__(self, trace: Trace, branches: Sequence[Branch]):
-        super().__init__(trace)
-        self.zero_branches: set[Branch] = set()
-        self._branches = branches
-        zeroed = frozenset().union(*[branch.paths for branch in branches])
-        self.run([Fill(ZERO) if path in zeroed else Fill() for path in trace.leaves])
-
-    def visit_equation(self, equation: Any, operands: list[Fill], position: Position) -> list[Fill]:
-        results = super().visit_equation(equation, operands, position)
-        for branch in self._branches:
-            if (branch.number,) == position.path:
-                if operands[1 - branch.stream].everywhere.number == 0:
-                    self.zero_branches.add(branch)
-                results = [Fill()]
-        return results
 
 
 def chosen_blocks(

@@ -37,7 +37,7 @@ import numpy as np
 from jaxpruner.structure.axes import Axes, Axis, atoms, pick, product, sizes_of
 from jaxpruner.structure.traces import has_type_of, indices_of_contraction, pin_at
 from jaxpruner.trace.interpreter import Interpreter, Position
-from jaxpruner.trace.program import Cond, Program, Scan, While
+from jaxpruner.trace.program import Cond, Program, ProgramPath, Scan, While
 from jaxpruner.trace.values import Constant
 from jaxpruner.trace.views import all_but
 from jaxpruner.tree import Path
@@ -502,6 +502,7 @@ class ZeroWalk(Interpreter[Fill]):
       removable: the atoms of which channels are zeroed.
       inexact: those that are not exact, with the reason.
       causes: what last made zeroed channels infinite or NaN.
+      operands: path of an equation -> the fills of its operands.
     """
 
     def __init__(self, trace: 'Trace', removable: frozenset[Axis] = frozenset()):
@@ -509,6 +510,7 @@ class ZeroWalk(Interpreter[Fill]):
         self.removable = removable
         self.inexact: dict[Axis, str] = {}
         self.causes: dict[Axis, str] = {}
+        self.operands: dict[ProgramPath, Fills] = {}
         self._candidates: dict[Axis, tuple[Axis, ...]] = {}
 
     def run(self, fills: Sequence[Fill]) -> Fills:
@@ -542,6 +544,7 @@ class ZeroWalk(Interpreter[Fill]):
 
     def visit_plain(self, equation: Any, operands: Fills, position: Position) -> Fills:
         axes = self.trace.equations[position.path]
+        self.operands[position.path] = operands
         zeroed = ZeroedEquation(self, equation, operands, position, axes.operands, axes.results)
         return axes.row.fills(zeroed)
 
