@@ -355,7 +355,7 @@ def in_table(axes: Axes, owners: Iterable[Axis], i: int, channels: np.ndarray) -
 
     index = []
     for owner in owners:
-        along = next(k for k, axis in enumerate(axes) if owner.resolved() in atoms(axis))
-        (indices,) = indices_of(owner.resolved(), axes[along])  # a value has each owner once
+        along = next(k for k, axis in enumerate(axes) if owner in atoms(axis))
+        (indices,) = indices_of(owner, axes[along])  # a value has each owner once
         index.append(spread(along, indices))
     return (*index, spread(i, channels))

@@ -221,7 +221,7 @@ def zero_channels(
                 flags[paths[path], axis] = is_zero.ravel()
         of_channels = zip(*flags.values(), strict=True)
         own = [frozenset(itertools.compress(flags, each)) for each in of_channels]
-        zero_members[table.group.atom.resolved()] = own
+        zero_members[table.group.atom] = own
     # Sets of members that may suffice, the largest first.
     undecided = {
         atom: sorted(filter(None, set(own)), key=len, reverse=True)
@@ -239,7 +239,7 @@ def zero_channels(
                 sufficient.append((atom, decided))
     found = {}
     for table in tables:
-        atom = table.group.atom.resolved()
+        atom = table.group.atom
         enough = [members for other, members in sufficient if other is atom]
         is_enough = [any(map(members.issuperset, enough)) for members in zero_members[atom]]
         if any(is_enough):

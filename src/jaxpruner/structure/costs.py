@@ -81,7 +81,7 @@ def cost_function(graph: Any) -> Callable[[Mapping[str, int]], Cost]:
             contracted.append((branch_around(path), factors + trace.trips_around(path)))
 
     def cost(counts: Mapping[str, int]) -> Cost:
-        sizes = {graph.groups[name].atom.resolved(): int(count) for name, count in counts.items()}
+        sizes = {graph.groups[name].atom: int(count) for name, count in counts.items()}
 
         def count_elements(axes: Iterable[Axis]) -> int:
             return math.prod([size_with(axis, sizes) for axis in axes])

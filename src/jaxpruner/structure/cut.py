@@ -186,7 +186,7 @@ def check_keep(groups: Mapping[str, Any], keep: KeepByGroup, allow_inexact: bool
             raise KeyError(f'there is no group {name!r}; {tree_lib.nearest(str(name), groups)}')
         group, entry = groups[name], f'keep[{name!r}]'
         table = np.asarray(indices)  # an error of JAX if they are traced
-        owners = tuple([owner.resolved() for owner in group.lists]) if table.ndim != 1 else ()
+        owners = group.lists if table.ndim != 1 else ()
         if table.shape[:-1] != sizes_of(owners) or not table.ndim:
             shape = f'{(*sizes_of(group.lists), "kept")}'
             lists_too = f', or an array of lists of shape {shape}' if group.lists else ''
@@ -212,7 +212,7 @@ def check_keep(groups: Mapping[str, Any], keep: KeepByGroup, allow_inexact: bool
                 f'removing channels of {name!r} is not the same as zeroing them: {group.reason}; keep all '
                 f'{group.size} of them, or pass allow_inexact=True and train the smaller model'
             )
-        lists[group.atom.resolved()] = Lists(owners, table)
+        lists[group.atom] = Lists(owners, table)
     return Cut(lists)
 
 

@@ -138,7 +138,7 @@ class GroupedChannels:
             tied |= dict.fromkeys(table.indices, 0.0)
             own = {member for members in table.indices.values() for member in members}
             names = {member.name for member in table.group.members if member not in own}
-            atom = table.group.atom.resolved()
+            atom = table.group.atom
             zeroed[atom] = frozenset([(member.path, member.axis) for member in own])
             missing[atom] = ', '.join(sorted(names))
         tied |= {leader: targets[leader] for leader, _ in joined}
@@ -187,7 +187,7 @@ class GroupedChannels:
         for leader, table in self.join(shapes, targets):
             share = float(targets[leader])
             count = selection.number_to_keep_on_host(table.group.size, share)
-            sizes[table.group.atom.resolved()] = count
+            sizes[table.group.atom] = count
             for leaf, members in table.indices.items():
                 axes_of[leaf] = self.graph.trace.leaves[next(iter(members)).path]
         return {

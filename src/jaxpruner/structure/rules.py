@@ -89,13 +89,6 @@ def _reshaped(param: str) -> Callable[[EquationCut, Values], Values]:
     return lambda small, operands: small.run(operands, **{param: small.result_shape})
 
 
-def bits_axes(ties: EquationTies) -> list[Axes]:
-    """Reads bits as numbers of the same width."""
-    if sizes_of(ties.operands[0]) != ties.shape:
-        return ties.pin_everything('parts of numbers lie along a last axis')
-    return list(ties.operands)
-
-
 def broadcast_axes(ties: EquationTies) -> list[Axes]:
     """Repeats a value along new axes."""
     result = list(new_axes(ties.shape))
@@ -305,14 +298,10 @@ def conv_axes(ties: EquationTies) -> list[Axes]:
         return ties.pin_everything('groups of images')
     numbers = ties.params['dimension_numbers']
     result = list(new_axes(ties.shape))
-    values = (*ties.operands, result)
-    specs = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
-    ends = []
-    for axes, spec in zip(values, specs, strict=True):
-        first, second, *window = pick(axes, spec)
-        ties.pin('the window moves along it', *window)
-        ends.append((first, second))
-    (batch, channels), (outputs, inputs), _ = ends
+    for axes, spec in zip((*ties.operands, result), numbers, strict=True):
+        ties.pin('the window moves along it', *pick(axes, spec[2:]))
+    batch, channels = pick(ties.operands[0], numbers.lhs_spec[:2])
+    outputs, inputs = pick(ties.operands[1], numbers.rhs_spec[:2])
     groups = Axis(ties.params['feature_group_count'])
     ties.unify(channels, product([groups, inputs]))
     if groups.size > 1:
@@ -391,7 +380,14 @@ ROWS: dict[str, Row] = {
         rules.SAME - COMPUTING,
         Row(lambda ties: list(ties.operands), lambda zeroed: zeroed.fills),
     ),
-    'bitcast_convert_type': Row(bits_axes, zeros.unknown_fills),
+    'bitcast_convert_type': Row(
+        lambda ties: (
+            list(ties.operands)
+            if sizes_of(ties.operands[0]) == ties.shape
+            else ties.pin_everything('parts of numbers lie along a last axis')
+        ),
+        zeros.unknown_fills,
+    ),
     'dot_general': Row(product_axes, zeros.product_fills),
     **dict.fromkeys(contractions.RAGGED, Row(product_axes, zeros.product_fills)),
     'conv_general_dilated': Row(conv_axes, zeros.product_fills, conv_resized),
