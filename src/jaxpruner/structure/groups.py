@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure.axes import Axes, Axis, Pin, atoms, drop, occurrences, size_with, sizes_of
+from jaxpruner.structure.axes import Axes, Axis, Pin, atoms, occurrences, size_with, sizes_of
 from jaxpruner.structure.programs import Trace
 from jaxpruner.structure.traces import EquationAxes, indices_of_contraction, is_contraction
 from jaxpruner.structure.zeros import inexact_atoms
@@ -194,7 +194,7 @@ def find_groups(
     return groups, tuple(pinned), tuple([path for path in trace.leaves if path not in leaves])
 
 
-# The atoms of one part of an axis, without sums: `(a + b) * c` has the terms (a, c) and (b, c).
+# The atoms of one part of an axis or of a value, without sums: `(a + b) * c` has the terms (a, c) and (b, c).
 _Term = tuple[Axis, ...]
 _chained = itertools.chain.from_iterable
 
@@ -204,34 +204,12 @@ def _terms_of(axis: Axis) -> list[_Term]:
     if axis.form == 'atom':
         return [(axis.resolved(),)]
     of_parts = list(map(_terms_of, axis.parts))
-    if axis.form == 'sum':
-        return list(_chained(of_parts))
-    return [tuple(_chained(one_of_each)) for one_of_each in itertools.product(*of_parts)]
+    return list(_chained(of_parts)) if axis.form == 'sum' else _products(of_parts)
 
 
-def _has_one_owner(
-    terms_of_axes: Sequence[Sequence[_Term]], trips: Sequence[Axis], atom: Axis, owner: Axis
-) -> bool:
-    """Whether each channel of a value has exactly one index of an owner beside it.
-
-    A channel lies in a term of one axis. Beside it are the trips of scans around the value, the rest of that term, and
-    one term of each other axis. Together they must have the owner once:
-
-        trips.count(owner) + term.count(owner) + sum over the other axes of term.count(owner) = 1
-
-    With heads h and features c, axes (h, c) and (h * c,) have one owner. Axes (h, h * c) have two. Axes (h + g, c) have
-    one beside the first elements of axis 0 and none beside the others, which counts as none.
-    """
-    counts = [{term.count(owner) for term in terms} for terms in terms_of_axes]
-    # Infinity if the terms of an axis differ, so that no sum with it is 1.
-    times_in = [own.pop() if len(own) == 1 else math.inf for own in counts]
-    for i, terms in enumerate(terms_of_axes):
-        beside = trips.count(owner) + sum(drop(times_in, [i]))
-        for term in terms:
-            # Two channels in one axis would need two owners.
-            if atom in term and (term.count(atom) > 1 or term.count(owner) + beside != 1):
-                return False
-    return True
+def _products(terms: Iterable[Sequence[_Term]]) -> list[_Term]:
+    """The terms of a product."""
+    return [tuple(_chained(one_of_each)) for one_of_each in itertools.product(*terms)]
 
 
 def _owners_of_lists(
@@ -253,14 +231,20 @@ def _owners_of_lists(
             trips = tuple(atoms(*trace.trips_around(path)))
             for axes in values_here:
                 values[tuple([axis.resolved() for axis in axes]), trips] = None
-    owners_of: dict[Axis, tuple[Axis, ...]] = {}  # those that all values so far have
+    # Beside a channel are the trips of scans around its value, and the other atoms of its term. All terms must have the
+    # owner once. With heads h and features c, axes (h, c) and (h * c,) do. Axes (h, h * c) have it twice, and axes
+    # (h + g, c) have a term without it.
+    owners_of: dict[Axis, list[Axis]] = {}  # those that all values so far have
     for axes, trips in values:
-        terms = list(map(_terms_of, axes))
+        of_axes = list(map(_terms_of, axes))
+        terms = _products([[trips], *of_axes])
+        # Two channels in one axis would need two owners.
+        twice = {atom for term in _chained(of_axes) for atom in term if term.count(atom) > 1}
         for atom in candidates.intersection(atoms(*axes)):
-            first = dict.fromkeys([*trips, *_chained(_chained(terms))])
-            owners = owners_of.get(atom, first)
-            own = [each for each in owners if _has_one_owner(terms, trips, atom, each)]
-            owners_of[atom] = tuple(own)
+            own = [term for term in terms if atom in term]
+            owners = owners_of.get(atom, dict.fromkeys(own[0])) if atom not in twice else ()
+            is_once = [all(term.count(owner) == 1 for term in own) for owner in owners]
+            owners_of[atom] = list(itertools.compress(owners, is_once))
 
     def may_own(owner: Axis, atom: Axis) -> bool:
         mixes = (atom, owner) in mixed or (owner.pin is not None and owner.pin.mixes)
