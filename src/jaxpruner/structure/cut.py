@@ -31,6 +31,7 @@ from jaxpruner.tree import Path, PyTree
 
 # Name of a group -> the indices of its channels that stay, ascending; or such a list for each trip, expert or head.
 KeepByGroup = Mapping[str, Any]
+Shape = tuple[int, ...]
 
 
 class Lists(NamedTuple):
@@ -87,6 +88,17 @@ class Cut:
     def shape(self, axes: Axes) -> tuple[int, ...]:
         """The shape of a value of these axes after the cut."""
         return tuple(map(self.size, axes))
+
+    def shapes(self, axes: Axes, free: Shape = ()) -> tuple[Shape, Shape]:
+        """The shapes of a value of these axes before and after the cut.
+
+        In a state, axes that the cut does not touch may have any size, such as the batch of a cache: that of `free`.
+        """
+        before, after = list(sizes_of(axes)), list(self.shape(axes))
+        for i, axis in enumerate(axes) if len(free) == len(axes) else ():
+            if not any(atom in self.lists or atom in self.owners for atom in atoms(axis)):
+                before[i] = after[i] = free[i]
+        return tuple(before), tuple(after)
 
     def shortens(self, axis: Axis) -> bool:
         """Whether an axis gets shorter."""
@@ -225,7 +237,6 @@ def check_shape(path: Path, shape: tuple[int, ...], expected: tuple[int, ...]) -
         )
 
 
-Shape = tuple[int, ...]
 _SIZES = 'sizes'  # of a `SparseState`, also of one that NNX took apart
 
 
@@ -239,19 +250,13 @@ def cut_tree(tree: PyTree, traces: Sequence[Trace], cut: Cut, to_zero: bool = Fa
     change = cut.zero if to_zero else cut.take
     axes_of = dict(traces[0].leaves)
     size_of_model = sum(math.prod(sizes_of(axes)) for axes in axes_of.values())
-    cut_atoms = cut.owners.union(cut.lists)
-    free_axes: dict[Path, list[int]] = {}  # of a state; their sizes do not matter to the cut
     for trace in traces:
-        for path, axes in trace.states.items():
-            axes_of.setdefault(path, axes)
-            free_axes[path] = [i for i, a in enumerate(axes) if cut_atoms.isdisjoint(atoms(a))]
+        axes_of = {**trace.states, **axes_of}
 
     def fits(shape: Shape, path: Path) -> bool:
         """Whether an array has the shape of a leaf of the model."""
-        own = list(sizes_of(axes_of[path]))
-        for i in free_axes.get(path, ()) if len(shape) == len(own) else ():
-            own[i] = shape[i]
-        return tuple(own) == shape
+        is_state = path not in traces[0].leaves
+        return shape == cut.shapes(axes_of[path], shape if is_state else ())[0]
 
     def map_leaf(path: Path, value: Any) -> Any:
         shape, name = jnp.shape(value), tree_lib.path_string(path)

@@ -236,14 +236,8 @@ class Part(NamedTuple):
     treedef: Any
     leaves: Mapping[Path, Axes]
 
-    def check(self, tree: PyTree, cut: Cut, has_free_axes: bool = False) -> PyTree:
-        """Refuses a tree that is not what a cut leaves; returns the shapes before the cut.
-
-        Args:
-          tree: of arrays.
-          cut: the channels that stay.
-          has_free_axes: whether axes that are not cut may have any size, such as the batch of a cache.
-        """
+    def check(self, tree: PyTree, cut: Cut) -> PyTree:
+        """Refuses a tree that is not what a cut leaves; returns the shapes before the cut."""
         leaves, treedef = jax.tree.flatten(tree)
         if treedef != self.treedef:
             raise ValueError(
@@ -251,12 +245,10 @@ class Part(NamedTuple):
             )
         whole = []
         for (path, axes), leaf in zip(self.leaves.items(), leaves, strict=True):
-            shape, before, after = jnp.shape(leaf), list(sizes_of(axes)), list(cut.shape(axes))
-            for i, (axis, size) in enumerate(zip(axes, shape, strict=False)):
-                if has_free_axes and not cut.shortens(axis):
-                    before[i] = after[i] = size
-            check_shape(path, shape, tuple(after))
-            whole.append(jax.ShapeDtypeStruct(tuple(before), jnp.result_type(leaf)))
+            shape = jnp.shape(leaf)
+            before, after = cut.shapes(axes, shape if self.name == 'state' else ())
+            check_shape(path, shape, after)
+            whole.append(jax.ShapeDtypeStruct(before, jnp.result_type(leaf)))
         return treedef.unflatten(whole)
 
 
@@ -297,7 +289,7 @@ class SmallApply:
         if program.has_state:
             if not arguments:
                 raise TypeError(f'{program.name} takes a state after the parameters, got none')
-            shapes = (of_state.check(arguments[0], cut, has_free_axes=True), *shapes[1:])
+            shapes = (of_state.check(arguments[0], cut), *shapes[1:])
         traced = graph.params, program.arguments
         if jax.tree.flatten((whole_params, shapes)) != jax.tree.flatten(traced):
             program = program._replace(arguments=shapes, examples=None)
