@@ -200,10 +200,6 @@ class Ties:
                 first.become(second)
             case _, 'atom':
                 second.become(first)
-            case 'product', 'sum':
-                self._distribute(first, second)
-            case 'sum', 'product':
-                self._distribute(second, first)
             case 'product', 'product':
                 self.align_factors(first.parts, second.parts)
                 first.become(second)
@@ -211,6 +207,8 @@ class Ties:
                 rest = self._align_from_front('sum', first.parts, second.parts)
                 self.pin('segments that do not fit meet', *rest[0], *rest[1])
                 first.become(second)
+            case form, _:
+                self._distribute(*((first, second) if form == 'product' else (second, first)))
 
     def unify_each(self, first: Iterable[Axis], second: Iterable[Axis]) -> None:
         """States that two values have the same axes, one by one."""

@@ -174,19 +174,15 @@ def slice_axes(ties: EquationTies) -> list[Axes]:
 
 def slice_resized(small: EquationCut, operands: Values) -> Values:
     """The bounds of a slice are parameters. They move with their elements."""
-    moved = []
-    counts = small.result_shape
+    starts, limits = [], []
     slices = rules.slices(small.equation.params)
-    for axis, old, count in zip(small.axes.operands[0], slices, counts, strict=True):
-        if not small.cut.shortens(axis):
-            moved.append((old.start, old.stop))
-        elif old.step > 1:  # it takes one of every few neighbours, and all of these stay
-            moved.append((old.start, old.start + (count - 1) * old.step + 1))
-        else:
-            bounds = [small.cut.size_before(axis, end) for end in (old.start, old.stop)]
-            moved.append(tuple(bounds))
-    starts, limits = zip(*moved, strict=True)
-    return small.run(operands, start_indices=starts, limit_indices=limits)
+    for axis, old, count in zip(small.axes.operands[0], slices, small.result_shape, strict=True):
+        # Where one of every few neighbours is taken, all of these stay.
+        is_moved = old.step == 1 and small.cut.shortens(axis)
+        start = small.cut.size_before(axis, old.start) if is_moved else old.start
+        starts.append(start)
+        limits.append(start + (count - 1) * old.step + 1 if count else start)
+    return small.run(operands, start_indices=tuple(starts), limit_indices=tuple(limits))
 
 
 def pad_axes(ties: EquationTies) -> list[Axes]:
