@@ -218,13 +218,12 @@ def replace(
 
 
 def verify_without(
-    graph: Any, params: PyTree, blocks: Sequence[Block], source: Any
+    graph: Any, params: PyTree, blocks: Sequence[Block], trace: Trace
 ) -> small_model.Verification:
     """Compares a program without some blocks with the whole one in which they are zero."""
-    shallow_apply = ShallowApply(source, graph.params, blocks)
+    shallow_apply = ShallowApply(trace.source, graph.params, blocks)
     trees = params, replace(params, blocks, jnp.zeros_like), replace(params, blocks)
-    arguments = [(tree, *source.examples) for tree in trees]
-    trace = graph.traces[graph.number_of(source.apply_fn)]
+    arguments = [(tree, *(trace.source.examples or ())) for tree in trees]
     return small_model.verify(trace, shallow_apply, arguments)
 
 

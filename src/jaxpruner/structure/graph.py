@@ -116,7 +116,7 @@ class ChannelGraph:
         programs[number] = program
         return _analyse(params, programs)
 
-    def number_of(self, apply_fn: Callable[..., Any] | None) -> int:
+    def _number_of(self, apply_fn: Callable[..., Any] | None) -> int:
         """The number of the program with this function; 0 if there is no function.
 
         Raises:
@@ -133,19 +133,20 @@ class ChannelGraph:
         )
 
     def _refuse_different(
-        self, tree: PyTree, compare: Callable[[Any], Verification], remedy: str
+        self, tree: PyTree, compare: Callable[[Trace], Verification], remedy: str
     ) -> None:
         """Compares the programs that were given arrays, if a tree can be the parameters."""
         leaves, structure = jax.tree.flatten(tree)
         expected, own_structure = jax.tree.flatten(self.params)
-        if structure != own_structure or not all(map(is_array, leaves)):
+        are_arrays = structure == own_structure and all(map(is_array, leaves))
+        if not are_arrays or list(map(shape_of_leaf, leaves)) != expected:
             return
-        if list(map(shape_of_leaf, leaves)) != expected:
-            return
-        for source in [trace.source for trace in self.traces]:
-            verification = compare(source) if source.examples is not None else None
-            if verification is not None and verification.verdict == 'different':
-                where = f' in {source.name}' if self.traces[1:] else ''
+        for trace in self.traces:
+            if trace.source.examples is None:
+                continue
+            verification = compare(trace)
+            if verification.verdict == 'different':
+                where = f' in {trace.source.name}' if self.traces[1:] else ''
                 raise ValueError(
                     f'the smaller model differs from the whole one with zeros{where} ({verification}); {remedy}, or '
                     'take it all the same with verify=False'
@@ -200,9 +201,12 @@ class ChannelGraph:
             counts = str(group.size), f'{group.parameters:,}'
             rows.append((group.name, *counts, 'yes' if group.exact else 'no', ', '.join(names)))
         Column = text_tables.Column
-        counts = [Column(heading, align='right') for heading in ('channels', 'parameters')]
-        ends = Column('group', overflow='fold'), Column('members', overflow='wrap')
-        columns = (ends[0], *counts, Column('exact'), ends[1])
+        columns = [
+            Column('group', overflow='fold'),
+            *[Column(heading, align='right') for heading in ('channels', 'parameters')],
+            Column('exact'),
+            Column('members', overflow='wrap'),
+        ]
         lines = [text_tables.to_text(columns, rows) if rows else 'no channels can be removed']
         inexact = [group for group in self.groups.values() if not group.exact]
         lines += [f'{group.name} is not exact: {group.reason}' for group in inexact]
@@ -277,7 +281,8 @@ class ChannelGraph:
         cut = check_keep(self.groups, keep, allow_inexact)
         if verify and cut.lists and not allow_inexact:
 
-            def compare(source: Any) -> Verification:
+            def compare(trace: Trace) -> Verification:
+                source: Any = trace.source
                 state = source.examples[0] if source.has_state else None
                 inputs = source.examples[source.has_state :]
                 return self.verify(tree, keep, *inputs, state=state, of=source.apply_fn)
@@ -326,7 +331,7 @@ class ChannelGraph:
         >>> graph.small_apply(keep)(graph.shrink(params, keep), jnp.ones((1, 2)))
         Array([[14.]], dtype=float32)
         """
-        return SmallApply(self, self.number_of(of), keep, allow_inexact)
+        return SmallApply(self, self._number_of(of), keep, allow_inexact)
 
     def verify(
         self,
@@ -360,7 +365,7 @@ class ChannelGraph:
         >>> print(graph.verify(params, {'up[1]': [0, 3]}, jnp.ones((5, 2))))
         equal: the removal changes results by 14, the error is 0, and rounding explains 0.00167
         """
-        number = self.number_of(of)
+        number = self._number_of(of)
         traced = self.traces[number].source
         if traced.has_state != (state is not None):
             expected = 'a state: give state=' if traced.has_state else 'no state'
