@@ -168,15 +168,13 @@ class ZeroedEquation(NamedTuple):
 
 def computed(equation: Any, elements: Sequence[Element], fills: Sequence[Fill]) -> Element:
     """What is known of the result of an elementwise operation on some elements of operands with these fills."""
+    dtypes = [variable.aval.dtype for variable in equation.invars]
     variables = list(map(id, equation.invars))
-    operands = []
-    for variable, element, fill in zip(equation.invars, elements, fills, strict=True):
-        is_literal = (
-            fill.everywhere.number is not None
-        )  # it is the model's own number, not made by zeroing
-        first = variables.index(id(variable))
-        operands.append((element, variable.aval.dtype, first, is_literal))
-    return _sampled(equation.primitive, tuple(sorted(equation.params.items())), tuple(operands))
+    # A literal is the model's own number, not made by zeroing.
+    are_literals = [fill.everywhere.number is not None for fill in fills]
+    firsts = map(variables.index, variables)
+    operands = tuple(zip(elements, dtypes, firsts, are_literals, strict=True))
+    return _sampled(equation.primitive, tuple(sorted(equation.params.items())), operands)
 
 
 _COUNT = 512  # of samples, so that all pairs of numbers are among them
@@ -366,9 +364,7 @@ def moved(*numbers: int, sums: bool = False) -> Callable[[ZeroedEquation], Fills
         def find(k: int, atom: Axis) -> Element:
             elements = []
             for fill, axes in sources:
-                with_atom = [
-                    i for i, axis in enumerate(axes) if atom in zeroed.walk.candidates(axis)
-                ]
+                with_atom = [i for i, other in zeroed.walk.places(axes) if other is atom]
                 same = [i for i in with_atom if axes[i] is zeroed.results[number][k]]
                 elements += [fill.at(i, atom) for i in same or with_atom]
             # Where the result has the atom once more, as when pairs are made, it has other elements at removed indices.
@@ -404,12 +400,9 @@ def product_fills(zeroed: ZeroedEquation) -> Fills:
     index_of = {index.result: index for index in indices}
 
     def find(axis: int, atom: Axis) -> Element:
-        if axis not in index_of:
-            return ANY
-        i, k, _ = index_of[axis]
-        if i is None and channels is not None and atom not in summed:
-            is_grouped = atom in candidates(left_axes[channels])
-            i = channels if is_grouped else None
+        i, k, _ = index_of.get(axis, (None, None, None))
+        if k is not None and channels is not None and atom not in summed:
+            i = channels if atom in candidates(left_axes[channels]) else None
         return left.at(i, atom).times(right.at(k, atom))
 
     return [zeroed.result(find, left.everywhere.times(right.everywhere))]
