@@ -38,7 +38,7 @@ def moved(tree, axis):
 
 
 def masks_after_updates(algorithm, kind, axis, packed):
-    sparsity = 0.5 if kind in ('2:4', 'nm_2,4,0') else 0.75
+    sparsity = 0.5 if kind == 'nm_2,4,0' else 0.75
     config = {'algorithm': algorithm, 'sparsity': sparsity, 'sparsity_type': kind}
     config |= {'stacked': {'layers/*': axis}, 'use_packed_masks': packed}
     config |= {'update_freq': 1, 'update_start_step': 0, 'update_end_step': 2}
@@ -62,9 +62,8 @@ def masks_after_updates(algorithm, kind, axis, packed):
 
 
 CASES = [
-    *[('magnitude', kind) for kind in ('2:4', 'nm_2,4,0', 'block_2,4', 'channel_-1')],
-    ('iterative_nm', '2:4'),
-    *[(name, 'unstructured') for name in ('saliency', 'magnitude_ste', 'movement', 'rigl')],
+    *[('magnitude', kind) for kind in ('nm_2,4,0', 'block_2,4', 'channel_-1')],
+    *[(name, 'unstructured') for name in ('magnitude_ste', 'movement')],
     ('rigl', 'block_2,4'),
 ]
 
