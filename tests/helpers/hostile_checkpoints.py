@@ -73,7 +73,9 @@ def second(name, make=None):
 INDICES = {
     'a text': index(b'weights'),
     'no UTF-8': index(b'{"weight_map": {"w": "\xff"}}'),
+    'no map': index({'metadata': {'total_size': 8}}),
     'a map that is null': index({'weight_map': None}),
+    'an empty map': index({'weight_map': {}}),
     'deep': index(b'{"weight_map":' + DEEP),
     'a tensor twice': index(b'{"weight_map": {"w": "one.safetensors", "w": "two.safetensors"}}'),
     'half a letter': index(b'{"weight_map": {"w": "\\ud800"}}'),
