@@ -106,19 +106,6 @@ def test_masks_equal_the_reference(algorithm, sparsity, rounds):
     assert sum(masks[name].sum() for name in WEIGHTS) == references.number_kept(72, sparsity)
 
 
-@pytest.mark.parametrize('algorithm', ['snip', 'grasp'])
-def test_a_batch_in_two_parts_counts_as_the_whole(algorithm):
-    def mean_loss(params, x, y):
-        return loss_fn(params, x, y) / len(x)
-
-    for loss in (loss_fn, mean_loss):
-        whole, parted = (
-            jaxpruner.prune(PARAMS, 0.7, algorithm, loss_fn=loss, batches=batches)[1]
-            for batches in ([(X, Y)], [(X[:6], Y[:6]), (X[6:], Y[6:])])
-        )
-        jax.tree.map(np.testing.assert_array_equal, whole, parted)
-
-
 def deep(params, x):
     for _ in range(24):
         x = x @ params['w']
@@ -155,7 +142,6 @@ BAD = [
     (lambda: snip(loss_fn=None, apply_fn=apply), 'alone; got apply_fn and batches'),
     (lambda: prune('magnitude', loss_fn=loss_fn), 'does not take loss_fn'),
     (lambda: prune('wanda', loss_fn=loss_fn), "unexpected keyword argument 'loss_fn'"),
-    (lambda: snip(batches=[]), 'batches are empty; give at least one'),
     (lambda: snip(batches=iter(BATCHES), rounds=2), 'batches are read 2 times, and'),
     (
         lambda: prune('synflow', apply_fn=apply, batches=[(1, 6)]),

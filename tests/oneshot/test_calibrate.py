@@ -7,7 +7,7 @@ import pytest
 
 import jaxpruner
 from helpers.random_numbers import Normal
-from jaxpruner.oneshot import Wanda, calibrate
+from jaxpruner.oneshot import calibrate
 from jaxpruner.trace import UnsupportedPrimitive
 from oneshot import model
 
@@ -145,20 +145,6 @@ def test_statistics_are_those_of_the_real_tokens_alone(apply):
     np.testing.assert_allclose(entry.statistics.gram, gram, rtol=1e-5, atol=1e-5)
 
 
-def test_a_model_is_pruned_by_its_real_tokens_alone():
-    def pruned(batch, **weights):
-        given = {'apply_fn': by_position, 'batches': [batch], 'sequential': True} | weights
-        return jaxpruner.prune(PARAMS, {'tokens': None, '*': 0.5}, 'sparsegpt', **given)
-
-    expected, expected_masks = pruned({'ids': IDS[MASK != 0][None]})
-    _, with_padding = pruned(batch_of(5))
-    assert (with_padding['up'] != expected_masks['up']).any()
-    found, masks = pruned(batch_of(5), weights=mask_of)
-    for name in ('up', 'down'):
-        np.testing.assert_array_equal(masks[name], expected_masks[name])
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize('settings', [{}, {'sequential': True}])
 def test_layers_of_a_scan_are_weighed_and_padding_may_be_nan(settings):
     def apply(params, x, mask):
@@ -199,11 +185,3 @@ def test_weights_that_do_not_tell_their_samples_are_refused(apply, more, weights
     for sequential in (False, True):
         with pytest.raises((TypeError, ValueError), match=words):
             jaxpruner.prune(PARAMS | more, sparsity, 'wanda', sequential=sequential, **given)
-
-
-def test_weights_are_refused_where_nothing_can_be_weighed():
-    given = {'apply_fn': by_position, 'batches': [batch_of(0)], 'weights': mask_of}
-    with pytest.raises(TypeError, match='does not take weights'):
-        jaxpruner.prune(PARAMS, 0.5, **given)
-    with pytest.raises(ValueError, match='weighed already'):
-        Wanda().instant_sparsify(PARAMS, calibration={}, weights=mask_of)

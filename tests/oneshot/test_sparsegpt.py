@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxpruner.oneshot import prune_by_sparsegpt
-from jaxpruner.sparsity_types import Block, NByM, Unstructured
+from jaxpruner.sparsity_types import NByM, Unstructured
 from oneshot import references
 
 
@@ -60,7 +60,6 @@ def test_a_matrix_without_inputs_stays_as_it_is():
 
 
 BAD = [
-    ({'sparsity_type': Block((2, 2))}, r'weights: calibrated pruning is .* got Block'),
     ({'sparsity_type': NByM(2, 4)}, 'weights: its 6 inputs do not divide into groups of m=4; choo'),
     ({'per': 'column'}, "compared per 'output' or per 'layer', got per='column'"),
     ({'block_size': 0}, 'block_size is a number of inputs from 1 up, got 0'),

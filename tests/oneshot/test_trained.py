@@ -7,7 +7,7 @@ import pytest
 
 import jaxpruner
 from helpers import rows
-from jaxpruner.oneshot import RIA, SparseGPT, Wanda, calibrate, owl_sparsities
+from jaxpruner.oneshot import Wanda, calibrate, owl_sparsities
 from oneshot import model, references
 
 ALGORITHMS = {
@@ -72,85 +72,69 @@ def test_models_are_pruned_as_the_references_prune_matrices(
 # Block by block.
 
 LAYERS = 3
-STACKED = {
-    'a': model.normal(LAYERS, 8, 16) / 2,
-    'b': model.normal(LAYERS, 16, 8) / 2,
-    'out': model.normal(8, 4),
-}
-UNROLLED = {f'{name}{i}': STACKED[name][i] for name in 'ab' for i in range(LAYERS)}
-UNROLLED['out'] = STACKED['out']
+STACKS = {'a': model.normal(LAYERS, 8, 16) / 2, 'b': model.normal(LAYERS, 16, 8) / 2}
+OTHERS = {'in': model.normal(8, 8), 'scale': model.normal(8) / 4, 'shared': model.normal(8, 8) / 4}
+OTHERS |= {'out': model.normal(8, 4)}
+UNROLLED = OTHERS | {f'{name}{i}': STACKS[name][i] for name in 'ab' for i in range(LAYERS)}
 BATCHES = [model.normal(40, 8) for _ in range(2)]
 
 
-def layer(x, a, b):
-    return jnp.tanh(x @ a) @ b
+def first(params, x):
+    """A call, and what is made of parameters alone."""
+    return jax.jit(lambda x, w: jnp.tanh(x @ w))(x, params['in']) * jnp.exp(params['scale'])
+
+
+def layer(x, a, b, shared):
+    return jnp.tanh(x @ a) @ b + x @ shared
 
 
 def scanned(params, x):
-    def body(x, taken):
-        return jax.checkpoint(layer)(x, *taken), x.sum()
+    def body(carried, taken):
+        x, count = carried
+        return (jax.checkpoint(layer)(x, *taken, params['shared']), count + 1), x.sum()
 
-    x, sums = jax.lax.scan(body, jnp.exp(x * 0.1), (params['a'], params['b']), reverse=True)
-    return (x + sums.sum()) @ params['out']
+    stacks = params['a'], params['b']
+    (x, count), sums = jax.lax.scan(body, (first(params, x), 0), stacks, reverse=True)
+    return jax.lax.cond(count > 1, lambda x: x + sums.sum(), jnp.copy, x) @ params['out']
 
 
 def unrolled(params, x):
-    x, total = jnp.exp(x * 0.1), 0
+    x, total = first(params, x), 0
     for i in reversed(range(LAYERS)):
         total += x.sum()
-        x = jax.jit(layer)(x, params[f'a{i}'], params[f'b{i}'])
+        x = jax.jit(layer)(x, params[f'a{i}'], params[f'b{i}'], params['shared'])
     return (x + total) @ params['out']
 
 
-def stacked(tree):
-    by_name = {name: np.stack([tree[f'{name}{i}'] for i in range(LAYERS)]) for name in 'ab'}
-    return by_name | {'out': tree['out']}
+@pytest.mark.parametrize(
+    'blocks',
+    [[['in'], *[[f'a{i}', f'b{i}'] for i in (2, 1, 0)], ['out']], [['in'], ['shared'], ['out']]],
+)
+def test_blocks_in_turn_are_those_of_statistics_that_are_taken_anew_before_each(blocks):
+    def prune(params, names, apply_fn, **settings):
+        sparsity = dict.fromkeys(names, 0.5)
+        given = {'apply_fn': apply_fn, 'batches': BATCHES} | settings
+        return jaxpruner.prune(params, sparsity, 'sparsegpt', **given)
 
-
-def test_a_scan_is_pruned_as_its_layers_one_after_another():
-    given = {'batches': BATCHES}
-    pruner = SparseGPT(sparsity_distribution_fn=half, sequential=True)
-    copied = jax.tree.map(jnp.copy, STACKED)
-    found = pruner.instant_sparsify(copied, apply_fn=scanned, **given)
-    jax.tree.map(np.testing.assert_array_equal, copied, STACKED)
-    blocks = [[f'a{i}', f'b{i}'] for i in range(LAYERS)]
-    alone = SparseGPT(sparsity_distribution_fn=half, sequential=True, blocks=blocks)
-    expected = alone.instant_sparsify(UNROLLED, apply_fn=unrolled, **given)
-    jax.tree.map(np.testing.assert_array_equal, found[1], stacked(expected[1]))
-    jax.tree.map(close, found[0], stacked(expected[0]))
-    at_once = SparseGPT(sparsity_distribution_fn=half)
-    _, other = at_once.instant_sparsify(STACKED, apply_fn=scanned, batches=BATCHES)
-    assert any((other[name] != found[1][name]).any() for name in STACKED)
-
-
-TURNS = {'in': model.normal(8, 8), 'shared': model.normal(8, 8), 'out': model.normal(8, 4)}
-TURNS |= {'stack': model.normal(LAYERS, 8, 8), 'scale': model.normal(8)}
-
-
-def in_turns(params, x, is_long):
-    """A call, what is made of parameters alone, a leaf that a loop reads in each trip, and a branch."""
-    x = jax.jit(lambda x, w: jnp.tanh(x @ w))(x, params['in']) + np.arange(8) / 8
-    scale = jnp.exp(params['scale'])
-
-    def body(carried, w):
-        x, count = carried
-        x = jnp.tanh(x @ w * scale + x @ params['shared'])
-        return (x, count + 1), x.sum(0)
-
-    (x, count), sums = jax.lax.scan(body, (x, 0), params['stack'][::-1], reverse=True)
-    x = jax.lax.cond(is_long, lambda x: x + sums.sum(0) * count, lambda x: x, x)
-    return (x * scale) @ params['out']
-
-
-def test_blocks_in_turn_are_those_of_statistics_that_are_taken_anew_before_each():
-    given = {'apply_fn': in_turns, 'batches': [(batch, jnp.array(True)) for batch in BATCHES]}
-    sparsity = {'stack': None, '*': 0.5}
-    found = jaxpruner.prune(TURNS, sparsity, 'sparsegpt', sequential=True, **given)
-    params = TURNS
-    for name in ('in', 'shared', 'out'):
-        params, masks = jaxpruner.prune(params, {name: 0.5}, 'sparsegpt', **given)
-        np.testing.assert_array_equal(found[1][name], masks[name])
+    names = [name for block in blocks for name in block]
+    found = prune(UNROLLED, names, unrolled, sequential=True, blocks=blocks)
+    params = UNROLLED
+    for block in blocks:
+        params, masks = prune(params, block, unrolled)
+        for name in block:
+            np.testing.assert_array_equal(found[1][name], masks[name])
     jax.tree.map(close, found[0], params)
+    in_scan = {name.rstrip('012'): name for name in names}
+    copied = jax.tree.map(jnp.copy, STACKS | OTHERS)
+    scan, masks = prune(copied, in_scan, scanned, sequential=True)
+    jax.tree.map(np.testing.assert_array_equal, copied, STACKS | OTHERS)
+    for name in in_scan:
+        expected = found
+        if name in STACKS:
+            layers = [f'{name}{i}' for i in range(LAYERS)]
+            expected = [{name: np.stack([tree[own] for own in layers])} for tree in found]
+        np.testing.assert_array_equal(masks[name], expected[1][name])
+        close(scan[name], expected[0][name])
 
 
 # OWL, against the published equations: one share for each block, or for each leaf.
@@ -162,7 +146,6 @@ DEEP = {
     'down': model.normal(LAYERS, 16, 8)
     * jnp.where(jnp.arange(8) < 1, jnp.array([4.0, 1.0, 2.0])[:, None, None], 1),
 }
-BY_NUMBER = {'h': {str(i): {name: DEEP[name][i] for name in DEEP} for i in range(LAYERS)}}
 X = model.normal(64, 8)
 OWL = {'owl': True, 'owl_multiple': 2.0, 'owl_deviation': 0.2, 'per': 'layer'}
 
@@ -201,40 +184,31 @@ def expected_sparsities(per):
 
 
 @pytest.mark.parametrize(
-    ('form', 'sequential', 'per'),
-    [('unrolled', False, 'block'), ('scanned', True, 'block'), ('scanned', False, 'leaf')],
+    ('names', 'settings'),
+    [
+        ('012', {}),  # paths that differ by a number
+        ('abc', {'blocks': ['h/a/*', ['h/b/up', 'h/b/down'], 'h/c/*']}),
+        (None, {'sequential': True}),
+        (None, {'owl_per': 'leaf'}),
+    ],
 )
-def test_owl_gives_the_sparsities_of_the_published_equations(form, sequential, per):
-    sparsities = expected_sparsities(per)
+def test_owl_gives_the_sparsities_of_the_published_equations(names, settings):
+    sparsities = expected_sparsities(settings.get('owl_per', 'block'))
     assert np.ptp(sparsities) > 0.3
-    params, apply_fn = (DEEP, deep_scanned) if form == 'scanned' else (BY_NUMBER, deep_unrolled)
-    pruner = Wanda(sparsity_distribution_fn=half, owl_per=per, sequential=sequential, **OWL)
+    params, apply_fn = DEEP, deep_scanned
+    if names:
+        layers = {key: {name: DEEP[name][i] for name in DEEP} for i, key in enumerate(names)}
+        params, apply_fn = {'h': layers}, deep_unrolled
+    pruner = Wanda(sparsity_distribution_fn=half, **settings, **OWL)
     _, masks = pruner.instant_sparsify(params, apply_fn=apply_fn, batches=[X])
     matrices = [matrix for matrices in layers_in_numpy() for matrix in matrices]
     for number, ((weights, inputs), sparsity) in enumerate(zip(matrices, sparsities, strict=True)):
         i, name = number // 2, ('up', 'down')[number % 2]
-        mask = masks[name][i] if form == 'scanned' else masks['h'][str(i)][name]
+        mask = masks['h'][names[i]][name] if names else masks[name][i]
         expected = references.mask_of(references.wanda(weights, inputs), sparsity, per='layer')
         assert mask.sum() == expected.sum()
-        if not sequential:  # where later layers see what the earlier ones have become
+        if 'sequential' not in settings:  # where later layers see what the earlier ones have become
             np.testing.assert_array_equal(mask, expected)
-
-
-def test_blocks_of_owl_may_be_named():
-    letters = dict(zip('abc', range(LAYERS), strict=True))
-    params = {f'{name}_{a}': DEEP[name][i] for a, i in letters.items() for name in DEEP}
-
-    def apply(params, x):
-        for letter in letters:
-            x = residual(x, {name: params[f'{name}_{letter}'] for name in DEEP})
-        return x
-
-    blocks = ['*_a', '*_b', ['up_c', 'down_c']]
-    pruner = RIA(sparsity_distribution_fn=half, blocks=blocks, **OWL)
-    _, masks = pruner.instant_sparsify(params, apply_fn=apply, batches=[X])
-    for letter, i in letters.items():
-        kept = references.number_kept(128, expected_sparsities('block')[2 * i])
-        assert masks[f'up_{letter}'].sum() == masks[f'down_{letter}'].sum() == kept
 
 
 @pytest.mark.parametrize('sparsity', [0.0, 0.03, 0.7, 1.0])
