@@ -326,6 +326,18 @@ def test_bad_calls(call, message):
         call()
 
 
+@pytest.mark.parametrize('offset', [0, 1])
+def test_what_an_einsum_scales_by_is_no_weight_matrix(offset):
+    params = {'scale': normal(4, 8), 'kernel': normal(8, 6)}
+
+    def apply_fn(params, x):
+        return jnp.einsum('bhk,hk->bhk', x, params['scale'] + offset) @ params['kernel']
+
+    _, masks = jaxpruner.prune(params, 0.5, 'wanda', apply_fn=apply_fn, batches=[normal(5, 4, 8)])
+    assert masks['scale'] is None
+    assert masks['kernel'].sum() == 24
+
+
 # Plans.
 
 PLANNED = {

@@ -210,7 +210,8 @@ def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices,
     """
     alike: dict[Any, list[Use]] = {}
     for use in graph[path]:
-        if use.op in ('dot', 'conv'):
+        # An `einsum` that sums over none of its axes scales, as a norm does.
+        if use.op == 'conv' or (use.op == 'dot' and use.contract):
             if reason := _why_unknown(use):
                 raise UnknownWeightsError(path, reason)
             alike.setdefault(_reading_of(use), []).append(use)
