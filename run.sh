@@ -13,9 +13,11 @@ bash run.sh docs [ARGS]   the site, from nothing, into site/; ARGS go to sphinx-
 bash run.sh lint          ruff, pyright and the import contracts
 bash run.sh lowest        the tests but the slow ones and those of benchmarks, documents and examples, with the oldest versions that are allowed; needs Python 3.11
 bash run.sh package       dist/: source and wheel, checked, and the wheel tried in a fresh environment; installs 1 GB
-bash run.sh integrations  the scripts for Dopamine and Kauldron; installs 6 GB, TensorFlow twice
+bash run.sh integrations [NAME ...]
+                          the scripts for dopamine, kauldron, tunix, maxtext, levanter, keras-hub and brax, or for those named;
+                          installs 14 GB, TensorFlow twice
 
-The environments are .venv, .venv-docs, .venv-lowest, .venv-package, .venv-dopamine and .venv-kauldron here. A second run finds them made; to make them anew, delete them.
+The environments are .venv and .venv-docs, -lowest, -package and one for each integration here. A second run finds them made; to make them anew, delete them.
 PYTHON=...  the Python that makes them (otherwise the newest that is tested: python3.13, python3.12, one of pyenv's, python3.11)
 JOBS=...    how many tests run at once (otherwise as many as there are cores, at most 8)
 EOF
@@ -93,6 +95,17 @@ tests_environment() {
   environment .venv "$1-jax" --upgrade --no-deps jax jaxlib
 }
 
+# wanted NAME: whether `run.sh integrations` was asked for it, by name or for all.
+wanted() { [[ $chosen == *" $1 "* || $chosen == "  " ]]; }
+
+# integrate NAME SCRIPT PACKAGES: runs a script in its environment, and adds its line to the table.
+integrate() {
+  local runs=.venv-$1/bin/python script=$2 start=$SECONDS result=passes; shift 2
+  "$runs" "examples/integrations/$script.py" || { result=FAILS; status=1; }
+  table+="| $script | $result | $((SECONDS - start)) s | $("$runs" -c 'import platform, sys; from importlib import metadata
+print("Python", platform.python_version(), *(f", {name} {metadata.version(name)}" for name in sys.argv[1:]))' jax "$@") |"$'\n'
+}
+
 parallel=(-n "${JOBS:-auto}" --maxprocesses=8 --dist worksteal) # neighbours share what they have compiled
 
 command=${1:-test}
@@ -148,15 +161,47 @@ case $command in
     ;;
   integrations)
     any_python
-    status=0
+    chosen=" $* " status=0 table=""
+    if wanted tunix; then
+      environment .venv-tunix tunix -e . google-tunix==0.1.7
+      integrate tunix tunix_finetune google-tunix flax optax
+      integrate tunix qwix_quantised qwix flax optax # comes with Tunix
+    fi
+    # The wheel names no requirements.
+    if wanted maxtext; then
+      environment .venv-maxtext requirements -e . -r ci/maxtext.txt
+      environment .venv-maxtext maxtext --no-deps maxtext==0.2.5
+      integrate maxtext maxtext_train maxtext flax optax
+    fi
+    # pip takes a package that has only releases for developers if it is named.
+    if wanted levanter; then
+      environment .venv-levanter levanter -e . marin-levanter==0.2.227.dev40316220070 marin-finelog==0.2.71.dev40003900277
+      integrate levanter levanter_train marin-levanter equinox optax
+    fi
+    # Keras Hub asks for tensorflow-text, which its models on JAX do without.
+    if wanted keras-hub; then
+      environment .venv-keras-hub requirements -e . -r ci/keras_hub.txt
+      environment .venv-keras-hub keras-hub --no-deps keras-hub==0.32.0
+      integrate keras-hub keras_hub_lm keras-hub keras optax
+    fi
+    # Brax calls jax.device_put_replicated, which JAX 0.10 has no more.
+    if wanted brax; then
+      environment .venv-brax brax -e . brax==0.14.2 'jax<0.10'
+      integrate brax brax_ppo brax flax optax
+    fi
     # Dopamine wants a tensorflow-probability that new JAX breaks; the nightly, in the same folder, has to come after it.
-    environment .venv-dopamine dopamine -e . dopamine-rl==4.1.2 tensorboard
-    environment .venv-dopamine nightly --no-deps --force-reinstall tfp-nightly==0.26.0.dev20261027
-    .venv-dopamine/bin/python examples/integrations/dopamine_dqn.py || status=1
+    if wanted dopamine; then
+      environment .venv-dopamine dopamine -e . dopamine-rl==4.1.2 tensorboard
+      environment .venv-dopamine nightly --no-deps --force-reinstall tfp-nightly==0.26.0.dev20261027
+      integrate dopamine dopamine_dqn dopamine-rl flax optax
+    fi
     # Kauldron's launcher wants packages for which pip finds no fitting versions in minutes; training needs none of them.
-    environment .venv-kauldron requirements -e . -r ci/kauldron.txt
-    environment .venv-kauldron kauldron --no-deps kauldron==1.4.2
-    .venv-kauldron/bin/python examples/integrations/kauldron_trainer.py || status=1
+    if wanted kauldron; then
+      environment .venv-kauldron requirements -e . -r ci/kauldron.txt
+      environment .venv-kauldron kauldron --no-deps kauldron==1.4.2
+      integrate kauldron kauldron_trainer kauldron flax optax
+    fi
+    printf '%s' "$table"
     exit $status
     ;;
   help | -h | --help) usage ;;
