@@ -88,6 +88,7 @@ CASES = [
     ('snip', 0.9, 4),
     ('grasp', 0.6, 1),
     ('grasp', 0.8, 3),
+    ('grasp', 0.2, 2),  # weights with negative scores are kept
     ('synflow', 0.9, 100),
 ]
 

@@ -57,6 +57,12 @@ def test_a_layer_that_is_called_twice_sees_both_inputs():
     np.testing.assert_allclose(entry.statistics.gram, expected)
 
 
+def test_large_gram_matrices_are_whole():
+    x = normal(6, 515)
+    found = calibrate(linear, {'w': jnp.ones((515, 1))}, [x, x], kind='gram')
+    np.testing.assert_allclose(found['w',][0].statistics.gram, 2 * x.T @ x, rtol=1e-4, atol=1e-4)
+
+
 def apply_tied(params, x):
     return jnp.tanh(x @ params['w']) @ params['w'].T
 
