@@ -160,7 +160,7 @@ def test_weights_of_few_bits_are_calibrated_and_cut_as_float32(algorithm):
     assert str(groups[0].keep) == str(groups[1].keep)
 
 
-@pytest.mark.parametrize('algorithm', ['saliency', 'movement', 'rigl', 'adam_fisher'])
+@pytest.mark.parametrize('algorithm', ['movement', 'rigl'])
 def test_weights_of_few_bits_are_trained(algorithm):
     params, _ = narrow_and_wide('float8_e4m3fn')
     tx = config(algorithm, **WINDOW).wrap_optax(optax.adam(0.1))
