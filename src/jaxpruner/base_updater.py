@@ -594,17 +594,12 @@ class BaseUpdater:
         given = self.sparsity_distribution_fn
         if isinstance(given, FromSettings):  # `dataclasses.replace` may have changed the settings
             given = type(self).sparsity_distribution_fn
-        own = {name: getattr(self, name) for name in self.fields_of_distribution}
-        settings = {name: value for name, value in own.items() if value is not None}
-        changed = [
-            name
-            for name, value in settings.items()
-            if tree_lib.is_traced(value) or value != getattr(type(self), name)
-        ]
-        if sparsity_distributions.is_default(given) and (
-            changed or (settings and given is not None)
-        ):
-            return FromSettings(sparsity_distributions.uniform, **({'sparsity': 0.0} | settings))
+        names = [name for name in self.fields_of_distribution if getattr(self, name) is not None]
+        own = {name: getattr(self, name) for name in names}
+        if own and sparsity_distributions.is_default(given):
+            return FromSettings(sparsity_distributions.uniform, **{'sparsity': 0.0, **own})
+        defaults = {name: getattr(type(self), name) for name in own}
+        changed = [n for n in own if tree_lib.is_traced(own[n]) or own[n] != defaults[n]]
         # The field `sparsity` may be one of a user's class, which then means something else.
         if not changed or not checks.is_of_library(type(self), 'sparsity'):
             return given

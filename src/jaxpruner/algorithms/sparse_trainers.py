@@ -159,23 +159,19 @@ class SET(StaticRandomSparse):
 
     # JaxPruner's names, which `update_state` calls: a subclass may override either.
 
-    @selection.says(is_other_name=True)
     def _get_drop_scores(self, sparse_state, params, grads, **extra_args):
         return checks.call(self.get_drop_scores, sparse_state, params, grads, **extra_args)
 
-    @selection.says(is_other_name=True)
     def _get_grow_scores(self, sparse_state, params, grads, **extra_args):
         return checks.call(self.get_grow_scores, sparse_state, params, grads, **extra_args)
 
-    @selection.says(is_other_name=True)
     def _update_masks(self, old_mask, drop_score, grow_score, drop_fraction):
         return self.update_masks(old_mask, drop_score, grow_score, drop_fraction)
 
     def _said_by(self, hook, fact):
         """Finds what a hook says of itself; nothing where a subclass overrides JaxPruner's name for it."""
-        if not selection.said_by(getattr(self, f'_{hook}'), 'is_other_name'):
-            return None
-        return selection.said_by(getattr(self, hook), fact)
+        is_other_name = getattr(type(self), f'_{hook}') is getattr(SET, f'_{hook}')
+        return selection.said_by(getattr(self, hook), fact) if is_other_name else None
 
     def update_state(self, sparse_state, params, grads, **extra_args):
         """Drops and grows weights, as many of each; moments of regrown weights become zero.
