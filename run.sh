@@ -103,7 +103,7 @@ integrate() {
   local runs=.venv-$1/bin/python script=$2 start=$SECONDS result=passes; shift 2
   "$runs" "examples/integrations/$script.py" || { result=FAILS; status=1; }
   table+="| $script | $result | $((SECONDS - start)) s | $("$runs" -c 'import platform, sys; from importlib import metadata
-print("Python", platform.python_version(), *(f", {name} {metadata.version(name)}" for name in sys.argv[1:]))' jax "$@") |"$'\n'
+print("Python " + ", ".join([platform.python_version(), *(f"{name} {metadata.version(name)}" for name in sys.argv[1:])]))' jax "$@") |"$'\n'
 }
 
 parallel=(-n "${JOBS:-auto}" --maxprocesses=8 --dist worksteal) # neighbours share what they have compiled
@@ -160,8 +160,11 @@ case $command in
     exec .venv-package/bin/python ci/try_package.py "$@"
     ;;
   integrations)
-    any_python
-    chosen=" $* " status=0 table=""
+    find_python 'version >= (3, 12)' "Python 3.12 or newer" # MaxText and Levanter want it
+    chosen=" $* " status=0 table=$'| script | result | time | versions |\n|---|---|---|---|\n'
+    for name in "$@"; do
+      [[ " tunix maxtext levanter keras-hub brax dopamine kauldron " == *" $name "* ]] || fail "unknown integration '$name'"
+    done
     if wanted tunix; then
       environment .venv-tunix tunix -e . google-tunix==0.1.7
       integrate tunix tunix_finetune google-tunix flax optax
@@ -198,7 +201,7 @@ case $command in
     # Kauldron's launcher wants packages for which pip finds no fitting versions in minutes; training needs none of them.
     if wanted kauldron; then
       environment .venv-kauldron requirements -e . -r ci/kauldron.txt
-      environment .venv-kauldron kauldron --no-deps kauldron==1.4.2
+      environment .venv-kauldron kauldron --no-deps kauldron==1.4.4
       integrate kauldron kauldron_trainer kauldron flax optax
     fi
     printf '%s' "$table"

@@ -1,6 +1,6 @@
 """Kauldron: a trainer's optimizer is any optax one, so only that line changes. Added lines end in `# added`.
 
-`bash run.sh integrations` runs it in an environment of its own, with kauldron 1.4.2.
+`bash run.sh integrations` runs it in an environment of its own, with kauldron 1.4.4.
 """
 
 import tempfile
