@@ -183,9 +183,7 @@ def follow_named_leaves(
     return followed
 
 
-def warn_of_dense(
-    algorithm: str, followed: FollowedLeaves, unclear: Mapping[tree_lib.Path, str]
-) -> None:
+def warn_of_dense(algorithm: str, followed: FollowedLeaves, unclear: Mapping[Any, str]) -> None:
     """Warns once of leaves that the model does not use or that are unclear; refuses a model that uses none."""
     unused = {path: reason for path, reason in followed.reasons.items() if reason == _UNUSED}
     if unused and unused == followed.reasons and not followed.matrices:
@@ -285,9 +283,7 @@ def follow_model(
     return follow_leaves(graph, selected_leaves(pruner, params)), graph, batches
 
 
-def plan_with_model(
-    pruner: BaseUpdater, params: tree_lib.PyTree, apply_fn: Any, batches: Any
-) -> PruningPlan:
+def plan_with_model(pruner: BaseUpdater, params: Any, apply_fn: Any, batches: Any) -> PruningPlan:
     """Tells what a pruner will do with a model."""
     followed, graph, _ = follow_model(pruner, params, apply_fn, batches)
     if pruner.finds_input_axes:

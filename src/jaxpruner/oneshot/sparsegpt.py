@@ -12,7 +12,6 @@ weights lose, over $U_{ii}$. A block of inputs takes its shares of the errors of
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -135,13 +134,7 @@ def prune_by_sparsegpt(
     return PrunedMatrices(*prune_there(weights, gram, *each))
 
 
-def _prune_matrix(
-    matrix: tuple[jax.Array, ...],
-    sparsity_type: Any,
-    per: str,
-    block_size: int,
-    keep_zeros: bool,
-) -> PrunedMatrices:
+def _prune_matrix(matrix, sparsity_type, per, block_size, keep_zeros) -> PrunedMatrices:
     """Prunes one matrix, given its weights, Gram matrix, sparsity and damping, block by block."""
     weights, gram, sparsity, damping = matrix
     inputs, outputs = weights.shape
@@ -194,14 +187,7 @@ def _prune_matrix(
     return PrunedMatrices(new.astype(weights.dtype), mask.astype(jnp.uint8), used)
 
 
-def _prune_block(
-    weights: jax.Array,
-    upper: jax.Array,
-    limits: jax.Array,
-    part: int,
-    choose: Callable[[jax.Array], jax.Array],
-    chooses_in_parts: bool,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _prune_block(weights, upper, limits, part, choose, chooses_in_parts) -> Any:
     """Prunes the inputs of a block, part by part; returns the new weights, the mask, and the errors.
 
     `choose` makes a mask of the costs of the block's weights, or of those of each part when its turn comes.
