@@ -21,6 +21,10 @@ def in_doubles(tree):
     return jax.tree.map(wide, tree)
 
 
+def close(one, other):
+    np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
 def keep_of(group, share, rng):
     """Random channels of a group, so many that this share of them is removed, and at least one."""
     count = min(group.size - 1, max(1, round(group.size * (1 - share))))

@@ -21,31 +21,11 @@ def model(params, *inputs):
     return add
 
 
-def rms_norm(x, scale):
-    return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * scale
-
-
 @model({'up': floats(3, 16), 'down': floats(8, 2)}, SEQUENCE)
 def _gated_linear_unit(p, x):
     """Halves of one axis are tied."""
     gate, value = jnp.split(x @ p['up'], 2, -1)
     return (jax.nn.silu(gate) * value) @ p['down']
-
-
-@model(
-    {
-        'stem': floats(3, 3, 3, 8),
-        'squeeze': floats(8, 4),
-        'excite': floats(4, 8),
-        'head': floats(8, 2),
-    },
-    IMAGE,
-)
-def _squeeze_and_excitation(p, x):
-    """Channels are tied to gates made of their means."""
-    x = jax.nn.relu(conv(x, p['stem']))
-    gate = jax.nn.sigmoid(jax.nn.relu(x.mean((1, 2)) @ p['squeeze']) @ p['excite'])
-    return (x * gate[:, None, None]).mean((1, 2)) @ p['head']
 
 
 @model(
@@ -123,23 +103,3 @@ def _graph_network(p, x, senders, receivers):
     messages = jax.nn.relu(x @ p['message'])[senders]
     received = jax.ops.segment_sum(messages, receivers, 5)
     return jax.nn.relu(jnp.concatenate([x, received], -1) @ p['update']).sum(0) @ p['head']
-
-
-@model(
-    {
-        'embed': floats(11, 8),
-        'scale': floats(2, 8),
-        'up': floats(2, 8, 12),
-        'down': floats(2, 12, 8),
-    },
-    tokens(2, 5),
-)
-def _scanned_and_tied(p, words):
-    """Layers are stacked, and the embedding is the head."""
-
-    def layer(x, q):
-        return x + jax.nn.silu(rms_norm(x, q['scale']) @ q['up']) @ q['down'], None
-
-    layers = {name: p[name] for name in ('scale', 'up', 'down')}
-    x, _ = lax.scan(jax.checkpoint(layer), p['embed'][words], layers)
-    return x @ p['embed'].T

@@ -92,20 +92,6 @@ class EquinoxCNN(eqx.Module):
         return self.head(x.mean((1, 2))), state
 
 
-class EquinoxNormed(eqx.Module):
-    up: eqx.nn.Linear
-    norm: eqx.nn.LayerNorm
-    down: eqx.nn.Linear
-
-    def __init__(self, key):
-        keys = jax.random.split(key, 2)
-        self.up, self.norm = eqx.nn.Linear(3, 8, key=keys[0]), eqx.nn.LayerNorm(8)
-        self.down = eqx.nn.Linear(8, 4, key=keys[1])
-
-    def __call__(self, x):
-        return self.down(jax.nn.relu(self.norm(self.up(x))))
-
-
 class LinenCNN(linen.Module):
     @linen.compact
     def __call__(self, x, train):

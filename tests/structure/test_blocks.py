@@ -94,21 +94,11 @@ def test_other_forms_of_streams(apply_fn, blocks):
         graph.drop_blocks(params, [name])  # it compares the two
 
 
-# Model -> its blocks, and how many parameters each has.
-EXPECTED = {
-    'linen transformer': {
-        'params/block/LayerNorm_0/scale': 304,
-        'params/block/LayerNorm_1/scale': 296,
-    },
-    'linen resnet': {},  # the shortcut has a kernel
-}
-
-
-@pytest.mark.parametrize('name', EXPECTED)
-def test_blocks_of_frameworks(name):
-    apply_fn, params, inputs = MODELS[name].make()
-    graph = channel_groups(apply_fn, params, *inputs)
-    assert {name: block.parameters for name, block in graph.blocks.items()} == EXPECTED[name]
+def test_blocks_of_a_framework():
+    apply_fn, params, inputs = MODELS['linen transformer'].make()
+    blocks = channel_groups(apply_fn, params, *inputs).blocks
+    of_norms = {name.split('/')[2]: block.parameters for name, block in blocks.items()}
+    assert of_norms == {'LayerNorm_0': 304, 'LayerNorm_1': 296}
 
 
 def test_models_without_blocks_are_trained_cut_and_made_shallower_again():

@@ -2,17 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxpruner.structure import channel_groups
 from structure import stateful
-from structure.doubles import doubles, in_doubles
+from structure.doubles import close, doubles, in_doubles
 from uses.table import floats, scan
-
-
-def close(one, other):
-    np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
 def check(graph, params, calls, keep):

@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxpruner.structure import channel_groups
 from structure.doubles import doubles, in_doubles
-from uses.table import floats, scan
+from uses.table import scan
 
 RNG = np.random.default_rng(0)
 TABLE = RNG.normal(size=6)
@@ -195,18 +195,6 @@ def test_what_nothing_is_known_of_stays_whole():
         (group,) = graph.groups.values()
         assert group.size == 2
         assert graph.verify(params, {group.name: [1]}, x).verdict == 'equal'
-
-
-def test_whether_a_channel_is_finite_is_not_known_where_it_may_be_either():
-    """Rows with elements have h + 5, which is 5 at zeroed channels, and the others have 0."""
-
-    def model(p, x):
-        segments = jax.ops.segment_max(x @ p['up'], jnp.array([1, 1]), 2)
-        return jnp.where(jnp.isfinite(segments), segments + 5, 0).sum(-1)
-
-    graph = channel_groups(model, {'up': floats(3, 6)}, floats(2, 3))
-    (group,) = graph.groups.values()
-    assert (group.size, group.exact) == (6, False)
 
 
 @pytest.mark.parametrize('reverse', [False, True])

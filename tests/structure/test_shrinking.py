@@ -136,11 +136,17 @@ def test_an_equinox_network_with_statistics():
 
 
 def test_an_equinox_layer_norm_has_a_new_shape():
-    model = shrunk_models.EquinoxNormed(jax.random.key(0))
-    settings = {'counts': {'up/weight[0]': 5}, 'call': lambda module, x: jax.vmap(module)(x)}
+    keys = jax.random.split(jax.random.key(0))
+    layers = [
+        eqx.nn.Linear(3, 8, key=keys[0]),
+        eqx.nn.LayerNorm(8),
+        eqx.nn.Linear(8, 4, key=keys[1]),
+    ]
+    model = eqx.nn.Sequential(layers)
+    settings = {'counts': {'layers/0/weight[0]': 5}, 'call': lambda module, x: jax.vmap(module)(x)}
     small = jaxpruner.shrink(model, jnp.ones((6, 3)), allow_inexact=True, **settings)
-    assert small.numbers['norm.shape'] == ((8,), (5,))
-    assert small.model.norm.shape == (5,)
+    assert small.numbers['layers.1.shape'] == ((8,), (5,))
+    assert small.model.layers[1].shape == (5,)
     moments = small.shrink_state({'mu': eqx.filter(model, eqx.is_array)})['mu']
     assert jax.tree.structure(moments) == jax.tree.structure(eqx.filter(small.model, eqx.is_array))
 

@@ -7,11 +7,7 @@ import pytest
 
 from jaxpruner.structure import channel_groups
 from structure import stateful
-from structure.doubles import doubles, in_doubles, keep_of
-
-
-def close(one, other):
-    np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+from structure.doubles import close, doubles, in_doubles, keep_of
 
 
 @pytest.mark.parametrize('row', stateful.MODELS.values(), ids=stateful.MODELS)

@@ -26,11 +26,6 @@ def apply(params, x):
 GRAPH = channel_groups(apply, PARAMS, X)
 (GROUP,) = GRAPH.groups
 KEEP = {GROUP: np.array([0, 3, 4, 9, 10, 15])}
-NARROWING = {
-    'up': {'kernel': RNG.normal(size=(20, 16)), 'bias': RNG.normal(size=16)},
-    'down': {'kernel': RNG.normal(size=(16, 3)), 'bias': RNG.normal(size=3)},
-}
-NARROWING = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), NARROWING)
 WRAPPED = {
     'sgd': optax.sgd(0.1, momentum=0.9),
     'MultiSteps': optax.MultiSteps(optax.adam(1e-2), 2).gradient_transformation(),
