@@ -95,11 +95,6 @@ def shared(p, x):
     return scan(lambda x, w: jnp.tanh(x @ w), x, p['w']) @ p['w'][0].T
 
 
-def switched(p, x):
-    layers = [functools.partial(lambda w, x: x @ w, p['w'][i]) for i in range(3)]
-    return lax.switch(jnp.argmax(x[0]), layers, x)
-
-
 def inner_update(p, x):
     gradient = jax.grad(lambda w: jnp.tanh(x @ w).sum())(p['w'])
     return x @ (p['w'] - 0.1 * gradient)
@@ -180,7 +175,6 @@ MODELS = {
     'branch in scan': row(
         branch_in_scan, X, w=((3, 4, 4), 'dot 1>2@0'), b=((3, 4), 'elementwise >1@0')
     ),
-    'switch over layers': row(switched, X, w=((3, 4, 4), 'dot 1>2')),
     'one of two': row(
         lambda p, x: x @ lax.cond(x.sum() > 0, lambda: p['a'], lambda: p['b']),
         X,
@@ -205,11 +199,6 @@ MODELS = {
         gate=((4, 3), 'dot 0>1'),
         up=((3, 5, 4), 'dot 2>1|0'),
         down=((3, 4, 5), 'dot 2>1|0'),
-    ),
-    'rows in groups': row(
-        lambda p, x: lax.ragged_dot(x, p['w'], jnp.array([2, 0, 3])),
-        floats(5, 4),
-        w=((3, 4, 6), 'dot 1>2|0'),
     ),
     'rows in groups of two layers': row(
         groups_of_rows, floats(5, 4), w=((2, 3, 4, 4), 'dot 3>2|1@0')

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner.sparse import csr_matrix
 from jaxpruner.sparse.execution import compiling
+from sparse.training.models import needs_csr
 
 RNG = np.random.default_rng(0)
-HAS_CSR = csr_matrix.why_missing(jnp.float32) is None
 
 
 def normal(*shape):
@@ -44,7 +43,7 @@ SETTINGS = [
     'channels',
     'dense',
     {'layers': 'blocks 4x32', 'up': 'smaller'},
-    pytest.param('csr', marks=pytest.mark.skipif(not HAS_CSR, reason='no CSR kernel')),
+    pytest.param('csr', marks=needs_csr),
 ]
 
 

@@ -6,15 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jaxpruner.sparse import csr_matrix
 from jaxpruner.sparse.execution.choosing import Blocks, Csr, Smaller
 from jaxpruner.sparse.products import Products
+from sparse.training.models import needs_csr
 from uses.table import conv
 
 RNG = np.random.default_rng(0)
-needs_csr = pytest.mark.skipif(
-    csr_matrix.why_missing(jnp.float32) is not None, reason='this JAX has no CSR kernel'
-)
 FORMATS = [pytest.param(Csr(), marks=needs_csr), Smaller(), Blocks((2, 4))]
 
 

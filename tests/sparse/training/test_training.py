@@ -8,7 +8,6 @@ import pytest
 
 from jaxpruner import sparse
 from sparse.training.models import (
-    BLOCK,
     KINDS,
     PARAMS,
     PRUNED,
@@ -148,17 +147,3 @@ def test_the_norms_of_several_places_and_trips_are_added():
     np.testing.assert_allclose(norms(repeated, SQUARE), 2 * at_one_place, rtol=1e-5)
     of_trips = norms(untied, jnp.stack([SQUARE] * 3))
     np.testing.assert_allclose(norms(recurrent, SQUARE), of_trips.sum(0), rtol=1e-4)
-
-
-def test_experts_have_matrices_of_their_own():
-    params = {'experts': jax.random.normal(jax.random.key(0), (4, 8, 16))}
-    inputs = jax.random.normal(jax.random.key(1), (4, 5, 8))
-
-    def experts(params, x):
-        return jnp.einsum('end,edf->enf', x, params['experts'])
-
-    model = sparse.block_sparse(experts, params, inputs, sparsity=0.5, block=BLOCK)
-    weights, topology = model.pack(params)
-    found = model.apply(weights, topology, inputs)
-    expected = experts(model.unpack(weights, topology), inputs)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
