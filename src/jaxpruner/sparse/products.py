@@ -304,7 +304,9 @@ def _check_use(graph: UseGraph, use: Use) -> None:
     loops = [entry.loop for entry in site.view.stack]
     groups = [params.get(key, 1) for key in ('feature_group_count', 'batch_group_count')]
     reason = None
-    if matrices_lib.MASKS.intersection(map(matrices_lib.step_name, site.view.steps)):
+    if use.op == 'dot' and not use.contract:
+        reason = 'a product only scales by it'
+    elif matrices_lib.MASKS.intersection(map(matrices_lib.step_name, site.view.steps)):
         reason = 'the model masks it with a constant; mask the parameters instead'
     elif site.equation.primitive.name in contractions.RAGGED:
         reason = 'groups of rows meet a matrix each'
