@@ -357,8 +357,9 @@ def _warn_of_vectors(leaves, is_selected):
             f'{_some_of([f"{leaf.name} {leaf.shape}" for leaf in vectors])} looks like a bias or norm, but has more '
             'than one dimension, so that the default filter takes it for a kernel. If an axis counts stacked layers, '
             f'name the leaves that have it: stacked={inside!r}, or {{{inside!r}: axis}} if it is not the first; else '
-            'filter_fn=sparsity_distributions.NOT_BIAS_FILTER leaves such leaves dense. Any other filter_fn says that '
-            'you have decided'
+            f"leave them dense: sparsity_type={{'*/{vectors[0].path[-1]}': None, '*': …}}, or as filter_fn of uniform, "
+            'erk, prune or a configuration sparsity_distributions.NOT_BIAS_FILTER. Any other filter_fn says that you '
+            'have decided'
         )
 
 

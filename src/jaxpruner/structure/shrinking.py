@@ -208,11 +208,13 @@ def _shrunk_module(
         return running
     others = [f'{name}={old}' for name, (old, new) in held.items() if new is None]
     holds = f'; it holds {", ".join(others[:_MOST_NAMES])}' if others else ''
+    train_on = (
+        '' if allow_inexact else '; or take one that runs, and train on, with allow_inexact=True'
+    )
     raise ValueError(
         f'the code of {type(module).__name__} does not follow its smaller arrays: {fault}{holds}. Give shrink the pair '
         '(apply_fn, params), which has no code that has to follow; or build the module at the smaller sizes; or keep '
-        f'groups whole with leave= (cut were {", ".join(list(keep)[:_MOST_NAMES])}); or take any module that runs, to '
-        'be trained on, with allow_inexact=True'
+        f'groups whole with leave= (cut were {", ".join(list(keep)[:_MOST_NAMES])}){train_on}'
     )
 
 
