@@ -30,29 +30,29 @@ def haiku_network(x):
     return hidden, hk.Linear(OUTPUTS)(jnp.tanh(hidden))
 
 
+def through_both(self, x):
+    hidden = self.first(x)
+    return hidden, self.second(jnp.tanh(hidden))
+
+
 class NnxNetwork(nnx.Module):
+    __call__ = through_both
+
     def __init__(self):
         rngs = nnx.Rngs(0)
         self.first = nnx.Linear(INPUTS, HIDDEN, rngs=rngs)
         self.second = nnx.Linear(HIDDEN, OUTPUTS, rngs=rngs)
 
-    def __call__(self, x):
-        hidden = self.first(x)
-        return hidden, self.second(jnp.tanh(hidden))
-
 
 class EquinoxNetwork(eqx.Module):
     first: eqx.nn.Linear
     second: eqx.nn.Linear
+    __call__ = through_both
 
     def __init__(self):
         keys = jax.random.split(jax.random.key(0))
         self.first = eqx.nn.Linear(INPUTS, HIDDEN, key=keys[0])
         self.second = eqx.nn.Linear(HIDDEN, OUTPUTS, key=keys[1])
-
-    def __call__(self, x):
-        hidden = self.first(x)
-        return hidden, self.second(jnp.tanh(hidden))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,18 +44,6 @@ def linen_programs():
 def linen():
     (train, _), *rest = linen_programs()
     return train, *rest
-
-
-def haiku():
-    def function(x):
-        x = hk.Linear(6)(x)
-        x = hk.BatchNorm(True, True, 0.9)(x, is_training=True)
-        return hk.Linear(2)(jnp.tanh(x))
-
-    network = hk.without_apply_rng(hk.transform_with_state(function))
-    x = normal(4, 3)
-    params, state = network.init(jax.random.key(0), x)
-    return network.apply, params, state, (x,)
 
 
 def cache():
@@ -123,15 +110,9 @@ class Row(NamedTuple):
     state_at: int = 1
 
 
-AVERAGES = [
-    f'batch_norm/~/{name}_ema/{part}[1]'
-    for name in ('mean', 'var')
-    for part in ('average', 'hidden')
-]
 STATISTICS = ['batch_stats/BatchNorm_0/mean[0]', 'batch_stats/BatchNorm_0/var[0]']
 MODELS = {
     'linen': Row(linen, {'Conv_0/kernel[3]': (STATISTICS, [])}),
-    'haiku': Row(haiku, {'linear/w[1]': (AVERAGES, [])}),
     'cache': Row(
         cache,
         {

@@ -127,17 +127,6 @@ def test_positions_beyond_the_inputs_stay():
     assert 'does not read this part' in graph.explain('positions', 0)
 
 
-def test_random_numbers_along_channels():
-    def dropped(p, x, key):
-        hidden = jax.nn.relu(x @ p['up'])
-        return jnp.where(jax.random.bernoulli(key, 0.5, hidden.shape), hidden, 0) @ p['down']
-
-    params, (x,) = values_like({'up': floats(4, 8), 'down': floats(8, 3)}, (floats(2, 4),))
-    key = jax.random.key(1)
-    graph = channel_groups(dropped, params, x, key)
-    assert graph.verify(params, {'up[1]': [0, 2, 5]}, x, key).verdict == 'equal'
-
-
 # What a layer of a scan does -> whether leaving layers out is zeroing them.
 DEPTH = {
     'residual': (lambda x, w: x + jnp.tanh(x @ w), True),

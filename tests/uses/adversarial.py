@@ -152,11 +152,6 @@ MODELS = {
         indexed_and_until, X, w=((3, 4, 4), 'dot 1>2@0'), v=((4, 4), 'dot 0>1')
     ),
     'indexed by two counters': row(by_two_counters, X, w=((2, 3, 4, 4), 'dot 2>3@01')),
-    'layers used twice': row(
-        lambda p, x: lax.fori_loop(0, 6, lambda i, x: jnp.tanh(x @ p['w'][i // 2]), x),
-        X,
-        w=((3, 4, 4), 'dot 1>2@0'),
-    ),
     'indexed beyond the end': row(
         lambda p, x: lax.fori_loop(0, 5, lambda i, x: jnp.tanh(x @ p['w'][i]), x),
         X,

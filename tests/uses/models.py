@@ -118,19 +118,15 @@ def nnx_scanned():
 
 class EquinoxBlock(eqx.Module):
     attention: eqx.nn.MultiheadAttention
-    norm1: eqx.nn.LayerNorm
-    norm2: eqx.nn.RMSNorm
-    mlp: eqx.nn.MLP
+    norm: eqx.nn.LayerNorm
 
     def __init__(self, key):
         self.attention = eqx.nn.MultiheadAttention(2, 8, use_query_bias=True, key=key)
-        self.norm1, self.norm2 = eqx.nn.LayerNorm(8), eqx.nn.RMSNorm(8)
-        self.mlp = eqx.nn.MLP(8, 8, 16, 1, jax.nn.gelu, key=key)
+        self.norm = eqx.nn.LayerNorm(8)
 
     def __call__(self, x):
-        h = jax.vmap(self.norm1)(x)
-        x = x + self.attention(h, h, h)
-        return x + jax.vmap(self.mlp)(jax.vmap(self.norm2)(x))
+        h = jax.vmap(self.norm)(x)
+        return x + self.attention(h, h, h)
 
 
 def equinox_scanned():
