@@ -30,10 +30,6 @@ def outer(h, combine):
     return combine(h[:, :, None], h[:, None, :]).sum(-1)
 
 
-def repeated(h):
-    return jnp.broadcast_to(h[:, :, None], (2, 6, 6))
-
-
 def recurrent(h, first):
     """A state that begins with a number; the sum of all states scales the channels."""
     states = lax.scan(lambda state, row: (state * row, state), jnp.full(6, first), h)[1]
@@ -136,7 +132,6 @@ MODELS = {
     'table without a sum': (lambda h: h + TABLE, True),
     'table times channels': (lambda h: scaled(h, h * TABLE), True),
     'sums of pairs': (lambda h: outer(h, jnp.add), False),
-    'sums of repeated pairs': (lambda h: (repeated(h) + repeated(h).mT).sum(-1), False),
     'products of pairs': (lambda h: outer(h, jnp.multiply), True),
     'padded by zeros': (lambda h: padded(h, 0), True),
     'padded by ones': (lambda h: padded(h, 1), False),

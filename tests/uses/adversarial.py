@@ -205,11 +205,6 @@ MODELS = {
         w=((3, 4, 2, 5), 'dot 1>3|02'),
     ),
     'cache': row(with_cache, X, floats(5, 3), k=((4, 3), 'dot 0>1'), q=((4, 3), 'dot 0>1')),
-    'convolution by letters': row(
-        lambda p, x: conv(x, p['w'], ('HNCW', 'IWOH', 'CWNH')),
-        floats(4, 2, 3, 4),
-        w=((3, 2, 5, 3), 'conv 013>2'),
-    ),
     'batch groups': row(
         lambda p, x: conv(x, p['w'], batch_group_count=2),
         floats(2, 4, 4, 3),

@@ -95,14 +95,6 @@ def several_axes(p, x):
     return jnp.einsum('bij,jhid->bhd', x.reshape(-1, 2, 2), kernel)
 
 
-def jitted(p, x):
-    @jax.jit
-    def layer(w, x):
-        return jnp.tanh(x @ w.T)
-
-    return jax.nn.relu(layer(p['w'].T, layer(p['w'].T, x)))
-
-
 def while_loop(p, x):
     def body(state):
         count, x = state
@@ -121,7 +113,6 @@ PROGRAMS = [
     (experts_of_their_own, 'stack', (3,)),
     (weights_on_the_left, 'w', ()),
     (several_axes, 'heads', ()),
-    (jitted, 'w', ()),
     (while_loop, 'w', ()),
 ]
 
