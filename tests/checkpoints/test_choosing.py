@@ -53,6 +53,7 @@ LOOKED_UP = [
     'block.0.relative_attention_bias.weight',  # T5
     'embeddings.cls_token',
 ]
+VECTORS = ['h_0.attn.key.bias', 'layers/norm/scale', 'block/beta/value']
 HEADS = [
     'lm_head.weight',
     'lm_head/kernel',
@@ -72,7 +73,7 @@ LAYERS = [
     'decoder.weight',
 ]
 SHAPE = Leaf((8, 16), np.dtype('float32'))
-WITH_TABLES = dict.fromkeys([*LOOKED_UP, *HEADS, *LAYERS], SHAPE) | {
+WITH_TABLES = dict.fromkeys([*LOOKED_UP, *VECTORS, *HEADS, *LAYERS], SHAPE) | {
     'patch_embed.weight': Leaf((8, 4, 4, 4), SHAPE.dtype)  # a convolution
 }
 

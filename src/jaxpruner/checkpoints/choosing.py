@@ -45,8 +45,8 @@ def choose(
     """Decides what happens to each leaf.
 
     By default the leaves are pruned that have floats of 16 to 64 bits and more than one dimension, and that belong to
-    no optimizer. What looks like an embedding or an output head by its name and rank stays dense, unless a glob of
-    `types` names it. A leaf whose full name stands in `types` is pruned whatever its rank.
+    no optimizer. What looks like an embedding, a bias, a norm or an output head by its name and rank stays dense,
+    unless a glob of `types` names it. A leaf whose full name stands in `types` is pruned whatever its rank.
 
     Args:
       leaves: all tensors of the checkpoint.
@@ -110,11 +110,13 @@ def choose(
 
 
 def _looks_like(name: str, rank: int) -> str | None:
-    """Tells by its name and rank that a leaf is an embedding or an output head.
+    """Tells by its name and rank that a leaf is an embedding, a bias, a norm or an output head.
 
     A table has at most three axes, and no layer of a `kernel` is one: patches of images are embedded by convolutions.
     """
     parts = re.split('[./]', name.lower().removesuffix('/value'))
+    if parts[-1] in sparsity_distributions.VECTOR_NAMES - {'b'}:  # which is a kernel in LoRA
+        return 'looks like a bias or norm'
     is_kernel = parts[-1] == 'kernel'
     if parts[-1] in ('weight', 'kernel', 'w'):
         parts = parts[:-1]
