@@ -251,6 +251,7 @@ REFUSED = [
     ({**HALF, 'leave': '*'}, ValueError, r'no group to choose from: a\[1\] .left'),
     ({**HALF, 'graph': INEXACT}, ValueError, r'choose from: a\[1\] .not exact'),
     ({'counts': {'a[1]': 2}, 'graph': INEXACT}, ValueError, "'a.*not .*allow_inexact"),
+    ({'counts': {'a[1]': 0}}, ValueError, r"counts\['a\[1\]'\] is 0; .*1 to 4"),
     ({'counts': {'a[1]': 5}}, ValueError, r"counts\['a\[1\]'\] is 5; .*1 to 4"),
     (
         {**HALF, 'params': {**PARAMS, 'b': PARAMS['b'].at[2, 5].set(jnp.nan)}},
