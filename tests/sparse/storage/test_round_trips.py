@@ -132,7 +132,6 @@ def test_files_hold_every_dtype(dtype, tmp_path):
 
 SMALLEST = [
     ('scattered', 1.0, (64, 64), 'dense'),
-    ('scattered', 0.99, (64, 64), 'dense'),
     ('scattered', 0.1, (4, 4), 'dense'),
     ('scattered', 0.5, (64, 64), 'bitmask'),
     ('scattered', 0.1, (256, 256), 'bitmask'),
