@@ -64,6 +64,13 @@ SETTINGS = {
 }
 
 
+@pytest.mark.parametrize('ranking', ['each', 'all'])
+def test_no_budget_is_exceeded(ranking):
+    for share in np.linspace(0.2, 0.9, 15):
+        choice = GRAPH.choose(PARAMS, f'parameters={share}', ranking=ranking)
+        assert choice.after.parameters <= share * parameters(4, 8)
+
+
 @pytest.mark.parametrize(('settings', 'counts'), SETTINGS.values(), ids=SETTINGS)
 def test_settings_of_the_search(settings, counts):
     choice = GRAPH.choose(PARAMS, **settings)
