@@ -92,11 +92,3 @@ INDICES = {
     ),
     'a pipe as index': lambda folder: os.mkfifo(folder / INDEX_NAME),
 }
-
-
-def make_index(folder, name):
-    """Makes a folder with a hostile index and returns it."""
-    folder.mkdir()
-    write_safetensors(folder / 'one.safetensors', {'w': np.ones((2, 4), np.float32)})
-    INDICES[name](folder)
-    return folder

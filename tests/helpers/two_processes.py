@@ -37,11 +37,6 @@ def draw(seed):
     )
 
 
-def everywhere():
-    """The mesh over all devices of all processes: rows of parameters lie on processes, columns on their devices."""
-    return Mesh(np.array(jax.devices()).reshape(2, 2), ('rows', 'columns'))
-
-
 def place(tree, mesh):
     """Puts host arrays onto a mesh, or, where that is `None`, onto the one device."""
     if mesh is None:
@@ -104,7 +99,9 @@ def main(port, process, path):
         f'localhost:{port}', num_processes=2, process_id=int(process), initialization_timeout=60
     )
     assert (jax.process_count(), jax.local_device_count(), jax.device_count()) == (2, 2, 4)
-    parts = {case: jax.tree.map(own_part, train(*case, everywhere())) for case in CASES}
+    # Rows of parameters lie on processes, columns on their devices.
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ('rows', 'columns'))
+    parts = {case: jax.tree.map(own_part, train(*case, mesh)) for case in CASES}
     pathlib.Path(path).write_bytes(pickle.dumps(parts))
     jax.distributed.shutdown()
 
