@@ -380,12 +380,6 @@ def share_at_end(schedule: Any) -> float:
         return float(schedule.get_sparsity_at_step(1.0, steps[-1]))
 
 
-def reaches_target(schedule: Any) -> bool:
-    """Whether masks are updated at all, and for the last time near the target, as far as can be told."""
-    steps = update_steps(schedule)
-    return (steps is None or len(steps) > 0) and share_at_end(schedule) >= 0.999
-
-
 def warn_of_shortfall(name: str, schedule: Any) -> None:
     """Says that masks are updated for the last time before the schedule is at its target."""
     last = (update_steps(schedule) or (0,))[-1]
@@ -413,7 +407,7 @@ def check_plan(pruner: Any, plan: Any) -> None:
             'your own loop decides. A class of your own whose first masks are sparse says so: starts_sparse = True'
         )
     # Of N:M any sparsity above 0 means N of M.
-    elif not pruner.starts_sparse and not reaches_target(pruner.scheduler):
+    elif not pruner.starts_sparse and share_at_end(pruner.scheduler) < 0.999:
         has_own_ranking = mask_calculator.own_topk_fn(pruner.topk_fn) is not None
         if has_own_ranking or not all(isinstance(leaf.sparsity_type, NByM) for leaf in plan.pruned):
             warn_of_shortfall(plan.algorithm, pruner.scheduler)

@@ -533,7 +533,7 @@ def _count(array, begin, bounds):
 
 
 def count_true(flags: jax.Array) -> jax.Array:
-    """Counts flags as a pass over scores counts, which writes nothing to memory.
+    """Counts flags by the pass that counts scores; a plain sum would write them to memory as integers.
 
     >>> int(count_true(jnp.array([True, False, True])))
     2

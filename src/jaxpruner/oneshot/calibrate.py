@@ -159,7 +159,6 @@ def take_statistics(
                 if own_weights is not None:
                     check_samples_are_told(groups, own_weights)
                 taps = input_taps(groups, kind == 'gram')
-
                 step = CompiledOnce(functools.partial(_add, taps, graph), donate_argnums=(0,))
                 if totals is None:
                     totals = on_explicit_mesh(CompiledOnce(taps.zeros)(), (params, inputs))

@@ -222,17 +222,7 @@ def choose(
 
     milliseconds, remarks = None, {}
     if counts is not None:
-        # Of several globs that match a group, the first one counts.
-        counts = {
-            name: count
-            for glob, count in reversed(list(counts.items()))
-            for name in matching(glob, groups, 'counts')
-        }
-        for name, count in counts.items():
-            if isinstance(count, bool) or not hasattr(count, '__index__'):
-                raise TypeError(f'counts[{name!r}] is {count!r}; give a whole number')
-            if not 1 <= count <= sizes[name]:
-                raise ValueError(f'counts[{name!r}] is {count}; it can be 1 to {sizes[name]}')
+        counts = _counts_of_groups(counts, sizes)
         tables = {name: scored(name, {}) for name in counts}
     else:
         quantity, share = _parse_budget(budget)
@@ -261,25 +251,15 @@ def choose(
                 # Each candidate is compiled and timed, so that the search is coarse.
                 numbers = np.linspace(0, len(removals), _LATENCIES + 1).astype(int).tolist()
                 measure = latency.latency_function(graph, params, samples, show)
-            whole, least = measure({}), measure(dict(removals))
-            if least > share * whole:
-                raise ValueError(
-                    f'budget={budget!r} cannot be met: {least / whole:.4f} of the whole stay even if all channels go '
-                    'that may go; give a larger share, or loosen round_to, leave or allow_inexact'
-                )
-
-            def is_met(number: int) -> bool:
-                return measure(dict(removals[:number])) <= share * whole
-
-            number = numbers[bisect.bisect_left(numbers[:-1], True, key=is_met)]
+            number, most = _meet(budget, share, removals, numbers, measure)
             counts = dict(removals[:number])
             if quantity == 'latency':
-                milliseconds = 1e3 * whole, 1e3 * measure(counts)
+                milliseconds = 1e3 * measure({}), 1e3 * measure(counts)
         # The last removal may have been a large one, such as a whole multiple. What still fits comes back, to the
         # groups that lost last first.
         for name in dict(reversed(removals[:number])) if quantity != 'latency' else ():
             larger = {**counts, name: min(counts[name] + round_to, sizes[name])}
-            counts = larger if measure(larger) <= share * whole else counts
+            counts = larger if measure(larger) <= most else counts
 
     def highest(name: str) -> np.ndarray:
         """The channels of a group with the highest scores. Of equal ones the first stay."""
@@ -304,6 +284,46 @@ def choose(
         remarks=remarks,
         milliseconds=milliseconds,
     )
+
+
+def _counts_of_groups(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Checks how many channels are to stay, and says it of each group: the first glob that matches counts."""
+    of_groups = {
+        name: count
+        for glob, count in reversed(list(counts.items()))
+        for name in matching(glob, sizes, 'counts')
+    }
+    for name, count in of_groups.items():
+        if isinstance(count, bool) or not hasattr(count, '__index__'):
+            raise TypeError(f'counts[{name!r}] is {count!r}; give a whole number')
+        if not 1 <= count <= sizes[name]:
+            raise ValueError(f'counts[{name!r}] is {count}; it can be 1 to {sizes[name]}')
+    return of_groups
+
+
+def _meet(
+    budget: Any,
+    share: float,
+    removals: Sequence[tuple[str, int]],
+    numbers: Sequence[int],
+    measure: Callable[[Mapping[str, int]], float],
+) -> tuple[int, float]:
+    """Finds the least of these numbers of removals that meets a budget, and how much may be left by that.
+
+    Raises:
+      ValueError: the budget cannot be met.
+    """
+    whole, least = measure({}), measure(dict(removals))
+    if least > share * whole:
+        raise ValueError(
+            f'budget={budget!r} cannot be met: {least / whole:.4f} of the whole stay even if all channels go that may '
+            'go; give a larger share, or loosen round_to, leave or allow_inexact'
+        )
+
+    def is_met(number: int) -> bool:
+        return measure(dict(removals[:number])) <= share * whole
+
+    return numbers[bisect.bisect_left(numbers[:-1], True, key=is_met)], share * whole
 
 
 def matching(names: Names, groups: Iterable[str], setting: str) -> list[str]:
