@@ -191,7 +191,6 @@ FUNCTION = (lambda *values: 0.5,), ('x', 3, True)
 NEEDS = {
     'dist_type': {'sparsity': 0.5},
     'filter_fn': {'sparsity': 0.5},
-    'count_excluded': {'sparsity': 0.5},
     'update_start_step': {'update_freq': 5},
     'blocks': {'sequential': True},
     'initial_sparsity': WINDOW,
@@ -221,7 +220,7 @@ KEYS = {
         ('update_start_step update_end_step init_dense_steps_end final_sparse_steps_start', STEP),
         ('cycle_sparse_steps cycle_dense_steps', STEP),
         ('skip_gradients is_sparse_gradients use_packed_masks is_packed is_debug owl', FLAG),
-        ('normalize_scores use_normalization reset_optimizer reset_adam count_excluded', FLAG),
+        ('normalize_scores use_normalization reset_optimizer reset_adam', FLAG),
         ('sequential keep_zeros', FLAG),
         ('eps normalization_eps damping', FROM_ZERO),
         ('owl_multiple', ABOVE_ZERO),

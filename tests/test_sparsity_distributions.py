@@ -18,16 +18,6 @@ PARAMS = {
 }
 
 
-def test_excluded_leaves_can_count_in_the_budget():
-    settings = {'custom_sparsity_map': {'head/kernel': 0.0}, 'count_excluded': True}
-    targets = distributions.erk(PARAMS, 0.8, **settings)
-    sizes = jax.tree.leaves(jax.tree.map(lambda leaf: leaf.size, PARAMS))
-    shares = [1 - (t or 0) for t in jax.tree.leaves(targets, is_leaf=lambda t: t is None)]
-    assert np.dot(sizes, shares) / sum(sizes) == pytest.approx(0.2, abs=1e-6)
-    with pytest.raises(ValueError, match=r'sparsity 0.999 of all \d+ .* keep 730 weights'):
-        distributions.erk(PARAMS, 0.999, **settings)
-
-
 @pytest.mark.parametrize('distribution', [distributions.uniform, distributions.erk])
 def test_a_custom_map_overrides_the_filter(distribution):
     custom = {'*/bias': 0.25, ('dense', 'kernel'): None}

@@ -99,7 +99,6 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
         wins. Leaves that it does not name have `sparsity` or, where none is given, the share of their N:M.
       filter_fn: `(path, leaf) -> bool`, selects the leaves of floats to prune; by default those of more than one
         dimension. Integers are pruned only where `custom_sparsity_map` names them.
-      count_excluded: with ERK, `sparsity` is the share of all parameters, those of excluded leaves counted.
       update_start_step: first step at which masks may change.
       update_end_step: last step at which masks may change; from there on sparsity is at its target.
       update_freq: masks change at the multiples of this number.
@@ -204,12 +203,9 @@ def _distribution_settings(config, algorithm):
     if not given:
         return {}
     name = given.pop('dist_type', 'uniform')
-    count_excluded = given.pop('count_excluded', None)
     if getattr(algorithm, 'ranks_named_leaves_alone', False):
         # A distribution of one budget over all leaves has no meaning; the class itself takes what selects them.
         return given
-    if name == 'erk' and count_excluded is not None:
-        given['count_excluded'] = count_excluded
     partial = functools.partial if 'sparsity' in given else sparsity_distributions.NotGiven
     settings = {'sparsity': 0.0, **given}
     return {'sparsity_distribution_fn': partial(_DISTRIBUTIONS[name], **settings)}

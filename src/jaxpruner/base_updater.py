@@ -19,7 +19,6 @@ import numpy as np
 import optax
 
 from jaxpruner import (
-    caller_warnings,
     checks,
     control,
     mask_calculator,
@@ -495,66 +494,18 @@ class BaseUpdater:
         new = _jitted_new_masks(self, held, params, grads, extra_args)
         return sparse_state_lib.replace_state(state, new)
 
-    def plan(self, params: PyTree, opt_state: Any = None) -> PruningPlan:
+    def plan(self, params: PyTree) -> PruningPlan:
         """Tells what will happen to each leaf: its type, its target, how many weights stay, or why it stays dense.
 
         Nothing is computed on a device. `print(pruner.plan(params))` shows a table.
 
         Args:
           params: the parameters, or their shapes.
-          opt_state: a state to go on with; a warning says where its targets, which win, are not those of the plan.
 
         Raises:
           ValueError: sparsities or shapes do not fit.
         """
-        if opt_state is not None:
-            state = sparse_state_lib.only_sparse_state(opt_state)
-            if difference := self._other_target(state, params):
-                remedy = 'pruner.retarget(state, params) replaces all that differ'
-                if self.keeps_count:  # as many weights as its first masks do
-                    remedy = 'make a new state with the init of the wrapped optimizer'
-                caller_warnings.warn(f'{difference}. The one in the state holds; {remedy}')
         return plan_leaves(self, params)
-
-    def retarget(self, opt_state: Any, params: PyTree) -> Any:
-        """Gives a state the targets of this pruner.
-
-        The targets are in the state, and those win: a pruner with another sparsity goes on to the targets of the one
-        that made the state, until the state is retargeted. Masks follow at the next mask update.
-
-        Args:
-          opt_state: a `SparseState`, or any optimizer state that holds one.
-          params: the parameters, or their shapes.
-
-        Returns:
-          The same state with new targets.
-
-        Raises:
-          ValueError: other leaves are pruned, or the algorithm never changes how many weights are kept.
-
-        >>> import optax, jaxpruner
-        >>> params = {'w': jnp.ones((2, 2))}
-        >>> schedule = jaxpruner.PeriodicSchedule(10)
-        >>> state = jaxpruner.MagnitudePruning(schedule, sparsity=0.5).wrap_optax(optax.sgd(0.1)).init(params)
-        >>> later = jaxpruner.MagnitudePruning(schedule, sparsity=0.75)
-        >>> float(later.retarget(state, params).target_sparsities['w'])
-        0.75
-        """
-        state = sparse_state_lib.only_sparse_state(opt_state)
-        if self.keeps_count and (difference := self._other_target(state, params)):
-            raise ValueError(
-                f'{difference}. {type(self).__name__} keeps as many weights as its first masks do, whatever the '
-                'targets; make a new state with the init of the wrapped optimizer'
-            )
-        new = self.init_state(params).target_sparsities
-        if change := checks.first_change(state.target_sparsities, new):
-            name, held, own = change
-            raise ValueError(
-                f'the state and this pruner prune other leaves: the target of {name} is {held} in the state, and {own} '
-                'here; make a new state with the init of the wrapped optimizer (or, for several trainings in one '
-                'state, call jax.vmap(pruner.retarget))'
-            )
-        return sparse_state_lib.replace_state(opt_state, state._replace(target_sparsities=new))
 
     def instant_sparsify(
         self, params: PyTree, grads: PyTree | None = None, **extra_args: Any
@@ -639,21 +590,6 @@ class BaseUpdater:
         dtypes = [getattr(array, 'dtype', None) for array in arrays]
         axes = tree_lib.layer_axes(self.stacked, paths, shapes)
         return list(map(sparsity_types.Leaf, paths, shapes, dtypes, types, axes))
-
-    def _other_target(self, state, params):
-        """Says of the first leaf whose target in a state is not that of this pruner which they are, else `None`."""
-        paths, _, treedef = tree_lib.flatten_with_paths(params)
-        new = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
-        held = tree_lib.leaves_like(treedef, sparse_state_lib.leaf_targets(state))
-        for path, old, own in zip(paths, held, new, strict=True):
-            if old is None or own is None or jnp.shape(old) or tree_lib.has_traced((old, own)):
-                continue  # of several trainings in one state nothing is said
-            if abs(float(old) - float(own)) > 1e-6:  # they are held in float32
-                return (
-                    f'{tree_lib.path_string(path)}: the target in the state is {float(old):.4g}, and that of '
-                    f'{type(self).__name__} {float(own):.4g}'
-                )
-        return None
 
 
 class FromSettings(functools.partial):

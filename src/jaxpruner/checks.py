@@ -25,7 +25,7 @@ from jaxpruner import (
     sparsity_schedules,
 )
 from jaxpruner import tree as tree_lib
-from jaxpruner.sparsity_types import Leaf, NByM, check_groups, is_joint, normalize_setting
+from jaxpruner.sparsity_types import Leaf, NByM, check_each, is_joint, normalize_setting
 from jaxpruner.tree import PyTree, holds_weights
 
 # Settings: the fields of pruners and the keys of configurations.
@@ -95,7 +95,7 @@ def _check_sparsity_type(key, value):
 
 
 _FLAGS = (
-    'skip_gradients is_sparse_gradients use_packed_masks is_packed count_excluded is_debug normalize_scores '
+    'skip_gradients is_sparse_gradients use_packed_masks is_packed is_debug normalize_scores '
     'use_normalization reset_optimizer reset_adam owl sequential keep_zeros'
 )
 _STEPS = (
@@ -141,7 +141,7 @@ SETTINGS |= {
     'blocks': _must_be('a list with a glob or a list of globs for each block', _are_blocks),
 }
 
-DISTRIBUTION_KEYS = ('dist_type', 'sparsity', 'filter_fn', 'custom_sparsity_map', 'count_excluded')
+DISTRIBUTION_KEYS = ('dist_type', 'sparsity', 'filter_fn', 'custom_sparsity_map')
 # Field of a pruner -> keys of configurations that say the same.
 SAID_BY = {
     'sparsity_distribution_fn': DISTRIBUTION_KEYS,
@@ -327,7 +327,7 @@ def check_targets(
             if is_given and abs(float(target) - share) > _ROUNDING:
                 words = f'{float(target):.4g}, where {kind.n}:{kind.m} removes {share:.4g}'
                 contradictions.append(f'{leaf.name} ({words})')
-    check_groups(shape_checks, normalize_setting(pruner.sparsity_type))
+    check_each(shape_checks)
     if contradictions:
         caller_warnings.warn(
             f'the sparsity of {_some_of(contradictions)} contradicts the sparsity type, whose share holds; leave the '
@@ -487,29 +487,16 @@ def check_algorithm_state(pruner: Any, method: str, before: Any, after: Any) -> 
     """
     if after.algorithm_state is before.algorithm_state:
         return
-    of_both = ({'algorithm_state': state.algorithm_state} for state in (before, after))
-    if change := first_change(*of_both):
-        name, old, new = change
-        raise TypeError(
-            f'{type(pruner).__name__}.{method} changes {name} from {old} to {new}. Structure, shapes and dtypes must '
-            'stay from step to step: make each leaf in init_algorithm_state as it is computed later, such as '
-            'jnp.zeros_like(param, dtype=jnp.float32)'
-        )
-
-
-def first_change(before: PyTree, after: PyTree) -> tuple[str, str, str] | None:
-    """Names the first leaf whose dtype or shape two trees do not share, and says what it is in each.
-
-    >>> first_change({'w': jnp.ones(2)}, {'w': jnp.ones(3)})
-    ('w', 'float32[2]', 'float32[3]')
-    """
     forms = []
-    for tree in (before, after):
-        paths, leaves, _ = tree_lib.flatten_with_paths(tree)
+    for state in (before, after):
+        paths, leaves, _ = tree_lib.flatten_with_paths({'algorithm_state': state.algorithm_state})
         words = (f'{jnp.result_type(leaf)}{list(jnp.shape(leaf))}' for leaf in leaves)
         forms.append(dict(zip(map(tree_lib.path_string, paths), words, strict=True)))
     for name in sorted(forms[0] | forms[1]):
         old, new = (form.get(name, 'nothing') for form in forms)
         if old != new:
-            return name, old, new
-    return None
+            raise TypeError(
+                f'{type(pruner).__name__}.{method} changes {name} from {old} to {new}. Structure, shapes and dtypes '
+                'must stay from step to step: make each leaf in init_algorithm_state as it is computed later, such as '
+                'jnp.zeros_like(param, dtype=jnp.float32)'
+            )

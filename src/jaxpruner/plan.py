@@ -65,7 +65,6 @@ class PruningPlan:
       leaves: the plan of each leaf, in the tree's order.
       kept: how many weights of all leaves are kept; `None` where that depends on more than shapes.
       note: what the plan does not know, so that fewer leaves may be pruned; empty where it knows all.
-      updates: what mask updates do besides; empty where sparsity says all.
 
     >>> import jaxpruner
     >>> params = {'bias': jnp.ones(4), 'kernel': jnp.ones((8, 4))}
@@ -84,7 +83,6 @@ class PruningPlan:
     leaves: tuple[LeafPlan, ...]
     kept: int | None
     note: str = ''
-    updates: str = ''
 
     @property
     def size(self) -> int:
@@ -131,7 +129,6 @@ class PruningPlan:
             [
                 f'{self.algorithm} prunes {up_to}{len(self.pruned)} of {len(self.leaves)} leaves',
                 *textwrap.wrap(self.note, text_tables.WIDTH),
-                *textwrap.wrap(self.updates, text_tables.WIDTH),
                 text_tables.to_text(columns, rows, total),
             ]
         )

@@ -11,7 +11,7 @@ share would exceed 1 is kept whole, and the others are scaled anew.
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -99,8 +99,12 @@ def uniform(
     {'bias': None, 'kernel': 0.5}
     """
     check_sparsity(sparsity, 'sparsity')
-    selection = _select(params, filter_fn, custom_sparsity_map, stacked)
-    return selection.tree_of(dict.fromkeys(selection.layer_shapes, sparsity))
+
+    def shares(shapes, sizes):
+        del sizes
+        return [sparsity] * len(shapes)
+
+    return _targets(shares, params, filter_fn, custom_sparsity_map, stacked)
 
 
 class NotGiven(functools.partial):
@@ -134,8 +138,6 @@ def erk(
     filter_fn: FilterFn = NOT_DIM_ONE_FILTER,
     custom_sparsity_map: SparsityMap | None = None,
     stacked: tree_lib.Stacked = (),
-    count_excluded: bool = False,
-    flops: Mapping[Any, float] | None = None,
 ) -> PyTree:
     r"""Erdős–Rényi-Kernel: small layers stay denser, the total is `sparsity`.
 
@@ -151,74 +153,57 @@ def erk(
         These leaves are outside the budget. Integers are pruned only where it names them.
       stacked: globs of leaves whose first axis counts layers, or a mapping from globs to that axis; shape and filter
         are those of one layer.
-      count_excluded: `sparsity` is meant of *all* parameters of floats: what leaves outside the budget keep is taken
-        out of it.
-      flops: leaf name or glob -> floating point operations (`UseGraph.leaf_flops`): `sparsity` is meant of these, not
-        of weights.
 
     Returns:
       A tree like `param_tree` with a sparsity for each leaf, `None` where it is dense.
 
     Raises:
-      ValueError: a sparsity outside [0, 1], a name that matches no leaf, a selected leaf without `flops`, or excluded
-        leaves that exceed the budget.
+      ValueError: a sparsity outside [0, 1], or a name that matches no leaf.
       TypeError: a sparsity that is being traced; which layers stay whole depends on its value.
 
     >>> import numpy as np
     >>> erk({'wide': np.ones((64, 64)), 'narrow': np.ones((64, 8))}, 0.5)
     {'narrow': 0.0, 'wide': 0.5625}
-    >>> erk({'wide': np.ones((64, 64)), 'narrow': np.ones((64, 8))}, 0.5, flops={'wide': 800.0, 'narrow': 400.0})
-    {'narrow': 0.0, 'wide': 0.75}
     """
     check_sparsity(sparsity, 'sparsity')
     if tree_lib.is_traced(sparsity):
         raise TypeError(
             'erk needs a concrete sparsity, since its value decides which layers stay dense; got a traced value'
         )
-    if flops is not None and count_excluded:
-        raise ValueError(
-            'count_excluded counts weights, and flops counts operations; give one of them'
-        )
-    sparsity = float(sparsity)
-    selection = _select(param_tree, filter_fn, custom_sparsity_map, stacked)
-    shapes = selection.layer_shapes
-    weights = [math.prod(leaf.shape) * tree_lib.holds_weights(leaf) for leaf in selection.leaves]
-    sizes: list[float] = list(weights)
-    if flops is not None:
-        operations = tree_lib.values_by_leaf(flops, selection.paths, 'flops')
-        if unknown := sorted(shapes.keys() - operations.keys()):
-            name = tree_lib.path_string(selection.paths[unknown[0]])
-            raise ValueError(
-                f'flops: nothing is said of {name}, which is to be pruned; give its operations, or leave it out of '
-                f"the budget: custom_sparsity_map={{'{name}': None}}"
-            )
-        sizes = [float(operations.get(i, 0)) for i in range(len(weights))]
-        budget = (1 - sparsity) * sum(sizes[i] for i in shapes)
-    elif count_excluded:
-        kept_outside = sum(
-            size * (1 - float(selection.custom.get(i) or 0))
-            for i, size in enumerate(weights)
-            if i not in shapes
-        )
-        budget = (1 - sparsity) * sum(weights) - kept_outside
-        if budget < 0:
-            raise ValueError(
-                f'sparsity {sparsity} of all {sum(weights)} parameters cannot be reached: the leaves outside the '
-                f'budget keep {kept_outside:.0f} weights; lower the sparsity, or select more leaves'
-            )
-    else:
-        # Whole numbers of weights, layer by layer, as the reference implementation counts them.
-        budget = sum(weights[i] - get_n_zeros(weights[i], sparsity) for i in shapes)
-    densities = _densities(list(shapes.values()), [sizes[i] for i in shapes], budget)
-    return selection.tree_of({i: 1 - density for i, density in zip(shapes, densities, strict=True)})
+
+    def shares(shapes, sizes):
+        return [1 - density for density in _densities(shapes, sizes, float(sparsity))]
+
+    return _targets(shares, param_tree, filter_fn, custom_sparsity_map, stacked)
 
 
-def _densities(shapes, sizes, budget, power: float = 1):
-    """Scales the raw shares of layers so that all together keep `budget` weights, or operations.
+def _targets(shares, params, filter_fn, custom_sparsity_map, stacked):
+    """Makes the tree of targets: `shares(shapes, sizes)` lists those of the leaves that the filter selects.
 
-    >>> _densities([(8, 8), (2, 2)], [64, 4], 36)
-    [0.5, 1.0]
+    A shape is that of one layer, a size that of the whole leaf.
     """
+    paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
+    targets = custom_sparsities(custom_sparsity_map, paths)
+    axes = tree_lib.layer_axes(stacked, paths, [leaf.shape for leaf in leaves])
+    shapes = {}
+    for i, (path, leaf, axis) in enumerate(zip(paths, leaves, axes, strict=True)):
+        shape = tree_lib.layer_shape(leaf.shape, axis)
+        layer = leaf if axis is None else jax.ShapeDtypeStruct(shape, leaf.dtype)
+        if i not in targets and tree_lib.holds_weights(leaf) and filter_fn(path, layer):
+            shapes[i] = tuple(shape)
+    sizes = [math.prod(leaves[i].shape) for i in shapes]
+    targets |= zip(shapes, shares(list(shapes.values()), sizes), strict=True)
+    return tree_lib.unflatten(treedef, map(targets.get, range(len(leaves))), leaves)
+
+
+def _densities(shapes, sizes, sparsity, power: float = 1):
+    """Scales the raw shares of layers so that all together keep `1 - sparsity` of their weights.
+
+    >>> _densities([(8, 8), (2, 2)], [64, 4], 0.5)
+    [0.46875, 1.0]
+    """
+    # Whole numbers of weights, layer by layer, as the reference implementation counts them.
+    budget = sum(size - get_n_zeros(size, sparsity) for size in sizes)
     raw = [(sum(shape) / max(math.prod(shape), 1)) ** power for shape in shapes]
     densities = [1.0] * len(raw)
     free = list(range(len(raw)))  # layers that are not kept whole
@@ -231,35 +216,6 @@ def _densities(shapes, sizes, budget, power: float = 1):
             break
         free = [i for i in free if raw[i] != largest]
     return densities
-
-
-class _Selection(NamedTuple):
-    """The leaves of a model as a distribution sees them."""
-
-    paths: list[tree_lib.Path]
-    leaves: list[Any]
-    treedef: Any
-    custom: dict[int, float | None]  # sparsities that are given by name, by index of the leaf
-    layer_shapes: dict[int, tuple[int, ...]]  # of the leaves that the filter selects, by index
-
-    def tree_of(self, sparsities: Mapping[int, Any]) -> PyTree:
-        """Makes a tree of targets, from those of the selected leaves and those that are given by name."""
-        targets = {**sparsities, **self.custom}
-        entries = [targets.get(i) for i in range(len(self.leaves))]
-        return tree_lib.unflatten(self.treedef, entries, self.leaves)
-
-
-def _select(params, filter_fn, custom_sparsity_map, stacked):
-    paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
-    custom = custom_sparsities(custom_sparsity_map, paths)
-    axes = tree_lib.layer_axes(stacked, paths, [leaf.shape for leaf in leaves])
-    layer_shapes = {}
-    for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
-        shape = tree_lib.layer_shape(leaf.shape, axes[i])
-        layer = leaf if axes[i] is None else jax.ShapeDtypeStruct(shape, leaf.dtype)
-        if i not in custom and tree_lib.holds_weights(leaf) and filter_fn(path, layer):
-            layer_shapes[i] = tuple(shape)
-    return _Selection(paths, leaves, treedef, custom, layer_shapes)
 
 
 def get_n_zeros(size: int, sparsity: float) -> int:
@@ -319,8 +275,8 @@ def get_sparsities_erdos_renyi(
             )
     counted = [shape if include_kernel else shape[-2:] for shape in shapes.values()]
     sizes = [math.prod(shape) for shape in shapes.values()]
-    budget = sum(size - get_n_zeros(size, default_sparsity) for size in sizes)
-    densities = iter(_densities(counted, sizes, budget, erk_power_scale if include_kernel else 1))
+    power = erk_power_scale if include_kernel else 1
+    densities = iter(_densities(counted, sizes, default_sparsity, power))
     return {
         name: custom[name] if name in custom else 1 - next(densities) for name in var_shape_dict
     }

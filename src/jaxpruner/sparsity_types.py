@@ -244,14 +244,6 @@ class Channel(_NamedFields):
         return tuple(axis for axis in range(rank) if axis != self.axis % rank)
 
 
-class PartialGroupError(ValueError):
-    """m does not divide what groups lie along; the message is the place and the reason, `'; '`, and a remedy.
-
-    >>> issubclass(PartialGroupError, ValueError)
-    True
-    """
-
-
 @dataclasses.dataclass(frozen=True)
 class NByM(_NamedFields):
     """Of each `m` consecutive weights along `axis`, the best `n` are kept. Config strings: `'nm_2,4'`, `'2:4'`.
@@ -339,9 +331,9 @@ class NByM(_NamedFields):
         >>> NByM(2, 4).check_shape((3, 8), 'dense/kernel')
         """
         if self.partial_group(shape, where) and not self.allow_partial:
-            raise PartialGroupError(
+            raise ValueError(
                 f'{where}: shape {tuple(shape)} has length {self.line_length(shape)} along {self.axis_words}, which '
-                f"m={self.m} does not divide; leave it dense: sparsity_type={{'{where}': None, '*': …}}"
+                f'm={self.m} does not divide'
             )
 
     def partial_group(self, shape: Sequence[int], where: str) -> int:
@@ -610,33 +602,25 @@ def resolve_types(
     return [None if entry is None else read_type(entry) for entry in types]
 
 
-def check_groups(
-    checks: Mapping[tree_lib.Path, Callable[[], object]], setting: SparsityTypeSetting
-) -> None:
-    """Refuses all leaves that cannot take N:M in one error, with the whole setting that leaves them dense.
+def check_each(checks: Mapping[tree_lib.Path, Callable[[], object]]) -> None:
+    """Refuses all leaves that their sparsity types do not fit in one error, with the setting that leaves them dense.
 
     Args:
-      checks: for each leaf a function that raises a `PartialGroupError` if it cannot.
-      setting: the normalized setting of which they have their types.
+      checks: for each leaf a function that raises a `ValueError` if its type does not fit.
 
-    >>> check = lambda: NByM(2, 4).check_shape((3, 3), 'a')
-    >>> check_groups({('a',): check}, NByM(2, 4))  # doctest: +ELLIPSIS
+    >>> check_each({('a',): lambda: NByM(2, 4).check_shape((3, 3), 'a')})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: a: shape (3, 3) ... not divide. ... leave them dense: sparsity_type={'a': None, '*': '2:4'}
+    ValueError: a: shape (3, 3) ... not divide. ... leave them dense: sparsity_type={'a': None, '*': …}
     """
     reasons = {}
     for path, check in checks.items():
         try:
             check()
-        except PartialGroupError as error:
-            reasons[tree_lib.path_string(path)] = str(error).partition('; ')[0]
-    if not reasons:
-        return
-    rules: dict[Any, Any] = dict.fromkeys(reasons)
-    named: Any = setting if isinstance(setting, Mapping | SparsityType) else '…'  # of a function
-    for name, entry in (named if isinstance(named, Mapping) else {'*': named}).items():
-        is_plain = isinstance(entry, NByM) and entry == NByM(entry.n, entry.m)
-        rules.setdefault(name, f'{entry.n}:{entry.m}' if is_plain else entry)
-    raise ValueError(
-        f'{"; ".join(reasons.values())}. Choose another m or axis, or leave them dense: sparsity_type={rules}'
-    )
+        except ValueError as error:
+            reasons[tree_lib.path_string(path)] = str(error)
+    if reasons:
+        rules = ', '.join(f'{name!r}: None' for name in reasons)
+        raise ValueError(
+            f'{"; ".join(reasons.values())}. Choose another type, or leave them dense: sparsity_type={{{rules}, '
+            "'*': …}"
+        )

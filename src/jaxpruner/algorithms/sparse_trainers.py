@@ -106,21 +106,6 @@ class SET(StaticRandomSparse):
         """Refuses optimizers whose moments cannot be zeroed."""
         sparse_state_lib.check_restartable(inner, params)
 
-    def plan(self, params, opt_state=None):
-        """Also tells the drop fraction at the first and the last mask update."""
-        plan = super().plan(params, opt_state)
-        steps = checks.update_steps(self.scheduler) or (0,)
-        with jax.ensure_compile_time_eval():
-            first, last = (self.drop_fraction_fn(steps[i]) for i in (0, -1))
-        if not plan.pruned or tree_lib.has_traced((first, last)):
-            return plan
-        fractions = f'{float(first):.4g} of the kept weights at step {steps[0]}'
-        if getattr(self.scheduler, 'update_end_step', 0) is not None:
-            fractions += f', {float(last):.4g} at {steps[-1]}'
-        return dataclasses.replace(
-            plan, updates=f'drop_fraction_fn: a mask update replaces {fractions}'
-        )
-
     @selection.says(of_each_weight=jnp.abs)
     def get_drop_scores(self, sparse_state, params, grads):
         """Scores weights: the smallest kept ones are dropped."""

@@ -1,5 +1,6 @@
 """Which leaves of a checkpoint are pruned, how far, and to which sparsity type."""
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -94,7 +95,8 @@ def choose(
         elif i not in named and (words := _looks_like(name, leaf.ndim)):
             choices[name] = words
         else:
-            kind.check_shape(leaf.shape, name)
+            check = functools.partial(kind.check_shape, leaf.shape, name)
+            sparsity_types.check_each({(name,): check})
             share = sparsity
             if share is None and isinstance(kind, sparsity_types.NByM):
                 share = 1 - kind.n / kind.m

@@ -319,7 +319,7 @@ def plan_of_matrices(
             fits[path] = functools.partial(check_ranking, kind, pruner.per, inputs, leaf.name)
     if followed.doubtful:
         warn_of_dense(type(pruner).__name__, followed, followed.unclear)
-    sparsity_types.check_groups(fits, sparsity_types.normalize_setting(pruner.sparsity_type))
+    sparsity_types.check_each(fits)
     return plan_of_types(pruner, params, types, why_dense)
 
 
@@ -359,9 +359,7 @@ def along_inputs(
             fits[path] = leaf.check_shape
     warn_of_dense(type(pruner).__name__, followed, unclear)
     if mask_calculator.own_topk_fn(pruner.topk_fn) is None:
-        # The copy has another setting than the one that its user wrote, which an error should name.
-        setting = sparsity_types.normalize_setting(pruner.sparsity_type)
-        sparsity_types.check_groups(fits, setting)
+        sparsity_types.check_each(fits)
     return types, why_dense
 
 

@@ -317,9 +317,8 @@ def check_ranking(sparsity_type: Any, per: str, inputs: int, where: str) -> None
             f'{where}: calibrated pruning is unstructured or N:M, got {sparsity_type!r}; give Unstructured() or NByM'
         )
     if inputs % sparsity_type.m and not sparsity_type.allow_partial:
-        raise sparsity_types.PartialGroupError(
-            f'{where}: its {inputs} inputs do not divide into groups of m={sparsity_type.m}; choose another m, or '
-            f"leave the leaf dense: sparsity_type={{'{where}': None, '*': …}}"
+        raise ValueError(
+            f'{where}: its {inputs} inputs do not divide into groups of m={sparsity_type.m}'
         )
 
 
