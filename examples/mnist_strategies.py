@@ -63,7 +63,7 @@ class Settings:
     seed: int = 0
     """Of weights and batches."""
     data_dir: Path | None = None
-    """Folder with mnist.npz or MNIST's four IDX files; none: scikit-learn's digits."""
+    """Folder with mnist.npz; none: scikit-learn's digits."""
     out: Path = Path('out/mnist_strategies')
     """Folder for the state after each epoch; another one for other settings."""
 

@@ -16,8 +16,8 @@
 #
 # LeNet-300-100 has 266,200 weights. This notebook removes them at once, in patterns, and in training.
 #
-# Set the environment variable `MNIST` to a folder that holds `mnist.npz` or the four IDX files. Without one, the
-# notebook uses the 8x8 digits of scikit-learn. The first cell installs what is missing.
+# Set the environment variable `MNIST` to a folder that holds `mnist.npz`. Without one, the notebook
+# uses the 8x8 digits of scikit-learn. The first cell installs what is missing.
 
 # %%
 import importlib.util

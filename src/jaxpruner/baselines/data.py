@@ -1,10 +1,8 @@
 """Images of digits as arrays on the device: scikit-learn's 8x8 set, or MNIST from a folder.
 
-MNIST is read from `mnist.npz` or from the four IDX files, plain or gzipped. A file that is absent,
-cut short or of another kind is refused by name, with the remedy.
+MNIST is read from `mnist.npz`. A file that is absent, cut short or of another kind is refused by name, with the remedy.
 """
 
-import gzip
 import importlib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,13 +13,6 @@ import numpy as np
 
 from jaxpruner.baselines.recipe import Recipe
 
-IDX_NAMES = {
-    'x_train': 'train-images-idx3-ubyte',
-    'y_train': 'train-labels-idx1-ubyte',
-    'x_test': 't10k-images-idx3-ubyte',
-    'y_test': 't10k-labels-idx1-ubyte',
-}
-NPZ_NAME = 'mnist.npz'
 DOWNLOAD_AGAIN = 'copy or download it again'
 
 
@@ -120,33 +111,20 @@ def read_digits(split_seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def read_mnist(folder: Path) -> dict[str, np.ndarray]:
-    """Reads MNIST from a folder that holds `mnist.npz` or the four IDX files.
+    """Reads `mnist.npz`, as Keras has it, from a folder.
 
     Returns `x_train`, `y_train`, `x_test`, `y_test`: pixels from 0 to 255, labels from 0 to 9. A
-    folder or file that is missing, cut short or of another kind is a `DataError`.
+    file that is missing, cut short or of another kind is a `DataError`.
     """
-    folder = Path(folder)
-    arrays = {}
-    for key, name in IDX_NAMES.items():
-        # With `-` or `.` before `idx`, plain or gzipped.
-        stems = name, name.replace('-idx', '.idx')
-        names = [NPZ_NAME, *(stem + suffix for stem in stems for suffix in ('', '.gz'))]
-        path = next((folder / each for each in names if (folder / each).is_file()), None)
-        if path is None:
-            raise DataError(
-                f'{folder} holds neither {NPZ_NAME} nor {name}[.gz]: name a folder with one of them'
-            )
-        try:
-            if path.name == NPZ_NAME:
-                # Opened here, so that it is closed even where NumPy fails.
-                with path.open('rb') as file, np.load(file) as archive:
-                    arrays[key] = archive[key]
-            else:
-                content = path.read_bytes()
-                is_packed = path.suffix == '.gz'
-                arrays[key] = _parse_idx(gzip.decompress(content) if is_packed else content)
-        except Exception as error:  # of the system, NumPy, zip or zlib
-            raise DataError(f'{path} cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
+    path = Path(folder) / 'mnist.npz'
+    if not path.is_file():
+        raise DataError(f'{path} does not exist: name a folder that holds mnist.npz')
+    try:
+        # Opened here, so that it is closed even where NumPy fails.
+        with path.open('rb') as file, np.load(file) as archive:
+            arrays = {name: archive[name] for name in Images._fields}
+    except Exception as error:  # of the system, NumPy or zip
+        raise DataError(f'{path} cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
     for part in ('train', 'test'):
         images, labels = arrays[f'x_{part}'], arrays[f'y_{part}']
         sides = arrays['x_train'].shape[1:]
@@ -154,20 +132,11 @@ def read_mnist(folder: Path) -> dict[str, np.ndarray]:
         is_labels = np.issubdtype(labels.dtype, np.integer) and labels.shape == images.shape[:1]
         if not (is_images and is_labels and set(labels.tolist()) <= {*range(10)}):
             raise DataError(
-                f'{folder}: x_{part} is {images.dtype}{list(images.shape)} and y_{part} {labels.dtype}'
+                f'{path}: x_{part} is {images.dtype}{list(images.shape)} and y_{part} {labels.dtype}'
                 f'{list(labels.shape)}, not uint8[images, height, width] of one size with a label from 0 to 9 each: '
-                'use the original files'
+                'use the original file'
             )
     return arrays
-
-
-def _parse_idx(content: bytes) -> np.ndarray:
-    """The uint8 array of an IDX file: bytes 0, 0, 8 and the number of axes, the sides, and what they promise."""
-    if content[:3] != b'\0\0\x08':
-        raise ValueError(f'it starts with {content[:3]!r}, so it is no IDX file of bytes')
-    start = 4 + 4 * content[3]
-    shape = np.frombuffer(content[4:start], '>i4')
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def _on_device(arrays: dict[str, np.ndarray]) -> Images:
