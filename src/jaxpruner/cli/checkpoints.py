@@ -44,8 +44,9 @@ def inspect(
     with leaf_progress(opened.leaves, True) as on_leaf:
         for name in opened.leaves:
             on_leaf(name)
-            report = inspect_array(name, opened.read(name))
-            sizes, smallest = packed_files.format_bytes(opened, name)
+            values = opened.read(name)
+            report = inspect_array(name, values)
+            sizes, smallest = packed_files.format_bytes(name, values)
             entry = {**report._asdict(), 'sparsity': report.sparsity}
             entry['n_of_m'] = report.n_of_m and report.n_of_m._asdict()
             leaves.append({**entry, 'formats': sizes, 'smallest': smallest})

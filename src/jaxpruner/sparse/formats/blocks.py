@@ -12,6 +12,7 @@ import numpy as np
 from jaxpruner.sparse.formats import leaf_arrays
 from jaxpruner.sparse.formats.leaf_arrays import Kept, Plan, StoredArrays
 
+KEYS = ('values', 'indices', 'shape')
 _LONGEST_SIDE = 512
 _FEWEST_WEIGHTS = 8  # of a block: smaller ones are scattered weights, for which there is CSR
 

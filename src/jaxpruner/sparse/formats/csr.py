@@ -10,6 +10,8 @@ import numpy as np
 from jaxpruner.sparse.formats import leaf_arrays
 from jaxpruner.sparse.formats.leaf_arrays import Kept, Plan, StoredArrays
 
+KEYS = ('compressed', 'row_offsets', 'column_indices', 'shape')
+
 
 def plan(kept: Kept, itemsize: int) -> Plan | None:
     """Every pattern with a row fits."""

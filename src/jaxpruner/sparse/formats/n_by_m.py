@@ -16,6 +16,7 @@ import numpy as np
 from jaxpruner.sparse.formats import leaf_arrays
 from jaxpruner.sparse.formats.leaf_arrays import Kept, Plan, StoredArrays
 
+KEYS = ('compressed', 'indices', 'pattern')
 _GROUP_LENGTHS = (2, 4, 8, 16)
 _LONGEST_GROUP = 256
 

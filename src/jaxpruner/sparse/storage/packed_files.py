@@ -11,10 +11,11 @@ A dense leaf is the tensor of its name; any other has a tensor for each array, s
 """
 
 import collections
+import contextlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,11 @@ from jaxpruner.sparse.formats.leaf_arrays import Kept, StoredArrays
 from jaxpruner.sparse_state import only_sparse_state, outermost_states, unpack_like
 
 if TYPE_CHECKING:
-    from jaxpruner.checkpoints import Checkpoint, Leaf
+    from jaxpruner.checkpoints import Checkpoint
 
 MANIFEST_KEY = 'jaxpruner_sparse'  # among the metadata
 _VERSION = 1
-_WRITE_AGAIN = 'write or download it again'
+_WRITE_AGAIN = '; write or download it again'
 
 
 def pack(tree: tree_lib.PyTree, *, masks: Any = None) -> Any:
@@ -160,10 +161,8 @@ def kept_weights(name: str, values: np.ndarray, mask: Any) -> Kept:
     is_not_zero = values.view(f'uint{8 * values.dtype.itemsize}') != 0
     if mask is None:
         return Kept(is_not_zero)
-    try:
+    with _errors_named(name):
         kept = np.asarray(unpack_like(jnp.asarray(mask), values.shape)) != 0
-    except ValueError as error:
-        raise ValueError(f'{name}: {error}') from error
     lost = int(np.count_nonzero(is_not_zero & ~kept))
     if lost:
         raise ValueError(
@@ -248,7 +247,7 @@ def is_packed(node: Any) -> bool:
 
 
 _FORMAT_NAMES = {
-    frozenset(row.keys): name for name, row in table.FORMATS.items() if name != 'dense'
+    frozenset(row.KEYS): name for name, row in table.FORMATS.items() if name != 'dense'
 }
 
 
@@ -270,11 +269,18 @@ def _checked(path: tree_lib.Path, node: Mapping[str, Any]) -> tuple[str, StoredA
     """Returns the format of a packed leaf, and its arrays."""
     format_name = _FORMAT_NAMES[frozenset(node)]
     arrays = {key: np.asarray(value) for key, value in node.items()}
-    try:
+    with _errors_named('.'.join(path), '; pack the tree again'):
         table.check(format_name, arrays)
-    except ValueError as error:
-        raise ValueError(f'{".".join(path)}: {error}; pack the tree again') from error
     return format_name, arrays
+
+
+@contextlib.contextmanager
+def _errors_named(name: Any, remedy: str = '') -> Iterator[None]:
+    """Says in errors what is wrong, and what helps."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f'{name}: {error}{remedy}') from error
 
 
 def _unpacked(path: tree_lib.Path, node: Any) -> np.ndarray:
@@ -305,8 +311,8 @@ def save(
       path: the file; its folder exists.
       tree: any pytree of arrays, such as parameters or an optimizer state; or a `jaxpruner.checkpoints.Checkpoint`.
       masks: what is kept: a tree of masks, packed or not, `None` where the values decide; or an optimizer state with
-        one `SparseState`. Without masks, all but the bit pattern of +0 is kept. If the tree is a checkpoint, the masks
-        are another one, under the names of its leaves.
+        one `SparseState`. Without masks, all but the bit pattern of +0 is kept. Those of a checkpoint are a dictionary,
+        under the names of its leaves.
       metadata: strings by name, kept in the file's header.
       overwrite: whether a file that is there is replaced.
       progress: whether a bar is shown if stderr is a terminal.
@@ -338,33 +344,21 @@ def save(
     atomic_files.check_target(path, overwrite)
 
     if isinstance(tree, Checkpoint):
+        leaf_masks = masks_by_name(dict.fromkeys(tree.leaves, 0), masks)
         paths = {name: (name,) for name in tree.leaves}
-        sizes = {name: leaf.bytes for name, leaf in tree.leaves.items()}
-        given = {} if masks is None else masks.leaves
-        for name in given:
-            if name not in paths:
-                near = tree_lib.nearest(name, paths)
-                raise ValueError(f'masks: {name!r} is no tensor of {tree.path}; {near}')
-
-        def read(name: str) -> tuple[np.ndarray, Any]:
-            return tree.read(name), masks.read(name) if masks and name in given else None
-
+        read = tree.read
     else:
-        named = host_arrays.named_arrays(tree)
+        leaf_masks, named = masks_by_name(tree, masks), host_arrays.named_arrays(tree)
         paths = {name: path for name, (path, _) in named.items()}
-        sizes = {name: array.nbytes for name, (_, array) in named.items()}
-        leaf_masks = masks_by_name(tree, masks)
-
-        def read(name: str) -> tuple[np.ndarray, Any]:
-            return host_arrays.on_host(named[name][1]), leaf_masks[name]
+        read = lambda name: host_arrays.on_host(named[name][1])  # noqa: E731
 
     tensors: dict[str, np.ndarray] = {}
     entries: dict[str, Any] = {}
-    with leaf_progress(sizes, progress) as on_leaf:
+    with leaf_progress(paths, progress) as on_leaf:
         for name, leaf_path in paths.items():
             on_leaf(name)
-            values, mask = read(name)
-            format_name, arrays = pack_leaf(name, values, mask)
+            values = read(name)
+            format_name, arrays = pack_leaf(name, values, leaf_masks[name])
             names = _tensor_names(name, format_name)
             for key, tensor in names.items():
                 if tensor in tensors:
@@ -382,9 +376,8 @@ def save(
             }
     digest = _manifest_digest(entries, metadata)
     manifest = {'version': _VERSION, 'crc32': digest, 'leaves': entries}
-    text = json.dumps(manifest, separators=(',', ':'), ensure_ascii=False)
+    metadata[MANIFEST_KEY] = json.dumps(manifest, separators=(',', ':'), ensure_ascii=False)
     shapes = {name: Leaf(array.shape, array.dtype) for name, array in tensors.items()}
-    metadata[MANIFEST_KEY] = text
     write_tensors(path, shapes, tensors.__getitem__, metadata, overwrite)
 
 
@@ -401,57 +394,47 @@ class PackedFile:
     """
 
     def __init__(self, path: Path | str):
+        from jaxpruner.checkpoints import Leaf
         from jaxpruner.checkpoints.reading import SafetensorsFile
 
         self._file = SafetensorsFile(Path(path))
         self.path = self._file.path
-        metadata = dict(self._file.metadata)
-        text = metadata.pop(MANIFEST_KEY, None)
+        self.metadata: Mapping[str, str] = dict(self._file.metadata)
+        text = self.metadata.pop(MANIFEST_KEY, None)
         if text is None:
             raise ValueError(
                 f'{self.path} is no packed file, since its header has no {MANIFEST_KEY}; '
                 'jaxpruner.sparse.save or `jaxpruner pack` makes one'
             )
-        self.metadata: Mapping[str, str] = metadata
-        self.leaves: Mapping[str, Leaf] = {}
+        self.leaves: dict[str, Leaf] = {}
         self.paths: dict[str, tree_lib.Path] = {}
         self.formats: dict[str, str] = {}
         self.stored_bytes: dict[str, int] = {}
         self._tensors: dict[str, dict[str, str]] = {}  # of each leaf its arrays' names in the file
-        found = self._file.leaves
-        try:
-            self._entries = _read_manifest(text, metadata)
-            self.leaves = {name: self._add(name, entry) for name, entry in self._entries.items()}
+        self._digests: dict[str, str] = {}
+        tensors = self._file.leaves
+        claims: dict[str, int] = collections.Counter()
+        with _errors_named(self.path, _WRITE_AGAIN):
+            for name, entry in _read_manifest(text, self.metadata).items():
+                with _errors_named(f'{name}: its entry in the manifest is wrong'):
+                    self.paths[name] = path = tuple(entry['path'])
+                    if not path or '.'.join(path) != name:
+                        raise ValueError(f'its path {path} does not lead to its name')
+                    self.formats[name] = entry['format']
+                    self._tensors[name] = names = _tensor_names(name, entry['format'])
+                    self._digests[name] = entry['crc32']
+                    leaf_arrays.check_shape(entry['shape'])
+                    self.leaves[name] = Leaf(tuple(entry['shape']), dtypes.PACKED[entry['dtype']])
+                claims.update(names.values())
             nested(dict.fromkeys(self.paths.values()))
-            claimed = collections.Counter(
-                [tensor for tensors in self._tensors.values() for tensor in tensors.values()]
-            )
-            for tensor in [*found, *claimed]:
-                times, claims = int(tensor in found), claimed[tensor]
-                if times != claims:
+            for tensor in [*tensors, *claims]:
+                times = int(tensor in tensors)
+                if times != claims[tensor]:
                     raise ValueError(
-                        f'the tensor {tensor} is {times} times in it, and {claims} times in its manifest'
+                        f'the tensor {tensor} is {times} times in it, and {claims[tensor]} times in its manifest'
                     )
-        except ValueError as error:
-            raise ValueError(f'{self.path}: {error}; {_WRITE_AGAIN}') from error
-        for name, tensors in self._tensors.items():
-            self.stored_bytes[name] = sum(found[tensor].bytes for tensor in tensors.values())
-
-    def _add(self, name: str, entry: Any) -> 'Leaf':
-        """Takes up what the manifest says of a leaf; returns its shape and dtype."""
-        from jaxpruner.checkpoints import Leaf
-
-        try:
-            self.paths[name] = path = tuple(entry['path'])
-            if not path or '.'.join(path) != name:
-                raise ValueError(f'its path {path} does not lead to its name')
-            self.formats[name] = entry['format']
-            self._tensors[name] = _tensor_names(name, entry['format'])
-            _ = entry['crc32']
-            leaf_arrays.check_shape(entry['shape'])
-            return Leaf(tuple(entry['shape']), dtypes.PACKED[entry['dtype']])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f'{name}: its entry in the manifest is wrong: {error}') from error
+        for name, names in self._tensors.items():
+            self.stored_bytes[name] = sum(tensors[tensor].bytes for tensor in names.values())
 
     def read(self, name: str) -> np.ndarray:
         """Reads and unpacks a leaf.
@@ -463,16 +446,11 @@ class PackedFile:
           KeyError: there is no such leaf.
           ValueError: its arrays are damaged or do not belong together, or the file has changed since it was opened.
         """
-        arrays = self.read_packed(name)
-        return table.FORMATS[self.formats[name]].unpack(arrays)
+        format_name, arrays = self._read(name)
+        return table.FORMATS[format_name].unpack(arrays)
 
-    def read_packed(self, name: str) -> dict[str, np.ndarray]:
-        """Reads the arrays of a leaf as they are stored, checked.
-
-        Raises:
-          KeyError: there is no such leaf.
-          ValueError: the arrays are damaged or do not belong together, or the file has changed since it was opened.
-        """
+    def _read(self, name: str) -> tuple[str, StoredArrays]:
+        """Reads the format of a leaf, and its arrays as they are stored, checked."""
         from jaxpruner.checkpoints.writing import digest_of
 
         if name not in self.leaves:
@@ -481,17 +459,14 @@ class PackedFile:
             )
         leaf, format_name = self.leaves[name], self.formats[name]
         arrays = {key: self._file.read(tensor) for key, tensor in self._tensors[name].items()}
-        values_key, stored_dtype = (
-            table.FORMATS[format_name].values_key,
-            dtypes.stored_dtype(leaf.dtype),
-        )
-        try:
-            found, given = digest_of(*arrays.values()), self._entries[name]['crc32']
+        values_key = table.FORMATS[format_name].KEYS[0]
+        values, stored_dtype = arrays[values_key], dtypes.stored_dtype(leaf.dtype)
+        with _errors_named(f'{self.path}: {name}', _WRITE_AGAIN):
+            found, given = digest_of(*arrays.values()), self._digests[name]
             if found != given:
                 raise ValueError(
                     f'its bytes are damaged: their crc32 is {found}, and by the manifest {given!r}'
                 )
-            values = arrays[values_key]
             if values.dtype != stored_dtype:
                 raise ValueError(
                     f'its values are {values.dtype}, and {leaf.dtype} is stored as {stored_dtype}'
@@ -502,9 +477,7 @@ class PackedFile:
                 raise ValueError(
                     f'its arrays are of shape {shape}, and its manifest says {leaf.shape}'
                 )
-        except ValueError as error:
-            raise ValueError(f'{self.path}: {name}: {error}; {_WRITE_AGAIN}') from error
-        return arrays
+        return format_name, arrays
 
     def stored_mask(self, name: str) -> np.ndarray | None:
         """Reads which weights of a leaf are stored: uint8, 1 where one is; `None` if the leaf is dense.
@@ -516,17 +489,15 @@ class PackedFile:
           KeyError: there is no such leaf.
           ValueError: as in `read`.
         """
-        arrays = self.read_packed(name)
-        if self.formats[name] == 'dense':
-            return None
-        return table.stored_mask(self.formats[name], arrays)
+        format_name, arrays = self._read(name)
+        return None if format_name == 'dense' else table.stored_mask(format_name, arrays)
 
 
 def _tensor_names(name: str, format_name: str) -> dict[str, str]:
     """The names in a file of a leaf's arrays."""
     if format_name == 'dense':
         return {'values': name}
-    return {key: f'{name}.{key}' for key in sorted(table.FORMATS[format_name].keys)}
+    return {key: f'{name}.{key}' for key in sorted(table.FORMATS[format_name].KEYS)}
 
 
 def _manifest_digest(entries: Any, metadata: Mapping[str, str]) -> str:
@@ -537,10 +508,8 @@ def _manifest_digest(entries: Any, metadata: Mapping[str, str]) -> str:
 
 def _read_manifest(text: str, metadata: Mapping[str, str]) -> dict[str, Any]:
     """Reads the entries of the leaves."""
-    try:
+    with _errors_named('its manifest is no JSON'):
         manifest = input_files.parse_json(text.encode())
-    except ValueError as error:
-        raise ValueError(f'its manifest is no JSON: {error}') from error
     manifest = manifest if isinstance(manifest, dict) else {}
     version, entries, given = (manifest.get(key) for key in ('version', 'leaves', 'crc32'))
     if type(version) is not int or version < 1:
@@ -564,7 +533,7 @@ def open_packed(path: os.PathLike[str] | str) -> PackedFile:
       path: the file.
 
     Returns:
-      An open file with `leaves`, `formats`, `read(name)`, `read_packed(name)` and `stored_mask(name)`. It is also a
+      An open file with `leaves`, `formats`, `read(name)` and `stored_mask(name)`. It is also a
       `jaxpruner.checkpoints.Checkpoint`.
 
     Raises:
@@ -633,12 +602,11 @@ def open_packed_or_dense(path: Path) -> 'Checkpoint':
     return PackedFile(checkpoint.path) if MANIFEST_KEY in checkpoint.metadata else checkpoint
 
 
-def format_bytes(checkpoint: 'Checkpoint', name: str) -> tuple[dict[str, int | None], str]:
-    """Returns the bytes of a leaf of a checkpoint in each format and the smallest of them.
+def format_bytes(name: str, values: np.ndarray) -> tuple[dict[str, int | None], str]:
+    """Returns the bytes of a leaf in each format and the smallest of them.
 
     Formats that the leaf's zeros do not fit, or whose arrays are no smaller than the leaf, have `None`.
     """
-    values = checkpoint.read(name)
     kept = kept_weights(name, values, None)
     plans = table.plans_of(kept, values.itemsize)
     sizes: dict[str, int | None] = dict.fromkeys(table.FORMATS)
