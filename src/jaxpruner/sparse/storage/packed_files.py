@@ -406,7 +406,8 @@ class PackedFile:
                 f'{self.path} is no packed file, since its header has no {MANIFEST_KEY}; '
                 'jaxpruner.sparse.save or `jaxpruner pack` makes one'
             )
-        self.leaves: dict[str, Leaf] = {}
+        leaves: dict[str, Leaf] = {}
+        self.leaves: Mapping[str, Leaf] = leaves
         self.paths: dict[str, tree_lib.Path] = {}
         self.formats: dict[str, str] = {}
         self.stored_bytes: dict[str, int] = {}
@@ -417,14 +418,14 @@ class PackedFile:
         with _errors_named(self.path, _WRITE_AGAIN):
             for name, entry in _read_manifest(text, self.metadata).items():
                 with _errors_named(f'{name}: its entry in the manifest is wrong'):
-                    self.paths[name] = path = tuple(entry['path'])
-                    if not path or '.'.join(path) != name:
-                        raise ValueError(f'its path {path} does not lead to its name')
+                    self.paths[name] = parts = tuple(entry['path'])
+                    if not parts or '.'.join(parts) != name:
+                        raise ValueError(f'its path {parts} does not lead to its name')
                     self.formats[name] = entry['format']
                     self._tensors[name] = names = _tensor_names(name, entry['format'])
                     self._digests[name] = entry['crc32']
                     leaf_arrays.check_shape(entry['shape'])
-                    self.leaves[name] = Leaf(tuple(entry['shape']), dtypes.PACKED[entry['dtype']])
+                    leaves[name] = Leaf(tuple(entry['shape']), dtypes.PACKED[entry['dtype']])
                 claims.update(names.values())
             nested(dict.fromkeys(self.paths.values()))
             for tensor in [*tensors, *claims]:
