@@ -37,7 +37,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _CORE = set(
     'api algorithms base_updater checks plan mask_calculator selection n_by_m sparse_state packing sparsity_types '
     'sparsity_distributions sparsity_schedules tree utils core control seeds caller_warnings '
-    'explicit_meshes mask_metrics'.split()
+    'explicit_meshes'.split()
 )
 
 # Run in a process of its own with the measured tree on its path; prints {case: {file: [first lines]}}.

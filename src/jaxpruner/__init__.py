@@ -82,7 +82,6 @@ from jaxpruner.jax_pruning import StrategyPruning as StrategyPruning
 from jaxpruner.jax_pruning import gradual_strategy as gradual_strategy
 from jaxpruner.jax_pruning import pruning as pruning
 from jaxpruner.jax_pruning import pruning_apply as pruning_apply
-from jaxpruner.mask_metrics import sparsity_metrics as sparsity_metrics
 from jaxpruner.oneshot import plan as plan
 from jaxpruner.oneshot import prune as prune
 from jaxpruner.saving import save_safetensors as save_safetensors
@@ -110,6 +109,7 @@ from jaxpruner.uses import UnsupportedPrimitive as UnsupportedPrimitive
 from jaxpruner.uses import Use as Use
 from jaxpruner.uses import UseGraph as UseGraph
 from jaxpruner.uses import param_uses as param_uses
+from jaxpruner.utils import sparsity_metrics as sparsity_metrics
 from jaxpruner.utils import summarize_intersection as summarize_intersection
 from jaxpruner.utils import summarize_sparsity as summarize_sparsity
 

@@ -9,7 +9,7 @@ import collections
 import difflib
 import fnmatch
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -155,6 +155,16 @@ def _is_wrapper(node):
     return is_unnamed or key in (_VALUE, jax.tree_util.GetAttrKey('array'))
 
 
+def zip_with_paths(tree: PyTree, *rest: PyTree) -> Iterator[tuple[Any, ...]]:
+    """Lists the path and the leaf of each leaf of a tree, and the entries of other trees there, which may be `None`.
+
+    >>> list(zip_with_paths({'a': 3, 'b': 4}, {'a': 5, 'b': None}))
+    [(('a',), 3, 5), (('b',), 4, None)]
+    """
+    paths, leaves, treedef = flatten_with_paths(tree)
+    return zip(paths, leaves, *(leaves_like(treedef, other) for other in rest), strict=True)
+
+
 def unflatten(treedef: Any, entries: Iterable[Any], leaves: Iterable[Any]) -> PyTree:
     """Puts an entry in the place of each leaf, as `jax.tree.unflatten`, where entries may be no arrays of its shape.
 
@@ -266,13 +276,11 @@ def layer_axes(
     [1, None]
     """
     axes = stacked if isinstance(stacked, Mapping) else dict.fromkeys(as_names(stacked), 0)
-    check_names(axes, paths, 'stacked', matches)
     found: list[int | None] = [None] * len(paths)
-    for i, (path, shape) in enumerate(zip(paths, shapes, strict=True)):
-        matching = [axis for name, axis in axes.items() if matches(name, path)]
-        if matching and shape:
-            check_axis(matching[0], shape, f'stacked: {path_string(path)}')
-            found[i] = matching[0] % len(shape)
+    for i, axis in values_by_leaf(axes, paths, 'stacked', matches).items():
+        if shapes[i]:
+            check_axis(axis, shapes[i], f'stacked: {path_string(paths[i])}')
+            found[i] = axis % len(shapes[i])
     return found
 
 

@@ -1,4 +1,4 @@
-"""How sparse parameters are: zeros counted leaf by leaf and over a model."""
+"""How sparse parameters and masks are: zeros counted leaf by leaf and over a model; numbers to log in training."""
 
 import math
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import caller_warnings
+from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
 from jaxpruner.seeds import check_seed as check_seed
 from jaxpruner.seeds import prng_key as prng_key
@@ -39,8 +40,9 @@ def summarize_sparsity(
     >>> summarize_sparsity({'w': jnp.array([[0.0, 1.0], [0.0, 0.0]])})
     {'w': 0.75, '_total_sparsity': 0.75, '_nparams': 4, '_nparams_nnz': 1}
     """
-    paths, leaves, _ = tree_lib.flatten_with_paths(jax.tree.map(array_of_numbers, param_tree))
-    _warn_of_packed(paths, leaves)
+    param_tree = jax.tree.map(array_of_numbers, param_tree)
+    paths, leaves, _ = tree_lib.flatten_with_paths(param_tree)
+    _warn_of_packed(param_tree)
     sizes = [math.prod(leaf.shape) for leaf in leaves]
     nonzeros = [count_nonzero(leaf) for leaf in leaves]
     summary: dict[str, Any] = {}
@@ -71,9 +73,9 @@ def array_of_numbers(leaf: Any) -> Any:
     return leaf if is_array else None
 
 
-def _warn_of_packed(paths, leaves):
+def _warn_of_packed(tree):
     """Names the first leaf whose bytes are none of a mask of one byte a weight; traced values pass."""
-    for path, leaf in zip(paths, leaves, strict=True):
+    for path, leaf in tree_lib.zip_with_paths(tree):
         is_known = leaf.dtype == jnp.uint8 and not tree_lib.is_traced(leaf)
         if is_known and bool(jnp.any(leaf > 1)):
             caller_warnings.warn(
@@ -124,13 +126,11 @@ def summarize_intersection(
     {'w': 0.5, '_total_intersection': 0.5}
     """
     mask_tree1, mask_tree2 = tree_lib.as_arrays(mask_tree1), tree_lib.as_arrays(mask_tree2)
-    paths, leaves, treedef = tree_lib.flatten_with_paths(mask_tree1)
-    _warn_of_packed(paths, leaves)
-    others = tree_lib.leaves_like(treedef, mask_tree2)
+    _warn_of_packed(mask_tree1)
     summary: dict[str, Any] = {}
     both_total: Any = 0
     first_total: Any = 0
-    for path, first, second in zip(paths, leaves, others, strict=True):
+    for path, first, second in tree_lib.zip_with_paths(mask_tree1, mask_tree2):
         if second is None:
             continue
         name = tree_lib.path_string(path)
@@ -159,3 +159,75 @@ def _ratio(part, whole):
     if isinstance(whole, int):
         return part / whole if whole else 0.0
     return part / jnp.maximum(whole, 1)
+
+
+def sparsity_metrics(opt_state: Any, params: PyTree | None = None) -> dict[str, jax.Array]:
+    """How sparse the masks in an optimizer state are now, for logging; safe under `jit`.
+
+    The numbers are of masks: `summarize_sparsity(params)` counts zeros of all parameters, whatever masks say. With
+    `params` both are compared. What rescales updates outside the pruner, as `optax.chain(pruner.wrap_optax(adam),
+    optax.scale(0.5))` does, keeps pruned weights from landing on zero: put it inside `wrap_optax`, or call
+    `post_gradient_update` after each step. Straight-through methods keep dense weights: compare the parameters that
+    their `pre_forward_update` returns.
+
+    Args:
+      opt_state: any optimizer state, also as `flax.nnx.split` leaves it; masks may be packed. Of states stacked by
+        `vmap` the mean is returned.
+      params: the parameters after the step that made the state (stacked, if it is); `None` compares nothing.
+
+    Returns:
+      `{'a/b/kernel': sparsity}` for each masked leaf (float32 scalars), and for all masked leaves together
+      `'_mask_sparsity'`, `'_target_sparsity'` (the target, weighted by size) and `'_count'` (steps). Where several
+      pruners share the model, the later ones' leaves follow. With `params` also `'_disagreement/a/b/kernel'` for each
+      masked leaf and `'_disagreement'` for all together: of the weights that masks prune the share that is not zero.
+
+    Raises:
+      ValueError: there is no `SparseState`, or masks do not fit the parameters.
+
+    >>> import optax, jaxpruner
+    >>> tx = jaxpruner.StaticRandomSparse(sparsity_distribution_fn=lambda p: {'w': 0.75}).wrap_optax(optax.sgd(0.1))
+    >>> params = {'w': jnp.ones((4, 4))}
+    >>> metrics = sparsity_metrics(tx.init(params), params)
+    >>> float(metrics['w']), float(metrics['_disagreement'])  # before the first step, weights are dense
+    (0.75, 1.0)
+    """
+    states = sparse_state_lib.sparse_states(opt_state)
+    if not states:
+        raise ValueError(sparse_state_lib.NO_STATE)
+    metrics: dict[str, jax.Array] = {}
+    size = removed = to_remove = jnp.float32(0)
+    for state in states:
+        targets = sparse_state_lib.leaf_targets(state)
+        for path, mask, target, packed in tree_lib.zip_with_paths(
+            state.masks, targets, state.sizes
+        ):
+            weights = jnp.float32(mask.size)
+            if packed is not None:
+                weights = jnp.sum(packed.astype(jnp.float32))
+            kept = sparse_state_lib.kept_weights(mask).astype(jnp.float32)
+            sparsity = (weights - kept) / jnp.maximum(weights, 1)  # of no weights none is lost
+            metrics[tree_lib.path_string(path)] = sparsity
+            size += weights
+            removed += sparsity * weights
+            to_remove += weights * (0 if target is None else jnp.mean(target))
+    metrics['_mask_sparsity'] = removed / jnp.maximum(size, 1)
+    metrics['_target_sparsity'] = to_remove / jnp.maximum(size, 1)
+    metrics['_count'] = jnp.int32(0) if states[0].count is None else jnp.max(states[0].count)
+    if params is None:
+        return metrics
+    nonzeros = pruned = jnp.float32(0)
+    for state in states:
+        masks = sparse_state_lib.unpack_masks(state.masks, params)
+        for path, leaf, mask in tree_lib.zip_with_paths(params, masks):
+            if mask is not None:
+                leaf_pruned, leaf_nonzeros = _count(mask == 0), _count((mask == 0) & (leaf != 0))
+                name = f'_disagreement/{tree_lib.path_string(path)}'
+                metrics[name] = leaf_nonzeros / jnp.maximum(leaf_pruned, 1)
+                nonzeros += leaf_nonzeros
+                pruned += leaf_pruned
+    metrics['_disagreement'] = nonzeros / jnp.maximum(pruned, 1)
+    return metrics
+
+
+def _count(flags):
+    return jnp.sum(flags, dtype=jnp.uint32).astype(jnp.float32)

@@ -52,9 +52,8 @@ class AdamFisherPruning(BaseUpdater):
         moments = _second_moments(
             *jax.eval_shape(lambda values: (inner.init(values), values), params)
         )
-        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-        targets = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
-        for path, leaf, moment, target in zip(paths, leaves, moments, targets, strict=True):
+        rows = tree_lib.zip_with_paths(params, self.get_target_sparsities(params))
+        for (path, leaf, target), moment in zip(rows, moments, strict=True):
             if target is not None and moment is None:
                 raise ValueError(
                     f'adam_fisher scores weights by the second moment of their gradients, and this optimizer keeps '
