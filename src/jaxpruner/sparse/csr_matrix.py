@@ -36,8 +36,7 @@ class CsrMatrix:
 
     Attributes:
       compressed: float[weights], row by row of the matrix transposed.
-      positions: int32[weights], in that matrix, flattened; ascending. Weights behind the last row have the size of the
-        matrix here: they fill up the layers of a stack, so that all have one length, and are never read.
+      positions: int32[weights], in that matrix, flattened; ascending.
       row_offsets: int32[outputs + 1].
       transposed_order: int32[weights], for each weight row by row of the matrix itself, its place among the others.
       transposed_row_offsets: int32[inputs + 1], where those rows begin.
@@ -77,7 +76,7 @@ def _backward(saved: Any, gradient: jax.Array) -> tuple[Any, CsrMatrix]:
     (_, inputs), (_, outputs) = rows.shape, gradient.shape
     if matrix.transposed_order is None:
         zeros = jnp.zeros(outputs * inputs, compressed.dtype)
-        transposed = zeros.at[positions].set(compressed, mode='drop')
+        transposed = zeros.at[positions].set(compressed)
         of_rows = gradient @ transposed.reshape(outputs, inputs)
     else:
         order = matrix.transposed_order

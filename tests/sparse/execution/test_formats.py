@@ -42,7 +42,7 @@ def test_a_format_multiplies_as_the_dense_matrix(format, seed):
     rows = RNG.normal(size=(6, 16)).astype(np.float32)
     for layer, matrix in enumerate(matrices):
         of_layer = {key: jnp.asarray(array[layer]) for key, array in arrays.items()}
-        found = format.operator(of_layer, leaf).multiply(rows)
+        found = format.matrix(**of_layer).multiply(rows)
         np.testing.assert_allclose(found, rows @ matrix, rtol=1e-5, atol=1e-5)
 
 
@@ -62,7 +62,7 @@ def test_convolutions(format, window):
     leaf = products.by_leaf['w']
     packed = format.pack(np.asarray(leaf.to_matrix(params['w']))[None], leaf)
     arrays = {key: jnp.asarray(array[0]) for key, array in packed.items()}
-    weights = products.put(params, {'w': format.operator(arrays, leaf)})
+    weights = products.put(params, {'w': format.matrix(**arrays)})
     result = products.apply(weights, image)
     np.testing.assert_allclose(result, convolved(params, image), rtol=1e-4, atol=1e-4)
     if isinstance(format, Smaller):

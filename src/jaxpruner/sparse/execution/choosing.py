@@ -1,9 +1,9 @@
 """How products can run, and which format is chosen: as was asked, or the fastest by measurement.
 
 There is a class for each format. Its text is its name in settings and reports. It packs matrices `[layers, inputs,
-outputs]` into a dictionary of arrays with the layers in front. Inside of the model it makes an operator of them. All
-layers of a stack have arrays of one length; shorter ones are filled up. `nonzero` is everywhere bool[layers, inputs,
-outputs]: which weights are not zero.
+outputs]` into a dictionary of arrays with the layers in front. Inside of the model these make a `matrix` that multiplies.
+All layers of a stack have arrays of one length; shorter ones are filled up. `nonzero` is everywhere bool[layers,
+inputs, outputs]: which weights are not zero.
 
 Formats are timed in turns with the dense product, on data of the model's shapes. Layers of one shape are measured once,
 and so are formats that differ only in a few weights. NumPy draws the data: JAX would compile a program for each shape,
@@ -16,7 +16,7 @@ import itertools
 import math
 import re
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,9 @@ _MEASURED_SHAPES = 3
 
 @dataclasses.dataclass(frozen=True)
 class Csr:
-    """Single weights, in CSR."""
+    """Single weights, in CSR; zeros fill short layers up."""
+
+    matrix: ClassVar = csr_matrix.CsrMatrix
 
     def __str__(self) -> str:
         return 'csr'
@@ -63,55 +65,14 @@ class Csr:
 
     def pack(self, matrices: np.ndarray, leaf: MatrixLeaf) -> Arrays:
         transposed = matrices.swapaxes(1, 2).reshape(len(matrices), -1)
-        weights = _largest(np.count_nonzero(transposed, axis=1))
-        # Numbers that fill a layer up stand behind its last row, and are never read.
-        compressed = np.zeros((len(matrices), weights), matrices.dtype)
-        positions = np.full((len(matrices), weights), leaf.inputs * leaf.outputs, np.int32)
-        row_offsets = np.zeros((len(matrices), leaf.outputs + 1), np.int32)
+        positions = np.sort(_flagged_first(transposed != 0), axis=1).astype(np.int32)
         first_of_rows = leaf.inputs * np.arange(leaf.outputs + 1)
-        for layer, matrix in enumerate(transposed):
-            places = np.flatnonzero(matrix)
-            compressed[layer, : len(places)] = matrix[places]
-            positions[layer, : len(places)] = places
-            row_offsets[layer] = np.searchsorted(places, first_of_rows)
-        return {'compressed': compressed, 'positions': positions, 'row_offsets': row_offsets}
-
-    def operator(self, arrays: Mapping[str, Any], leaf: MatrixLeaf) -> csr_matrix.CsrMatrix:
-        return csr_matrix.CsrMatrix(**arrays)
-
-
-@dataclasses.dataclass(frozen=True)
-class Smaller:
-    """A dense matrix without the inputs and outputs (channels of a convolution) that are zero."""
-
-    def __str__(self) -> str:
-        return 'smaller'
-
-    def why_not(self, leaf: MatrixLeaf) -> str | None:
-        """Why it cannot run a leaf; `None` if it can."""
-        return None
-
-    def pack(self, matrices: np.ndarray, leaf: MatrixLeaf) -> Arrays:
-        # A list of channels or outputs that is filled up names some that are zero.
-        channels, outputs = (
-            np.sort(_flagged_first(used), axis=1) for used in used_lines(leaf, matrices != 0)
-        )
-        small = matrices.reshape(len(matrices), leaf.window, -1, leaf.outputs)
-        number_of_channels = small.shape[2]
-        small = np.take_along_axis(small, channels[:, None, :, None], axis=2)
-        small = np.take_along_axis(small, outputs[:, None, None, :], axis=3)
-        count = outputs.shape[1]
-        arrays: Arrays = {'matrix': small.reshape(len(matrices), -1, count)}
-        if channels.shape[1] < number_of_channels:
-            arrays['inputs'] = channels.astype(np.int32)
-        if count < leaf.outputs:
-            columns = np.full((len(matrices), leaf.outputs), count, np.int32)
-            np.put_along_axis(columns, outputs, np.arange(count)[None], axis=1)
-            arrays['outputs'] = columns
-        return arrays
-
-    def operator(self, arrays: Mapping[str, Any], leaf: MatrixLeaf) -> 'SmallerMatrix':
-        return SmallerMatrix(**arrays)
+        row_offsets = [np.searchsorted(of_layer, first_of_rows) for of_layer in positions]
+        return {
+            'compressed': np.take_along_axis(transposed, positions, axis=1),
+            'positions': positions,
+            'row_offsets': np.array(row_offsets, np.int32),
+        }
 
 
 @jax.tree_util.register_dataclass
@@ -158,10 +119,44 @@ class SmallerMatrix:
 
 
 @dataclasses.dataclass(frozen=True)
+class Smaller:
+    """A dense matrix without the inputs and outputs (channels of a convolution) that are zero."""
+
+    matrix: ClassVar = SmallerMatrix
+
+    def __str__(self) -> str:
+        return 'smaller'
+
+    def why_not(self, leaf: MatrixLeaf) -> str | None:
+        """Why it cannot run a leaf; `None` if it can."""
+        return None
+
+    def pack(self, matrices: np.ndarray, leaf: MatrixLeaf) -> Arrays:
+        # A list of channels or outputs that is filled up names some that are zero.
+        channels, outputs = (
+            np.sort(_flagged_first(used), axis=1) for used in used_lines(leaf, matrices != 0)
+        )
+        small = matrices.reshape(len(matrices), leaf.window, -1, leaf.outputs)
+        number_of_channels = small.shape[2]
+        small = np.take_along_axis(small, channels[:, None, :, None], axis=2)
+        small = np.take_along_axis(small, outputs[:, None, None, :], axis=3)
+        count = outputs.shape[1]
+        arrays: Arrays = {'matrix': small.reshape(len(matrices), -1, count)}
+        if channels.shape[1] < number_of_channels:
+            arrays['inputs'] = channels.astype(np.int32)
+        if count < leaf.outputs:
+            columns = np.full((len(matrices), leaf.outputs), count, np.int32)
+            np.put_along_axis(columns, outputs, np.arange(count)[None], axis=1)
+            arrays['outputs'] = columns
+        return arrays
+
+
+@dataclasses.dataclass(frozen=True)
 class Blocks:
     """Blocks of one shape, the same number for each group of outputs."""
 
     block: BlockShape
+    matrix: ClassVar = BlockMatrix
 
     def __str__(self) -> str:
         return f'blocks {self.block[0]}x{self.block[1]}'
@@ -178,9 +173,6 @@ class Blocks:
         indices = _flagged_first(by_group.any((-2, -1)))
         values = np.take_along_axis(by_group, indices[..., None, None], axis=2)
         return {'values': values, 'indices': indices.astype(np.int32)}
-
-    def operator(self, arrays: Mapping[str, Any], leaf: MatrixLeaf) -> BlockMatrix:
-        return BlockMatrix(**arrays)
 
 
 Format = Csr | Smaller | Blocks
@@ -213,10 +205,11 @@ def candidates(leaf: MatrixLeaf, nonzero: np.ndarray) -> list[Format]:
     formats: list[Format] = []
     if nonzero.mean() <= _LARGEST_SHARE_OF_CSR:
         formats.append(Csr())
-    share = 1.0
-    for used in used_lines(leaf, nonzero):
-        share *= _largest(used.sum(1)) / used.shape[1]
-    if share <= _LARGEST_SHARE_OF_SMALLER:
+    used = used_lines(leaf, nonzero)
+    if (
+        math.prod(_largest(each.sum(1)) / each.shape[1] for each in used)
+        <= _LARGEST_SHARE_OF_SMALLER
+    ):
         formats.append(Smaller())
     formats += map(Blocks, best_blocks(nonzero, _LARGEST_COST)[:_MEASURED_SHAPES])
     return [format for format in formats if not format.why_not(leaf)]
@@ -280,7 +273,6 @@ def _too_large_windows(leaf: MatrixLeaf) -> str | None:
 Matrices = Mapping[str, np.ndarray]  # [layers, inputs, outputs] by name of the leaf
 # Those of leaves that are not dense, by name of the leaf.
 Formats = dict[str, Format]
-Layers = dict[str, 'LayerExecution']
 
 _LONG_ENOUGH = 5e-3  # seconds
 # Candidates whose arrays differ by less than this factor in size are measured once.
@@ -373,30 +365,27 @@ def matrices_of(products: Products, params: tree_lib.PyTree) -> dict[str, np.nda
 
 def measured_formats(
     products: Products, matrices: Matrices, rounds: int, progress: bool
-) -> tuple[Formats, Layers]:
-    """The fastest format of each leaf; dense unless another is faster beyond noise. Then what was measured."""
+) -> tuple[Formats, dict[str, dict[str, float]]]:
+    """The fastest format of each leaf; dense unless another is faster beyond noise. Then the milliseconds of each."""
     total = sum(leaf.flops for leaf in products.by_leaf.values())
     chosen: Formats = {}
-    layers: Layers = {}
+    milliseconds: dict[str, dict[str, float]] = {}
     known: dict[Hashable, Any] = {}
     with progress_bar(len(matrices), progress) as show:
         for number, (name, matrix) in enumerate(matrices.items()):
             show(name, number)
-            leaf, packed = products.by_leaf[name], {}
-            if leaf.flops >= _LEAST_SHARE * total:
-                for format in candidates(leaf, matrix != 0):
-                    packed[format] = format.pack(matrix, leaf)
-            milliseconds = {}
-            if packed:
-                seconds, gains = _times(leaf, packed, rounds, known)
-                names = [DENSE, *map(str, packed)]
-                milliseconds = dict(zip(names, (1e3 * seconds).tolist(), strict=True))
-                seconds[1:][gains[1:] < _LEAST_GAIN] = math.inf
-                best = int(np.argmin(seconds))
-                if best:
-                    chosen[name] = list(packed)[best - 1]
-            layers[name] = layer_of(leaf, matrix, chosen.get(name), milliseconds)
-    return chosen, layers
+            leaf = products.by_leaf[name]
+            formats = candidates(leaf, matrix != 0) if leaf.flops >= _LEAST_SHARE * total else []
+            if not formats:
+                continue
+            packed = {format: format.pack(matrix, leaf) for format in formats}
+            seconds, gains = _times(leaf, packed, rounds, known)
+            names = [DENSE, *map(str, formats)]
+            milliseconds[name] = dict(zip(names, (1e3 * seconds).tolist(), strict=True))
+            seconds[1:][gains[1:] < _LEAST_GAIN] = math.inf
+            if best := int(np.argmin(seconds)):
+                chosen[name] = formats[best - 1]
+    return chosen, milliseconds
 
 
 def asked_formats(products: Products, matrices: Matrices, setting: Any) -> Formats:
@@ -433,18 +422,6 @@ def asked_formats(products: Products, matrices: Matrices, setting: Any) -> Forma
                 f"{'; '.join(listed[:8])}; name 'dense' for them"
             )
     return chosen
-
-
-def layer_of(
-    leaf: MatrixLeaf,
-    matrices: np.ndarray,
-    format: Format | None = None,
-    milliseconds: Mapping[str, float] | None = None,
-) -> LayerExecution:
-    """The row of a report for a leaf in a format, `None` for dense."""
-    shape = (*leaf.layers, leaf.inputs, leaf.outputs)
-    density = float((matrices != 0).mean())
-    return LayerExecution(shape, density, str(format or DENSE), milliseconds or {})
 
 
 def _times(
@@ -489,7 +466,7 @@ def _measured(
     for format, arrays in packed.items():
 
         def in_format(data: jax.Array, arrays: Any, format: Format = format) -> Any:
-            return multiply(use, data, format.operator(arrays, leaf))
+            return multiply(use, data, format.matrix(**arrays))
 
         layer = {}
         for key, array in arrays.items():

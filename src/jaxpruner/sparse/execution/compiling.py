@@ -15,8 +15,8 @@ from jaxpruner.sparse.execution.choosing import (
     DENSE,
     ExecutionReport,
     Formats,
+    LayerExecution,
     asked_formats,
-    layer_of,
     matrices_of,
     measured_formats,
     used_lines,
@@ -137,15 +137,16 @@ def compile(
         model = model.without_zero_channels(params, matrices, sample)
         matrices = matrices_of(model.products, model.shrink(params))
     chosen: Formats = {}
+    milliseconds = {}
     if formats == MEASURE:
-        chosen, layers = measured_formats(model.products, matrices, rounds, progress)
-    else:
-        if formats != CHANNELS:
-            chosen = asked_formats(model.products, matrices, formats)
-        layers = {}
-        for name, leaf in model.products.by_leaf.items():
-            layers[name] = layer_of(leaf, matrices[name], chosen.get(name))
-    removed = {}
+        chosen, milliseconds = measured_formats(model.products, matrices, rounds, progress)
+    elif formats != CHANNELS:
+        chosen = asked_formats(model.products, matrices, formats)
+    layers, removed = {}, {}
+    for name, leaf in model.products.by_leaf.items():
+        shape, density = (*leaf.layers, leaf.inputs, leaf.outputs), (matrices[name] != 0).mean()
+        format = str(chosen.get(name, DENSE))
+        layers[name] = LayerExecution(shape, float(density), format, milliseconds.get(name, {}))
     for name, kept in model.keep.items():
         removed[name] = model.graph.groups[name].size - np.shape(kept)[-1]
     report = ExecutionReport(layers, whole.refused, removed)
@@ -200,23 +201,21 @@ def _check_results(found: Any, expected: Any, products: Products) -> None:
         (_TOLERANCES.get(name, _TOLERANCE_OF_NARROW_FLOATS) for name in floats), default=0
     )
     compared = jnp.inexact if floats else jnp.number
-    scale, differences = 0.0, {}
-    results = jax.tree_util.tree_leaves_with_path(expected)
-    for (path, dense), result in zip(results, jax.tree.leaves(found), strict=True):
+    scale = difference = 0.0
+    for dense, result in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
         if jnp.issubdtype(dense.dtype, compared):
             wide = tree_lib.at_least_float32(dense.dtype)
             finite = jnp.where(jnp.isfinite(dense), dense, 0).astype(wide)
-            difference = jnp.where(jnp.isfinite(dense), jnp.abs(result.astype(wide) - finite), 0)
-            differences[jax.tree_util.keystr(path)] = float(difference.max(initial=0))
+            own = jnp.where(jnp.isfinite(dense), jnp.abs(result.astype(wide) - finite), 0)
+            difference = float(np.maximum(difference, own.max(initial=0)))  # NaN stays
             scale = max(scale, float(jnp.abs(finite).max(initial=0)))
-    for name, difference in differences.items():
-        if not difference <= tolerance * scale:  # NaN is not
-            raise RuntimeError(
-                f'compile: the result{name} of the compiled model differs by {difference:.3g} from that of the dense '
-                f'model, whose largest result is {scale:.3g}; rounding explains up to {tolerance * scale:.3g}. Keep '
-                "the model dense (formats='dense'); or, if its results jump where floats hardly differ, name formats, "
-                'since then nothing is compared'
-            )
+    if not difference <= tolerance * scale:  # NaN is not
+        raise RuntimeError(
+            f'compile: a result of the compiled model differs by {difference:.3g} from that of the dense model, whose '
+            f'largest result is {scale:.3g}; rounding explains up to {tolerance * scale:.3g}. Keep the model dense '
+            "(formats='dense'); or, if its results jump where floats hardly differ, name formats, since then nothing "
+            'is compared'
+        )
 
 
 class _Model(NamedTuple):
@@ -346,7 +345,7 @@ class PackedApply:
             )
         leaves, products = dict(packed), self._model.products
         for name, format in self._formats.items():
-            leaves[name] = format.operator(leaves[name], products.by_leaf[name])
+            leaves[name] = format.matrix(**leaves[name])
         run = products.apply if self._formats else self._model.apply_fn
         return run(products.unflatten(leaves), *inputs)
 
