@@ -1,9 +1,9 @@
 """How products can run, and which format is chosen: as was asked, or the fastest by measurement.
 
 There is a class for each format. Its text is its name in settings and reports. It packs matrices `[layers, inputs,
-outputs]` into a dictionary of arrays with the layers in front. Inside of the model these make a `matrix` that multiplies.
-All layers of a stack have arrays of one length; shorter ones are filled up. `nonzero` is everywhere bool[layers,
-inputs, outputs]: which weights are not zero.
+outputs]` into a dictionary of arrays with the layers in front. Inside of the model these make a `matrix`, which
+multiplies. All layers of a stack have arrays of one length; shorter ones are filled up. `nonzero` is everywhere
+bool[layers, inputs, outputs]: which weights are not zero.
 
 Formats are timed in turns with the dense product, on data of the model's shapes. Layers of one shape are measured once,
 and so are formats that differ only in a few weights. NumPy draws the data: JAX would compile a program for each shape,
