@@ -31,7 +31,7 @@ from jax.extend.core import Literal
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure import small_model
 from jaxpruner.structure.axes import sizes_of
-from jaxpruner.structure.programs import ModelProgram, Trace
+from jaxpruner.structure.programs import ModelProgram, Trace, shape_of_leaf
 from jaxpruner.structure.traces import has_type_of, live_in_whole, pin_at
 from jaxpruner.structure.zeros import ZERO, Fill, ZeroWalk
 from jaxpruner.trace.interpreter import Position, Run
@@ -46,8 +46,8 @@ class Block:
     """A residual block that can be left out of a model.
 
     Attributes:
-      name: the part of the tree with its leaves and no others. If there is none, its leaf that is used first; leaves of
-        blocks inside it come last.
+      name: the part of the tree with its leaves and no others. If there is none, its leaf that the first program uses
+        first; leaves of blocks inside it come last.
       paths: of its leaves.
       parameters: how many it has.
       exact: whether leaving it out is the same as setting its leaves to zero.
@@ -77,16 +77,14 @@ class Branch(NamedTuple):
     Attributes:
       number: of the equation in its program.
       stream: the number of the operand that is the stream; the other one is the branch.
-      paths: of the parameters that the results do not depend on without it.
     """
 
     number: int
     stream: int
-    paths: Paths = frozenset()
 
 
-def find_branches(jaxpr: Any, paths: Sequence[Path]) -> list[Branch]:
-    """Finds the branches of a program that have leaves of their own; of several with the same leaves the outermost.
+def find_branches(jaxpr: Any, paths: Sequence[Path]) -> dict[Paths, Branch]:
+    """Finds the branches of a program by the leaves of their own; of several with the same leaves the outermost.
 
     Args:
       jaxpr: the program. Its first inputs are the leaves of the parameters.
@@ -96,26 +94,22 @@ def find_branches(jaxpr: Any, paths: Sequence[Path]) -> list[Branch]:
     used = _used(jaxpr, paths)
     branches: dict[Paths, Branch] = {}
     for number, equation in enumerate(jaxpr.eqns):
-        if not _adds_arrays(equation):
-            continue
-        for i in (0, 1):
+        for i in (0, 1) if _adds_arrays(equation) else ():
             stream, branch = equation.invars[i], equation.invars[1 - i]
-            summands = _sources(branch, makers, of_sums=True)
-            computed = _sources(branch, makers) - summands
+            computed = _sources(branch, makers) - _sources(branch, makers, of_sums=True)
             if not computed.isdisjoint(_sources(stream, makers, of_sums=True)):
                 own = used - _used(_without(jaxpr, [Branch(number, i)]), paths)
-                if own:
-                    branches[own] = Branch(number, i, own)
-    return list(branches.values())
+                if own:  # they replace those of a branch inside
+                    branches[own] = Branch(number, i)
+    return branches
 
 
 def _adds_arrays(equation: Any) -> bool:
     """Whether an equation adds two arrays of the same shape and dtype."""
-    if equation.primitive.name not in ('add', 'add_any'):
-        return False
-    result = equation.outvars[0].aval
-    operands = [variable for variable in equation.invars if not isinstance(variable, Literal)]
-    return len(operands) == 2 and all(has_type_of(each.aval, result) for each in operands)
+    return equation.primitive.name == 'add' and not any(
+        isinstance(operand, Literal) or not has_type_of(operand.aval, equation.outvars[0].aval)
+        for operand in equation.invars
+    )
 
 
 def _sources(variable: Any, makers: Mapping[int, Any], of_sums: bool = False) -> set[int]:
@@ -139,47 +133,34 @@ def _used(jaxpr: Any, paths: Iterable[Path]) -> Paths:
 
 
 def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
-    """Finds the residual blocks of a model by name, in the order of the first program.
-
-    Every program that uses a leaf of a block has to have the whole block.
-    """
+    """Finds the residual blocks that all programs of a model have, by name, in the order of the first program."""
     reasons_of: dict[Paths, list[str]] = defaultdict(list)  # why it is not exact, in each program
     for trace in traces:
         jaxpr = trace.program.jaxpr
         branches = find_branches(jaxpr, list(trace.leaves))
-        zeroed = frozenset().union(*[branch.paths for branch in branches])
+        zeroed = frozenset().union(*branches)
         walk = ZeroWalk(trace)
         walk.run([Fill(ZERO) if path in zeroed else Fill() for path in trace.leaves])
-        for branch in branches:
-            position = Position().at(branch.number)
-            reason = ''
-            if walk.operands[position.path][1 - branch.stream].everywhere.number != 0:
-                words = 'the branch is not zero once its parameters are'
-                reason = str(pin_at(position, jaxpr.eqns[branch.number], words))
-            reasons_of[branch.paths].append(reason)
+        for paths, (number, stream) in branches.items():
+            position = Position().at(number)
+            is_zero = walk.operands[position.path][1 - stream].everywhere.number == 0
+            words = 'the branch is not zero once its parameters are'
+            reason = '' if is_zero else str(pin_at(position, jaxpr.eqns[number], words))
+            reasons_of[paths].append(reason)
     sizes = {path: math.prod(sizes_of(axes)) for path, axes in traces[0].leaves.items()}
-    used_by_programs = [_used(trace.program.jaxpr, trace.leaves) for trace in traces]
-    order = {path: [trace.first_uses[path] for trace in traces] for path in sizes}
     blocks = {}
     for paths, reasons in reasons_of.items():
-        users = [each for each in used_by_programs if not paths.isdisjoint(each)]
-        if len(reasons) == len(users):
-            inner = frozenset().union(*[other for other in reasons_of if other < paths])
-            name = _name_block(paths, inner, order)
-            parameters = sum(sizes[path] for path in paths)
-            reason = next(filter(None, reasons), '')
-            blocks[name] = Block(name, paths, parameters, not reason, reason)
+        if len(reasons) < len(traces):
+            continue
+        inner = frozenset().union(*[other for other in reasons_of if other < paths])
+        first = min(paths, key=lambda path: (path in inner, traces[0].first_uses[path]))
+        parents = [first[:length] for length in range(1, len(first))]
+        whole = [each for each in parents if {p for p in sizes if p[: len(each)] == each} == paths]
+        name = tree_lib.path_string((*whole, first)[0])
+        parameters = sum(sizes[path] for path in paths)
+        reason = next(filter(None, reasons), '')
+        blocks[name] = Block(name, paths, parameters, not reason, reason)
     return blocks
-
-
-def _name_block(paths: Paths, inner: Paths, order: Mapping[Path, Sequence[float]]) -> str:
-    """The name of a block, see `Block.name`. Blocks inside have names of their own, so their leaves come last."""
-    first = min(paths, key=lambda path: (path in inner, order[path]))
-    for length in range(1, len(first) + 1):
-        if {path for path in order if path[:length] == first[:length]} == paths:
-            return tree_lib.path_string(first[:length])
-    name = tree_lib.path_string(first)
-    return f'{name} and {len(paths) - 1} more' if first in inner else name
 
 
 def chosen_blocks(
@@ -239,24 +220,19 @@ class ShallowApply:
     def __call__(self, params: PyTree, *arguments: Any) -> Any:
         """Runs the program with parameters that have `None` for the leaves of the blocks."""
         paths, own, treedef = tree_lib.flatten_with_paths(self._params)
-        leaves = list(tree_lib.leaves_like(treedef, params))
-        pairs = list(zip(own, leaves, strict=True))
-        # A missing leaf gets the dtype that the others of its old dtype have now.
-        dtypes = {leaf.dtype: jnp.result_type(value) for leaf, value in pairs if value is not None}
-        shapes = []
-        for leaf, value in pairs:
-            dtype = dtypes.get(leaf.dtype, leaf.dtype) if value is None else jnp.result_type(value)
-            shapes.append(jax.ShapeDtypeStruct(leaf.shape, dtype))
+        leaves = tree_lib.leaves_like(treedef, params)
+        pairs = zip(own, leaves, strict=True)
+        shapes = [whole if leaf is None else shape_of_leaf(leaf) for whole, leaf in pairs]
         make_jaxpr = jax.make_jaxpr(self.whole, return_shape=True)
         program, results = make_jaxpr(treedef.unflatten(shapes), *arguments)
-        jaxpr = program.jaxpr
-        branch_of = {branch.paths: branch for branch in find_branches(jaxpr, paths)}
-        used = _used(jaxpr, paths)
+        found = find_branches(program.jaxpr, paths)
         for block in self._blocks:
-            if block.paths not in branch_of and not block.paths.isdisjoint(used):
-                raise ValueError(f'for inputs of these shapes {block.name} is no residual block')
-        branches = [branch_of[block.paths] for block in self._blocks if block.paths in branch_of]
-        program = program.replace(jaxpr=_without(jaxpr, branches))
+            if block.paths not in found:
+                raise ValueError(
+                    f'for inputs of these shapes, or parameters of other dtypes, {block.name} is no residual block'
+                )
+        branches = [found[block.paths] for block in self._blocks]
+        program = program.replace(jaxpr=_without(program.jaxpr, branches))
         values = [*leaves, *jax.tree.leaves(arguments)]
         values = Run().visit_program(Program.of(program), values, Position.of_whole(program))
         return jax.tree.unflatten(jax.tree.structure(results), values)

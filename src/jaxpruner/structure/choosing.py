@@ -15,7 +15,6 @@ units 2 and 3 stay.
 import bisect
 import dataclasses
 import fnmatch
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +28,6 @@ from jaxpruner.progress import progress_bar
 from jaxpruner.structure import latency, small_model
 from jaxpruner.structure.costs import Cost, cost_function
 from jaxpruner.structure.cut import Cut, check_keep
-from jaxpruner.structure.groups import Group
 from jaxpruner.structure.programs import is_array
 from jaxpruner.structure.scores import read_score, score_group
 from jaxpruner.tree import PyTree
@@ -86,18 +84,21 @@ class Choice:
         return f'Choice({len(self.keep)} of {len(self.counts)} groups get smaller)'
 
     def __str__(self) -> str:
-        Column = text_tables.Column
+        def right(*headings: str) -> list[text_tables.Column]:
+            return [text_tables.Column(heading, align='right') for heading in headings]
+
+        columns = [
+            text_tables.Column('group', overflow='fold'),
+            *right('stay', 'of', 'score that stays'),
+            text_tables.Column('remark', overflow='wrap'),
+        ]
+        shown = len(columns) if self.remarks else -1
         rows = []
         for name, count in self.counts.items():
             share = f'{self.score_share(name):.3f}' if name in self.scores else ''
-            counts = str(count), str(self.sizes[name])
-            rows.append([name, *counts, share, self.remarks.get(name, '')])
-        headings = ('stay', 'of', 'score that stays')
-        columns = [Column('group', overflow='fold')]
-        columns += [Column(heading, align='right') for heading in headings]
-        if self.remarks:
-            columns.append(Column('remark', overflow='wrap'))
-        of_groups = text_tables.to_text(columns, [row[: len(columns)] for row in rows])
+            row = [name, str(count), str(self.sizes[name]), share, self.remarks.get(name, '')]
+            rows.append(row[:shown])
+        of_groups = text_tables.to_text(columns[:shown], rows)
         costs: list[tuple[str, float, float, str]]
         costs = [
             *zip(('parameters', 'FLOPs', 'bytes'), self.before, self.after, ',,,', strict=True)
@@ -108,8 +109,7 @@ class Choice:
         for label, before, after, style in costs:
             share = f'{after / before:.3f}' if before else ''
             rows.append([label, f'{before:{style}}', f'{after:{style}}', share])
-        headings = ('before', 'after', 'share')
-        columns = [Column('the model'), *[Column(name, align='right') for name in headings]]
+        columns = [text_tables.Column('the model'), *right('before', 'after', 'share')]
         return f'{of_groups}\n\n{text_tables.to_text(columns, rows)}'
 
 
@@ -120,7 +120,6 @@ def choose(
     *,
     counts: Mapping[str, int] | None = None,
     score: Any = 'magnitude',
-    ranking: str = 'each',
     round_to: int = 1,
     leave: Names = (),
     gradients: PyTree | None = None,
@@ -134,10 +133,9 @@ def choose(
     channel is the sum over the members. Where `Group.lists` has atoms, each of their indices
     (layer of a scan, expert, head) keeps channels of its own, and all keep the same number.
 
-    All groups lose the same share of their channels, but for rounding, until the budget is met. Or channels of all
-    groups are ranked together, and the lowest scores go first. Layers of a scan (`Group.is_depth`) only go if `counts`
-    names them. The weights of a channel that other groups remove do not
-    count: a head does not count for features that go, nor a feature for heads that go.
+    All groups lose the same share of their channels, but for rounding, until the budget is met. Layers of a scan
+    (`Group.is_depth`) only go if `counts` names them. The weights of a channel that other groups remove do not count: a
+    head does not count for features that go, nor a feature for heads that go.
 
     Groups are given by names or globs. `*` and `?` are special in globs, brackets are not. If several globs of a
     mapping match a group, the first one counts.
@@ -153,7 +151,6 @@ def choose(
         channels in one member, `(channels, weights of each)`. It returns numbers of shape `(channels,)` or
         `(channels, weights)`, which are summed, or `None` for no score. It also gets the arguments that it names:
         `gradients` (such a matrix), `member` and `group`.
-      ranking: which channels are ranked together: those of each group (`'each'`), or of all groups (`'all'`).
       round_to: the number of channels that stay is a multiple of this, or all of them.
       leave: names or globs of groups that are left alone.
       gradients: a tree like `params`, for scores by gradients, or of anything that the function `score` reads.
@@ -192,40 +189,27 @@ def choose(
     if (budget is None) == (counts is None):
         given = f'budget={budget!r}, counts={counts!r}'
         raise ValueError(f'give either a budget or counts; got {given}')
-    if counts is not None and (round_to != 1 or leave or ranking != 'each'):
-        raise ValueError('ranking, round_to and leave have no effect with counts; leave them out')
-    if ranking not in ('each', 'all'):
-        raise ValueError(f"ranking={ranking!r}: give 'each' or 'all'")
+    if counts is not None and (round_to != 1 or leave):
+        raise ValueError('round_to and leave have no effect with counts; leave them out')
     if not (isinstance(round_to, int) and round_to >= 1):
         raise ValueError(f'round_to={round_to!r}: give a whole number, 1 or more')
     of_params, _ = small_model.parts_of(graph)
     of_params.check(params, Cut({}))
     if not all(map(is_array, jax.tree.leaves(params))):
         raise TypeError('params have no values to make scores of; give arrays, outside of jit')
-    groups: Mapping[str, Group] = graph.groups
+    source, groups = graph.trace.source, graph.groups
     sizes = {name: group.size for name, group in groups.items()}
-    cost = cost_function(graph)
-    samples = graph.trace.source.examples
+    samples = source.examples
     if batches is not None:
         first, batches = first_batch(batches)
         samples = as_inputs(first)
     elif samples is not None:
         batches = [samples]
-    apply_fn = graph.trace.source.apply_fn
-    read = read_score(score, params, apply_fn, gradients, batches, progress)
-
-    def scored(name: str, others: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Scores the channels of a group, without the weights that the other groups remove."""
-        others = {other: kept for other, kept in others.items() if other != name}
-        cut = check_keep(groups, others, allow_inexact=True)
-        return score_group(graph.trace, groups[name], cut, read)
-
     milliseconds, remarks = None, {}
     if counts is not None:
         counts = _counts_of_groups(counts, sizes)
-        tables = {name: scored(name, {}) for name in counts}
+        ranked = list(counts)
     else:
-        quantity, share = _parse_budget(budget)
         left = matching(leave, groups, 'leave')
         for name, group in groups.items():
             if name in left:
@@ -234,96 +218,108 @@ def choose(
                 remarks[name] = 'not exact'
             elif group.is_depth:
                 remarks[name] = 'layers: name them in counts='
-        tables = {name: scored(name, {}) for name in groups if name not in remarks}
-        if not tables:
+        ranked = [name for name in groups if name not in remarks]
+        if not ranked:
             reasons = [f'{name} ({remark})' for name, remark in remarks.items()]
             words = ', '.join(reasons) or 'the model has none'
             raise ValueError(f'there is no group to choose from: {words}')
-        removals = _removals(tables, ranking, round_to)
-        numbers: Sequence[int] = range(len(removals) + 1)
+        of_ranked = {name: sizes[name] for name in ranked}
+        counts, milliseconds = _meet(graph, params, budget, of_ranked, round_to, samples, progress)
+    stay = {**sizes, **counts}
+    read = read_score(score, params, source.apply_fn, gradients, batches, progress)
+    tables: dict[str, np.ndarray] = {}
 
-        def measure_cost(counts: Mapping[str, int]) -> float:
-            return getattr(cost(counts), quantity)
-
-        measure: Callable[[Mapping[str, int]], float] = measure_cost
-        with progress_bar(None, progress) as show:
-            if quantity == 'latency':
-                # Each candidate is compiled and timed, so that the search is coarse.
-                numbers = np.linspace(0, len(removals), _LATENCIES + 1).astype(int).tolist()
-                measure = latency.latency_function(graph, params, samples, show)
-            number, most = _meet(budget, share, removals, numbers, measure)
-            counts = dict(removals[:number])
-            if quantity == 'latency':
-                milliseconds = 1e3 * measure({}), 1e3 * measure(counts)
-        # The last removal may have been a large one, such as a whole multiple. What still fits comes back, to the
-        # groups that lost last first.
-        for name in dict(reversed(removals[:number])) if quantity != 'latency' else ():
-            larger = {**counts, name: min(counts[name] + round_to, sizes[name])}
-            counts = larger if measure(larger) <= most else counts
-
-    def highest(name: str) -> np.ndarray:
-        """The channels of a group with the highest scores. Of equal ones the first stay."""
+    def highest(name: str, others: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Scores a group without the weights that others remove; the best channels. Of equal ones the first stay."""
+        others = {other: kept for other, kept in others.items() if other != name}
+        cut = check_keep(groups, others, allow_inexact=True)
+        tables[name] = score_group(graph.trace, groups[name], cut, read)
         highest_first = np.argsort(-tables[name], axis=-1, kind='stable')
         return np.sort(highest_first[..., : stay[name]], axis=-1)
 
-    stay = {**sizes, **counts}
-    keep = {name: highest(name) for name in tables if stay[name] < sizes[name]}
+    keep = {name: highest(name, {}) for name in ranked}
+    keep = {name: kept for name, kept in keep.items() if stay[name] < sizes[name]}
     # These scores are of the whole model. There a head still counts for features that go, and a feature for heads that
     # go. So each group is ranked once more, without the weights that the other groups remove.
     for name in keep:
-        tables[name] = scored(name, keep)
-        keep[name] = highest(name)
+        keep[name] = highest(name, keep)
     check_keep(groups, keep, allow_inexact)
-    return Choice(
-        keep=keep,
-        counts=stay,
-        scores=tables,
-        before=cost({}),
-        after=cost(stay),
-        sizes=sizes,
-        remarks=remarks,
-        milliseconds=milliseconds,
-    )
+    before, after = map(cost_function(graph), ({}, stay))
+    return Choice(keep, stay, tables, before, after, sizes, remarks, milliseconds)
 
 
 def _counts_of_groups(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, int]:
     """Checks how many channels are to stay, and says it of each group: the first glob that matches counts."""
-    of_groups = {
-        name: count
-        for glob, count in reversed(list(counts.items()))
-        for name in matching(glob, sizes, 'counts')
-    }
-    for name, count in of_groups.items():
-        if isinstance(count, bool) or not hasattr(count, '__index__'):
-            raise TypeError(f'counts[{name!r}] is {count!r}; give a whole number')
-        if not 1 <= count <= sizes[name]:
-            raise ValueError(f'counts[{name!r}] is {count}; it can be 1 to {sizes[name]}')
+    of_groups = {}
+    for glob, count in reversed(list(counts.items())):
+        for name in matching(glob, sizes, 'counts'):
+            if count not in range(1, sizes[name] + 1):
+                size = sizes[name]
+                raise ValueError(
+                    f'counts[{name!r}] is {count!r}; it can be a number from 1 to {size}'
+                )
+            of_groups[name] = int(count)
     return of_groups
 
 
 def _meet(
+    graph: Any,
+    params: PyTree,
     budget: Any,
-    share: float,
-    removals: Sequence[tuple[str, int]],
-    numbers: Sequence[int],
-    measure: Callable[[Mapping[str, int]], float],
-) -> tuple[int, float]:
-    """Finds the least of these numbers of removals that meets a budget, and how much may be left by that.
+    sizes: Mapping[str, int],
+    round_to: int,
+    samples: Sequence[Any] | None,
+    progress: bool,
+) -> tuple[dict[str, int], tuple[float, float] | None]:
+    """Finds how many channels of these groups stay under a budget: the same share of each, but for rounding.
+
+    Returns:
+      Name of a group -> how many stay; and milliseconds before and after, if the budget is a latency.
 
     Raises:
-      ValueError: the budget cannot be met.
+      ValueError: the budget is none, or cannot be met.
     """
-    whole, least = measure({}), measure(dict(removals))
-    if least > share * whole:
-        raise ValueError(
-            f'budget={budget!r} cannot be met: {least / whole:.4f} of the whole stay even if all channels go that may '
-            'go; give a larger share, or loosen round_to, leave or allow_inexact'
-        )
+    quantity, _, number = str(budget).partition('=')
+    try:
+        share = float(number)
+    except ValueError:
+        share = 0.0
+    if quantity not in _QUANTITIES or not 0 < share < 1:
+        words = f'{", ".join(_QUANTITIES)}, and the share that stays, between 0 and 1'
+        raise ValueError(f"budget={budget!r}: give one of {words}, such as 'flops=0.5'")
+    # In their order: each leaves a group with its next smaller count.
+    removals = [(name, n) for name, size in sizes.items() for n in range(round_to, size, round_to)]
+    removals.sort(key=lambda removal: -removal[1] / sizes[removal[0]])
+    cost = cost_function(graph)
 
-    def is_met(number: int) -> bool:
-        return measure(dict(removals[:number])) <= share * whole
+    def measure_cost(counts: Mapping[str, int]) -> float:
+        return getattr(cost(counts), quantity)
 
-    return numbers[bisect.bisect_left(numbers[:-1], True, key=is_met)], share * whole
+    measure: Callable[[Mapping[str, int]], float] = measure_cost
+    numbers: Sequence[int] = range(len(removals) + 1)
+    with progress_bar(None, progress) as show:
+        if quantity == 'latency':
+            # Each candidate is compiled and timed, so that the search is coarse.
+            numbers = np.linspace(0, len(removals), _LATENCIES + 1).astype(int).tolist()
+            measure = latency.latency_function(graph, params, samples, show)
+        whole, least = measure({}), measure(dict(removals))
+        most = share * whole
+        if least > most:
+            raise ValueError(
+                f'budget={budget!r} cannot be met: {least / whole:.4f} of the whole stay even if all channels go that '
+                'may go; give a larger share, or loosen round_to, leave or allow_inexact'
+            )
+        index = bisect.bisect_left(numbers, -most, key=lambda n: -measure(dict(removals[:n])))
+        done = removals[: numbers[index]]
+        counts = dict(done)
+        if quantity == 'latency':
+            return counts, (1e3 * whole, 1e3 * measure(counts))
+    # The last removal may have been a large one, such as a whole multiple. What still fits comes back, to the groups
+    # that lost last first.
+    for name in dict(reversed(done)):
+        larger = {**counts, name: min(counts[name] + round_to, sizes[name])}
+        counts = larger if measure(larger) <= most else counts
+    return counts, None
 
 
 def matching(names: Names, groups: Iterable[str], setting: str) -> list[str]:
@@ -345,39 +341,3 @@ def matching(names: Names, groups: Iterable[str], setting: str) -> list[str]:
             raise KeyError(f'{setting}: {name!r} matches no group; {nearest}')
         matches.update(of_name)
     return [group for group in all_groups if group in matches]
-
-
-def _parse_budget(text: Any) -> tuple[str, float]:
-    """Reads `'flops=0.5'`."""
-    quantity, _, number = str(text).partition('=')
-    try:
-        share = float(number)
-    except ValueError:
-        share = 0.0
-    if quantity not in _QUANTITIES or not 0 < share < 1:
-        words = f'{", ".join(_QUANTITIES)}, and the share that stays, between 0 and 1'
-        raise ValueError(f"budget={text!r}: give one of {words}, such as 'flops=0.5'")
-    return quantity, share
-
-
-def _removals(
-    tables: Mapping[str, np.ndarray], ranking: str, round_to: int
-) -> list[tuple[str, int]]:
-    """The removals in their order: each leaves a group with its next smaller count.
-
-    >>> tables = {'up': np.array([2.0, 1.0, 6.0, 5.0]), 'gate': np.array([3.0, 4.0])}
-    >>> _removals(tables, 'all', 1)
-    [('up', 3), ('up', 2), ('gate', 1), ('up', 1)]
-    >>> _removals(tables, 'each', 2)
-    [('up', 2)]
-    """
-    removals: list[tuple[float, tuple[str, int]]] = []
-    for name, table in tables.items():
-        size = table.shape[-1]
-        # Where a group has lists, what they lose together with their first channel, and so on.
-        losses = np.sort(table).reshape(-1, size).mean(axis=0)
-        for count in reversed(range(round_to, size, round_to)):
-            lost = size - count
-            when = lost / size if ranking == 'each' else float(losses[lost - 1])
-            removals.append((when, (name, count)))
-    return [removal for _, removal in sorted(removals, key=operator.itemgetter(0))]

@@ -538,7 +538,8 @@ def channel_groups(
     if arrays is not None:
         if state is not None:
             raise TypeError('a module holds its own state; leave state= out')
-        apply_fn, params, state, inputs = arrays.apply, arrays.params, arrays.state, arrays.inputs
+        apply_fn, inputs = arrays.apply, arrays.inputs
+        params, state = (*arrays.trees, None)[:2]
     elif not modules.is_function(apply_fn):
         expected = 'channel_groups takes a function apply_fn, or an NNX or Equinox module'
         raise modules.refusal(expected, apply_fn)

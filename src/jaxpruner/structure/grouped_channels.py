@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -87,12 +87,14 @@ class GroupedChannels:
         groups = self.graph.groups
         chosen: dict[str, Group] = {}
         for name in tree_lib.as_names(self.groups or '*'):
-            matches = [groups[match] for match in matching(name, groups, 'groups')]
-            usable = [group for group in matches if group.exact]
-            usable = [group for group in usable if not group.is_depth or group.name == name]
+            usable = {
+                match: groups[match]
+                for match in matching(name, groups, 'groups')
+                if groups[match].exact and (match == name or not groups[match].is_depth)
+            }
             if not usable:
                 raise ValueError(f'groups={name!r}: no group is exact; print(graph) says why')
-            chosen |= {group.name: group for group in usable}
+            chosen |= usable
         object.__setattr__(self, 'chosen', tuple(chosen.values()))
 
     def __repr__(self) -> str:
@@ -112,12 +114,12 @@ class GroupedChannels:
         path_of = {in_model: path for path, in_model in paths.items()}
         joined = []
         for group in self.chosen:
-            member_paths = {member.path for member in group.members}
-            own = [path for path in trace.leaves if path in member_paths]
+            own = [member.path for member in group.members]
             # Of the leaves with more than one axis, the one that the model uses first.
             leader = min(own, key=lambda p: (len(trace.leaves[p]) < 2, trace.first_uses[p]))
-            if leader in path_of and targets.get(path_of[leader]) is not None:
-                joined.append((path_of[leader], ChannelTable.of(trace, group, paths)))
+            leader = path_of.get(leader, ())
+            if targets.get(leader) is not None:
+                joined.append((leader, ChannelTable.of(trace, group, paths)))
         return joined
 
     def targets_of(
@@ -138,17 +140,15 @@ class GroupedChannels:
             tied |= dict.fromkeys(table.indices, 0.0)
             own = {member for members in table.indices.values() for member in members}
             names = {member.name for member in table.group.members if member not in own}
-            atom = table.group.atom
-            zeroed[atom] = frozenset([(member.path, member.axis) for member in own])
-            missing[atom] = ', '.join(sorted(names))
+            if names:  # else all members are zero, and the group is exact
+                zeroed[table.group.atom] = frozenset([(each.path, each.axis) for each in own])
+                missing[table.group.atom] = ', '.join(sorted(names))
         tied |= {leader: targets[leader] for leader, _ in joined}
-        if any(missing.values()):  # else all members are zero, and the groups are exact
-            for atom in inexact_atoms(self.graph.traces, zeroed):
-                if missing.get(atom):
-                    raise ValueError(
-                        f'channels do not vanish while {missing[atom]} get no masks; prune these leaves, too, '
-                        f'or leave their group out of groups={self.groups!r}'
-                    )
+        for atom in missing.keys() & inexact_atoms(self.graph.traces, zeroed) if missing else ():
+            raise ValueError(
+                f'channels do not vanish while {missing[atom]} get no masks; prune these leaves, too, or leave their '
+                f'group out of groups={self.groups!r}'
+            )
         return tied
 
     def make_masks(
@@ -166,10 +166,9 @@ class GroupedChannels:
         pooled = []
         for leader, table in joined:
             of_channels = table.add_up({path: scores[path] for path in table.indices})
-            is_stacked = of_channels.ndim > 1  # layers, experts or heads keep channels of their own
-            if is_stacked:
-                of_channels = of_channels.reshape(-1, table.group.size)
-            layer_axis = 0 if is_stacked else None
+            layer_axis = None
+            if of_channels.ndim > 1:  # layers, experts or heads keep channels of their own
+                of_channels, layer_axis = of_channels.reshape(-1, table.group.size), 0
             sparsity = scored[leader].sparsity
             pooled.append(ScoredLeaf(of_channels, sparsity, Unstructured(), layer_axis))
         masks = {path: jnp.ones(shape, MASK_DTYPE) for path, shape in shapes.items()}
@@ -185,25 +184,14 @@ class GroupedChannels:
         """Counts the weights of each leaf that are kept at these targets."""
         sizes, axes_of = {}, {}
         for leader, table in self.join(shapes, targets):
-            share = float(targets[leader])
-            count = selection.number_to_keep_on_host(table.group.size, share)
-            sizes[table.group.atom] = count
-            for leaf, members in table.indices.items():
-                axes_of[leaf] = self.graph.trace.leaves[next(iter(members)).path]
+            group, share = table.group, float(targets[leader])
+            sizes[group.atom] = selection.number_to_keep_on_host(group.size, share)
+            for leaf, (member, *_) in table.indices.items():
+                axes_of[leaf] = self.graph.trace.leaves[member.path]
         return {
-            leaf: math.prod(size_with(axis, sizes) for axis in axes)
+            leaf: math.prod([size_with(axis, sizes) for axis in axes])
             for leaf, axes in axes_of.items()
         }
-
-
-class GroupLassoState(NamedTuple):
-    """The state of `group_lasso`.
-
-    Attributes:
-      count: how many steps have been taken, an int32 scalar.
-    """
-
-    count: jax.Array
 
 
 def group_lasso(
@@ -257,11 +245,11 @@ def group_lasso(
     if not (callable(strength) or is_number):
         raise ValueError(f'strength is a schedule or a number from 0 up, got {strength!r}')
 
-    def init(params: PyTree) -> GroupLassoState:
+    def init(params: PyTree) -> optax.ScaleByScheduleState:
         del params
-        return GroupLassoState(jnp.zeros([], jnp.int32))
+        return optax.ScaleByScheduleState(jnp.zeros([], jnp.int32))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, GroupLassoState]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if params is None:
             raise ValueError(
                 'group_lasso shrinks parameters: pass them, tx.update(updates, state, params)'
@@ -269,32 +257,27 @@ def group_lasso(
         threshold = strength(state.count) if callable(strength) else strength
         paths, weights, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
         steps = tree_lib.leaves_like(treedef, updates)
-        new_weights = {
-            path: weight + step
-            for path, weight, step in zip(paths, weights, steps, strict=True)
-            if step is not None
-        }
+        triples = list(zip(paths, weights, steps, strict=True))
+        new_weights = {path: weight + step for path, weight, step in triples if step is not None}
+        in_model = paths_in_model(graph.trace, new_weights)
         factors: dict[Path, Any] = {}
-        in_model = paths_in_model(graph.trace, paths)
         for group in chosen:
             table = ChannelTable.of(graph.trace, group, in_model)
-            own = {path: new_weights[path] for path in table.indices if path in new_weights}
-            squares = {path: jnp.square(weight.astype(jnp.float32)) for path, weight in own.items()}
-            ones = {path: jnp.ones(weight.shape) for path, weight in own.items()}
-            norms = jnp.sqrt(table.add_up(squares))
-            least_norms = threshold * jnp.sqrt(table.add_up(ones))
-            stays = norms > least_norms
-            of_channels = jnp.where(stays, 1 - least_norms / jnp.where(stays, norms, 1), 0)
-            for path in own:
+            own = [(path, new_weights[path].astype(jnp.float32)) for path in table.indices]
+            norms = jnp.sqrt(table.add_up({path: weight**2 for path, weight in own}))
+            counts = table.add_up({path: jnp.ones(weight.shape) for path, weight in own})
+            norms = jnp.maximum(norms, np.finfo(np.float32).tiny)
+            of_channels = jnp.maximum(0, 1 - threshold * jnp.sqrt(counts) / norms)
+            for path in table.indices:
                 factors[path] = factors.get(path, 1) * table.look_up(of_channels, path)
-        new_steps = []
-        for path, weight, step in zip(paths, weights, steps, strict=True):
-            if path in factors:
-                new_weight = new_weights[path]
-                # Shrunk to 0, the step is minus the weight, so that their sum is exactly 0.
-                step = (new_weight * factors[path]).astype(new_weight.dtype) - weight
-            new_steps.append(step)
-        count = jnp.asarray(optax.safe_increment(state.count))
-        return jax.tree.unflatten(treedef, new_steps), GroupLassoState(count)
+        # Where a weight is shrunk to 0, the step is minus the weight, so that their sum is exactly 0.
+        new_steps = [
+            (new_weights[path] * factors[path]).astype(new_weights[path].dtype) - weight
+            if path in factors
+            else step
+            for path, weight, step in triples
+        ]
+        state = optax.ScaleByScheduleState(jnp.asarray(optax.safe_increment(state.count)))
+        return jax.tree.unflatten(treedef, new_steps), state
 
     return optax.GradientTransformation(init, update)

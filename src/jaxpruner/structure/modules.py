@@ -16,28 +16,21 @@ class ModelArrays:
     """The arrays of a module, and the module as a function of them.
 
     Attributes:
-      params: its parameters.
-      state: arrays that belong to channels and are no parameters; `None` if there are none.
+      trees: its parameters; and the arrays that belong to channels and are no parameters, if there are any.
       inputs: of the module, without its state.
-      make: `(params, state) -> module`, a new one with these arrays; `state` may be left out if there is none.
-      run: `(module, state, *inputs) -> results`, in evaluation mode. It may change the module's mode.
+      make: `(*trees) -> module`, a new one with these arrays.
+      run: `(module, *state, *inputs) -> results`, in evaluation mode. It may change the module's mode.
     """
 
-    params: PyTree
-    state: PyTree | None
+    trees: tuple[PyTree, ...]
     inputs: tuple[Any, ...]
     make: Callable[..., Any]
     run: Callable[..., Any]
 
-    @property
-    def trees(self) -> tuple[PyTree, ...]:
-        """The parameters, and the state if there is one."""
-        return (self.params,) if self.state is None else (self.params, self.state)
-
     def apply(self, params: PyTree, *arguments: Any) -> Any:
         """The module as a function `(params, *inputs)`, or `(params, state, *inputs)` if there is a state."""
-        state, inputs = (None, arguments) if self.state is None else (arguments[0], arguments[1:])
-        return self.run(self.make(params, state), state, *inputs)
+        state = arguments[: len(self.trees) - 1]
+        return self.run(self.make(params, *state), *arguments)
 
 
 def arrays_of(
@@ -64,19 +57,17 @@ def _nnx_arrays(module: Any, inputs: tuple[Any, ...], call: Callable[..., Any]) 
     from flax import nnx
 
     graphdef, params, keys, state = nnx.split(module, nnx.Param, nnx.RngState, ...)
-    has_state = bool(jax.tree.leaves(state))
+    trees = (params, state) if jax.tree.leaves(state) else (params,)
 
-    def make(params: PyTree, state: PyTree = None) -> Any:
-        parts = (params, keys, state) if has_state else (params, keys)
+    def make(*trees: PyTree) -> Any:
         # The module may take the variables as they are, so that others would see what it changes.
-        return nnx.merge(graphdef, *jax.tree.map(lambda array: array, parts))
+        return nnx.merge(graphdef, *jax.tree.map(lambda array: array, (*trees, keys)))
 
-    def run(module: Any, state: PyTree, *inputs: Any) -> Any:
-        del state  # the module holds it
+    def run(module: Any, *arguments: Any) -> Any:
         module.eval()
-        return call(module, *inputs)
+        return call(module, *arguments[len(trees) - 1 :])  # the module holds its state
 
-    return ModelArrays(params, state if has_state else None, inputs, make, run)
+    return ModelArrays(trees, inputs, make, run)
 
 
 def _equinox_arrays(
@@ -88,18 +79,19 @@ def _equinox_arrays(
     params, rest = eqx.partition(module, eqx.is_array)
     if not jax.tree.leaves(params):
         return None
-    positions = [i for i, value in enumerate(inputs) if isinstance(value, eqx.nn.State)]
-    state = inputs[positions[0]] if positions else None
+    positions = [i for i, value in enumerate(inputs) if isinstance(value, eqx.nn.State)][:1]
+    others = tuple([value for i, value in enumerate(inputs) if i not in positions])
 
-    def make(params: PyTree, state: PyTree = None) -> Any:
+    def make(params: PyTree, *state: PyTree) -> Any:
         del state  # an input
         return eqx.combine(params, rest)
 
-    def run(module: Any, state: PyTree, *inputs: Any) -> Any:
-        if positions:
-            inputs = (*inputs[: positions[0]], state, *inputs[positions[0] :])
+    def run(module: Any, *arguments: Any) -> Any:
+        in_order = list(arguments)
+        for i in positions:
+            in_order.insert(i, in_order.pop(0))
         try:
-            return call(eqx.nn.inference_mode(module), *inputs)
+            return call(eqx.nn.inference_mode(module), *in_order)
         except Exception as error:
             error.add_note(
                 'A module of Equinox takes one example. jaxpruner.shrink maps it over a batch with '
@@ -107,8 +99,7 @@ def _equinox_arrays(
             )
             raise
 
-    others = tuple([value for i, value in enumerate(inputs) if i not in positions[:1]])
-    return ModelArrays(params, state, others, make, run)
+    return ModelArrays((params, *[inputs[i] for i in positions]), others, make, run)
 
 
 def is_function(model: Any) -> bool:

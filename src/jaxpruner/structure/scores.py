@@ -113,6 +113,8 @@ def read_score(
     if isinstance(score, str):
         score = api.create_updater_from_config({'algorithm': score})
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    name, algorithm = type(score).__name__, score
+    function, of_leaves = None, {'weights': leaves}
     if not isinstance(score, BaseUpdater):
         if not callable(score):
             raise TypeError(
@@ -120,39 +122,32 @@ def read_score(
                 'jaxpruner.RandomPruning(rng_seed=1), or a function of the matrix whose rows are channels; got '
                 f'{score!r}'
             )
-        if checks.known_arguments(score, {'gradients': None}) and gradients is None:
-            raise ValueError(f'{score} scores by gradients, and there are none; give gradients=…')
-        arrays = {'weights': dict(zip(paths, leaves, strict=True))}
+        function = score
         if gradients is not None:
-            of_leaves = tree_lib.leaves_like(treedef, gradients)
-            arrays['gradients'] = dict(zip(paths, of_leaves, strict=True))
-        return Score(score, arrays)
-    name = type(score).__name__
-    algorithm: Any = score
-    if hasattr(algorithm, 'score_matrices'):
+            of_leaves['gradients'] = tree_lib.leaves_like(treedef, gradients)
+    elif hasattr(algorithm, 'score_matrices'):
         if batches is None:
             raise ValueError(
                 f'{name} looks at inputs: give batches=…, or make the graph with arrays'
             )
         calibration = oneshot.calibrate(apply_fn, params, batches, progress=progress)
-        scores = {}
-        for path, leaf in zip(paths, leaves, strict=True):
+        for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
             parts = []
             for matrices, statistics in calibration.get(path, ()):
-                of_matrices = algorithm.score_matrices(
-                    matrices.read(leaf), statistics.second_moment
-                )
+                weights = matrices.read(leaf)
+                of_matrices = algorithm.score_matrices(weights, statistics.second_moment)
                 parts.append(matrices.write(of_matrices, leaf))
-            scores[path] = sum(parts) if parts else None
-        return Score(None, {'weights': scores})
-    if isinstance(score, oneshot.CalibratedPruning | oneshot.PruningAtInitialization):
+            leaves[i] = sum(parts) if parts else None
+    elif isinstance(score, oneshot.CalibratedPruning | oneshot.PruningAtInitialization):
         raise ValueError(f"{name} scores no channels; take 'wanda', or 'saliency' with gradients=…")
-    try:
-        of_weights = score.calculate_scores(params, grads=gradients)
-    except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
-        raise ValueError(
-            f'{name} has no scores for these parameters ({error}); scores by gradients need gradients=…, and scores '
-            'that are gathered in training are not available here'
-        ) from error
-    paths, leaves, _ = tree_lib.flatten_with_paths(of_weights)
-    return Score(None, {'weights': dict(zip(paths, leaves, strict=True))})
+    else:
+        try:
+            of_weights = score.calculate_scores(params, grads=gradients)
+        except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
+            raise ValueError(
+                f'{name} has no scores for these parameters ({error}); scores by gradients need gradients=…, and '
+                'scores that are gathered in training are not available here'
+            ) from error
+        of_leaves['weights'] = tree_lib.leaves_like(treedef, of_weights)
+    by_path = {key: dict(zip(paths, own, strict=True)) for key, own in of_leaves.items()}
+    return Score(function, by_path)

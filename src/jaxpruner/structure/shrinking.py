@@ -147,24 +147,27 @@ def shrink(
     inputs = as_inputs(inputs)
     if not all(map(is_array, jax.tree.leaves(inputs))):
         raise TypeError('inputs have to be arrays: the smaller model is checked on them')
-    allow_inexact = settings.get('allow_inexact', False)
-    if type(model) is tuple and len(model) == 2 and callable(model[0]):
-        if call is not None:
-            raise TypeError('call is for modules; a pair has its apply_fn')
-        apply_fn, params = model
-        graph = channel_groups(apply_fn, params, *inputs)
-        plan = graph.choose(params, budget, batches=batches, **settings)
-        small_params = graph.shrink(params, plan.keep, allow_inexact)
-        small_apply = graph.small_apply(plan.keep, allow_inexact)
-        return ShrunkModel((small_apply, small_params), plan, graph)
-    arrays = modules.arrays_of(model, inputs, call)
-    if arrays is None:
+    is_pair = type(model) is tuple and len(model) == 2 and callable(model[0])
+    arrays = None if is_pair else modules.arrays_of(model, inputs, call)
+    if arrays is not None:
+        apply_fn, inputs = arrays.apply, arrays.inputs
+        params, state = (*arrays.trees, None)[:2]
+    elif not is_pair:
         expected = 'shrink takes an NNX or Equinox module, or a pair (apply_fn, params)'
         raise modules.refusal(expected, model)
-    graph = channel_groups(arrays.apply, arrays.params, *arrays.inputs, state=arrays.state)
-    if batches is not None:
-        batches = ((*arrays.trees[1:], *as_inputs(batch)) for batch in batches)
-    plan = graph.choose(arrays.params, budget, batches=batches, **settings)
+    elif call is not None:
+        raise TypeError('call is for modules; a pair has its apply_fn')
+    else:
+        (apply_fn, params), state = model, None
+    if batches is not None and state is not None:
+        batches = ((state, *as_inputs(batch)) for batch in batches)
+    graph = channel_groups(apply_fn, params, *inputs, state=state)
+    plan = graph.choose(params, budget, batches=batches, **settings)
+    allow_inexact = settings.get('allow_inexact', False)
+    if arrays is None:
+        small_params = graph.shrink(params, plan.keep, allow_inexact)
+        pair = graph.small_apply(plan.keep, allow_inexact), small_params
+        return ShrunkModel(pair, plan, graph)
     module, numbers = _shrunk_module(arrays, graph, plan.keep, allow_inexact)
     return ShrunkModel(module, plan, graph, numbers)
 
@@ -197,8 +200,7 @@ def _shrunk_module(
         try:
             verification = small_apply.verify(whole, arrays.inputs, candidate.apply)
         except Exception as error:  # whatever the module's code raises
-            first_line = str(error).partition('\n')[0]
-            fault = f'{type(error).__name__}: {first_line}'
+            fault = f'{type(error).__name__}: {error}'.partition('\n')[0]
             continue
         running = make(*small), numbers
         if verification.verdict != 'different':
@@ -208,13 +210,11 @@ def _shrunk_module(
         return running
     others = [f'{name}={old}' for name, (old, new) in held.items() if new is None]
     holds = f'; it holds {", ".join(others[:_MOST_NAMES])}' if others else ''
-    train_on = (
-        '' if allow_inexact else '; or take one that runs, and train on, with allow_inexact=True'
-    )
     raise ValueError(
         f'the code of {type(module).__name__} does not follow its smaller arrays: {fault}{holds}. Give shrink the pair '
         '(apply_fn, params), which has no code that has to follow; or build the module at the smaller sizes; or keep '
-        f'groups whole with leave= (cut were {", ".join(list(keep)[:_MOST_NAMES])}){train_on}'
+        f'groups whole with leave= (cut were {", ".join(list(keep)[:_MOST_NAMES])}); or take one that runs, and train '
+        'on, with allow_inexact=True'
     )
 
 
@@ -227,19 +227,17 @@ def _held_numbers(module: Any, trace: Trace, cut: Cut) -> Numbers:
     news_of: dict[tuple[Path, Any], set[Any]] = defaultdict(set)  # of a module and an old width
     of_own_arrays = set()
     for path, axes in (*trace.leaves.items(), *trace.states.items()):
-        pairs: set[tuple[Any, Any]] = {(sizes_of(axes), cut.shape(axes))}
-        pairs.update([(axis.size, cut.size(axis)) for axis in (*axes, *atoms(*axes))])
-        for old, new in pairs:
+        widths = [(axis.size, cut.size(axis)) for axis in (*axes, *atoms(*axes))]
+        for old, new in (*widths, (sizes_of(axes), cut.shape(axes))):
             of_own_arrays.add((path[:-1], old))
             for depth in range(len(path)):
                 news_of[path[:depth], old].add(new)
     held: dict[str, tuple[Any, Any]] = {}
     for path in sorted({path for path, _ in news_of}, key=len):
         for name, old in getattr(_submodule(module, path), '__dict__', {}).items():
-            if not all(type(value) is int for value in (old if isinstance(old, tuple) else [old])):
-                continue
-            news = news_of.get((path, old), {old})
-            if news != {old}:
+            sizes = old if isinstance(old, tuple) else [old]
+            news = news_of.get((path, old)) if all(type(size) is int for size in sizes) else None
+            if news and news != {old}:
                 is_plain = len(news) == 1 and (path, old) in of_own_arrays
                 held['.'.join((*path, name))] = old, next(iter(news)) if is_plain else None
     return held
@@ -248,10 +246,10 @@ def _held_numbers(module: Any, trace: Trace, cut: Cut) -> Numbers:
 def _submodule(module: Any, path: Iterable[str]) -> Any:
     """The module at a path; `None` if there is none."""
     for name in path:
-        if isinstance(module, Mapping):
-            module = {str(key): value for key, value in module.items()}.get(name)
-        elif isinstance(module, Sequence):
+        if isinstance(module, Sequence):
             module = module[int(name)]
+        elif isinstance(module, Mapping):
+            module = {str(key): value for key, value in module.items()}.get(name)
         else:
             module = getattr(module, name, None)
     return module
