@@ -35,7 +35,7 @@ def run(size: str, rounds: int) -> list[Row]:
 def _row(scores: list[jax.Array], normalized: bool, rounds: int) -> Row:
     weights = sum(score.size for score in scores)
     masks = functools.partial(
-        by_ranking, pruner=jaxpruner.GlobalMagnitudePruning(normalize_scores=normalized)
+        by_ranking, pruner=jaxpruner.GlobalMagnitudePruning(use_normalization=normalized)
     )
     sorting = functools.partial(by_sorting, normalized=normalized, kept=number_kept(weights))
     calls = {'ours': bound(masks, scores), 'sorting': bound(sorting, scores)}

@@ -79,7 +79,7 @@ def test_every_source_gives_the_same_updater(source, tmp_path):
 @pytest.mark.parametrize('name', jaxpruner.all_algorithm_names())
 def test_the_algorithm_alone_can_be_exchanged(name):
     # Keys of other algorithms are accepted.
-    keys = {'drop_fraction': 0.3, 'normalize_scores': True, 'reset_optimizer': False, 'power': 2}
+    keys = {'drop_fraction': 0.3, 'use_normalization': True, 'reset_optimizer': False, 'power': 2}
     pruner = make(**WINDOW | keys | {'sparsity': 0.5, 'algorithm': name})
     assert type(pruner) is jaxpruner.ALGORITHM_REGISTRY[name]
     if name != 'no_prune':
@@ -220,7 +220,7 @@ KEYS = {
         ('update_start_step update_end_step init_dense_steps_end final_sparse_steps_start', STEP),
         ('cycle_sparse_steps cycle_dense_steps', STEP),
         ('skip_gradients is_sparse_gradients use_packed_masks is_packed is_debug owl', FLAG),
-        ('normalize_scores use_normalization reset_optimizer reset_adam', FLAG),
+        ('use_normalization reset_optimizer reset_adam', FLAG),
         ('sequential keep_zeros', FLAG),
         ('eps normalization_eps damping', FROM_ZERO),
         ('owl_multiple', ABOVE_ZERO),

@@ -82,8 +82,6 @@ class BaseUpdater:
     ranks_next_params: ClassVar[bool] = False
     # The first masks are sparse.
     starts_sparse: ClassVar[bool] = False
-    # The number of kept weights is the same at every step.
-    keeps_count: ClassVar[bool] = False
     # Scores are made of gradients, which integers have none of.
     needs_gradients: ClassVar[bool] = False
     # Weights may be removed; else nobody is warned that none are.
@@ -607,30 +605,30 @@ def _masks_or_updates(pruner, is_due, make_masks, optimize, grads, state, params
     """Makes new masks, or takes a step of the optimizer; returns the updates and the next state.
 
     These are two loops, of which one runs. To save memory they write updates over the gradients, which the carry holds
-    until then, and nothing reads the old masks after the first. Where updates have other dtypes the carry begins as
-    zeros, and gradients stay an input.
+    until then, in the wider dtype of both. Nothing reads the old masks after the first.
     """
-    carried, beside = grads, None
     shapes, _ = jax.eval_shape(optimize, grads, state.inner_state, params, state.masks)
-    zeros = jax.tree.map(lambda u, g: jnp.zeros_like(g, dtype=u.dtype), shapes, grads)
-    if [u.dtype for u in jax.tree.leaves(zeros)] != [g.dtype for g in jax.tree.leaves(grads)]:
-        carried, beside = zeros, grads
+    carried = jax.tree.map(lambda u, g: g.astype(jnp.result_type(u, g)), shapes, grads)
 
-    def only_masks(carry, beside, params):
-        grads, state = carry[0] if beside is None else beside, carry[1]
-        new = make_masks(state, params, grads)
-        updates = jax.tree.map(jnp.zeros_like, carry[0])
+    def gradients(carried):
+        return jax.tree.map(lambda c, g: c.astype(g.dtype), carried, grads)
+
+    def only_masks(carry, params):
+        carried, state = carry
+        new = make_masks(state, params, gradients(carried))
+        updates = jax.tree.map(jnp.zeros_like, carried)
         if pruner.regrows_from_zero and pruner.lands_on_zero:
             updates = sparse_state_lib.land(updates, params, state.masks, new.masks)
         return updates, new
 
-    def only_update(carry, beside, params, masks):
-        return optimize(carry[0] if beside is None else beside, carry[1], params, masks)
+    def only_update(carry, params, masks):
+        carried, inner_state = carry
+        return optimize(gradients(carried), inner_state, params, masks)
 
-    updates, state = control.run_once(is_due, only_masks, (carried, state), beside, params)
+    updates, state = control.run_once(is_due, only_masks, (carried, state), params)
     if is_due is not True:
         updates, inner_state = control.run_once(
-            ~is_due, only_update, (updates, state.inner_state), beside, params, state.masks
+            ~is_due, only_update, (updates, state.inner_state), params, state.masks
         )
         state = state._replace(inner_state=inner_state)
     return updates, state
@@ -702,7 +700,6 @@ class NoPruning(BaseUpdater):
     {'w': None}
     """
 
-    keeps_count: ClassVar[bool] = True
     prunes: ClassVar[bool] = False
 
     sparsity_distribution_fn: DistributionFn | None = None

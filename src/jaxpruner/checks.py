@@ -95,7 +95,7 @@ def _check_sparsity_type(key, value):
 
 
 _FLAGS = (
-    'skip_gradients is_sparse_gradients use_packed_masks is_packed is_debug normalize_scores '
+    'skip_gradients is_sparse_gradients use_packed_masks is_packed is_debug '
     'use_normalization reset_optimizer reset_adam owl sequential keep_zeros'
 )
 _STEPS = (

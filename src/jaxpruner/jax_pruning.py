@@ -279,7 +279,7 @@ class _Resolved(NamedTuple):
 
         if self.is_global:
             return algorithms.GlobalMagnitudePruning(
-                sparsity_distribution_fn=distribution, normalize_scores=False
+                sparsity_distribution_fn=distribution, use_normalization=False
             )
         return algorithms.MagnitudePruning(
             sparsity_distribution_fn=distribution,

@@ -129,8 +129,8 @@ class Decaying(jaxpruner.MagnitudePruning):
 def decaying(monkeypatch):
     monkeypatch.setattr(api, 'ALGORITHM_REGISTRY', dict(api.ALGORITHM_REGISTRY))
     jaxpruner.register_algorithm('decaying', Decaying)
-    facts = {'starts_sparse': False, 'keeps_count': False}
-    jaxpruner.register_algorithm('growing', type('Growing', (jaxpruner.RigL,), facts))
+    growing = type('Growing', (jaxpruner.RigL,), {'starts_sparse': False})
+    jaxpruner.register_algorithm('growing', growing)
 
 
 def test_fields_of_an_algorithm_of_ones_own_are_keys(decaying, tmp_path):

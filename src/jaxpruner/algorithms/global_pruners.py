@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import (
-    mask_calculator,
-    selection,
-    sparsity_distributions,
-    sparsity_types,
-)
+from jaxpruner import mask_calculator, selection, sparsity_distributions, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 from jaxpruner.base_updater import BaseUpdater, FromSettings
@@ -37,7 +32,6 @@ class GlobalPruningMixin(_Pruner):
       normalization_eps: what is added to a leaf's norm before its scores are divided by it.
       use_normalization: scores are divided by their leaf's norm, so that no leaf of small weights is emptied.
       sparsity: the sparsity of all leaves together that are ranked together.
-      normalize_scores: another name of `use_normalization`.
 
     Raises:
       ValueError: another sparsity type than unstructured, or settings that exclude each other.
@@ -53,18 +47,13 @@ class GlobalPruningMixin(_Pruner):
     ranked_together: ClassVar[str] = 'model'
     # Leaves in `custom_sparsity_map` are ranked apart from the others.
     ranks_named_leaves_alone: ClassVar[bool] = True
-    fields_of_distribution: ClassVar[tuple[str, ...]] = (
-        'sparsity',
-        'filter_fn',
-        'custom_sparsity_map',
-    )
+    fields_of_distribution = ('sparsity', 'filter_fn', 'custom_sparsity_map')
 
     custom_sparsity_map: Any = None
     filter_fn: sparsity_distributions.FilterFn = sparsity_distributions.NOT_DIM_ONE_FILTER
     normalization_eps: float = 1e-8
     use_normalization: bool = True
     sparsity: Any = 0.0
-    normalize_scores: bool | None = dataclasses.field(default=None, kw_only=True)
 
     def __init_subclass__(cls, **settings: Any):
         super().__init_subclass__(**settings)
@@ -79,8 +68,6 @@ class GlobalPruningMixin(_Pruner):
         if not isinstance(self, BaseUpdater):
             return  # settings alone
         super().__post_init__()
-        if self.normalize_scores is not None:
-            self.use_normalization, self.normalize_scores = self.normalize_scores, None
         if mask_calculator.own_topk_fn(self.topk_fn) is not None or self.stacked:
             raise ValueError(
                 f'{type(self).__name__} ranks all leaves together: topk_fn and stacked have no meaning for it'

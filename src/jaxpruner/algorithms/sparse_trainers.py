@@ -29,7 +29,6 @@ class StaticRandomSparse(BaseUpdater):
     4
     """
 
-    keeps_count: ClassVar[bool] = True
     starts_sparse: ClassVar[bool] = True
 
     is_sparse_gradients: bool = True

@@ -136,7 +136,7 @@ def make_updater(
     frequency = max(1, recipe.share(pruning.frequency))
     # The last update reaches the target, unless masks are there whenever they are sparse; so the end must be a step
     # with an update.
-    if not (updater_class.keeps_count or issubclass(updater_class, algorithms.ACDC)):
+    if not (updater_class.starts_sparse or issubclass(updater_class, algorithms.ACDC)):
         end = max(start, end // frequency * frequency)
     return api.create_updater_from_config(
         {
