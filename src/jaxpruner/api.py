@@ -22,17 +22,6 @@ ONE_SHOT_REGISTRY: dict[str, type[BaseUpdater]] = {}
 
 _DISTRIBUTIONS = {'uniform': sparsity_distributions.uniform, 'erk': sparsity_distributions.erk}
 _STEP_KEYS = ('update_freq', 'update_start_step', 'update_end_step')
-# Names in other libraries, which look like other keys here -> what may be meant.
-_MEANT = dict.fromkeys(
-    ('total_steps', 'num_steps', 'max_steps', 'train_steps', 'num_train_steps'),
-    'update_end_step, the last step at which masks may change',
-) | {
-    'begin_step': 'update_start_step',
-    'frequency': 'update_freq',
-    'final_sparsity': 'sparsity',
-    'target_sparsity': 'sparsity',
-    'density': 'sparsity, the share that is removed',
-}
 
 
 def all_algorithm_names() -> tuple[str, ...]:
@@ -185,8 +174,7 @@ def _algorithm(config):
         if not isinstance(key, str):
             raise TypeError(f"config key {key!r} is no string; keys are names such as 'sparsity'")
         if key not in known:
-            hint = f'it may mean {_MEANT[key]}' if key in _MEANT else nearest(key, known)
-            raise ValueError(f'config key {key!r} is unknown; {hint}')
+            raise ValueError(f'config key {key!r} is unknown; {nearest(key, known)}')
     if 'algorithm' not in config:
         raise ValueError(
             f"the configuration lacks the key 'algorithm'; known are {', '.join(known_algorithms)}"

@@ -1,10 +1,7 @@
 """Warnings that point at the line of the caller's own code, however many libraries stand between it and the check."""
 
-import contextlib
-import contextvars
 import sys
 import warnings
-from collections.abc import Iterator
 
 # Libraries that call this one on behalf of someone; nobody can change a line of theirs.
 _LIBRARIES = frozenset(
@@ -12,26 +9,8 @@ _LIBRARIES = frozenset(
 )
 
 
-_IS_SILENT = contextvars.ContextVar('is_silent', default=False)
-
-
-@contextlib.contextmanager
-def silence() -> Iterator[None]:
-    """Gives no warning of this package inside, where the same checks are made a second time.
-
-    `warnings.catch_warnings` would let Python forget which warnings it has shown.
-    """
-    token = _IS_SILENT.set(True)
-    try:
-        yield
-    finally:
-        _IS_SILENT.reset(token)
-
-
-def warn(message: str, category: type[Warning] = UserWarning) -> None:
+def warn(message: str) -> None:
     """Warns as `warnings.warn` does, at the innermost line that is neither this package's nor a library's."""
-    if _IS_SILENT.get():
-        return
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None:
         library = frame.f_globals.get('__name__', '').partition('.')[0]
@@ -39,4 +18,4 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
         if library not in _LIBRARIES and frame.f_code.co_filename != '<string>':
             break
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)
+    warnings.warn(message, stacklevel=level)

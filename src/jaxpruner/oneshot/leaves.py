@@ -261,7 +261,8 @@ def selected_leaves(pruner: BaseUpdater, params: tree_lib.PyTree) -> list[tree_l
     leaves = pruner.describe_leaves(*tree_lib.flatten_with_paths(tree_lib.as_arrays(params))[:2])
     any_type = sparsity_types.Unstructured()
     types = {leaf.path: leaf.sparsity_type and any_type for leaf in leaves}
-    with caller_warnings.silence():
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # the same checks are made once more
         plan = plan_of_types(pruner, params, types)
     return [leaf.path for leaf in plan if leaf.target is not None or leaf.is_pruned]
 
