@@ -21,13 +21,13 @@ def test_a_workload_trains_under_rigl(name):
     workload = WORKLOADS[name]
     recipe = workload.default('default')
     data = workload.data(recipe, None)
-    training = Training(workload, recipe, 'rigl')
-    targets = training.targets(data, 0.8)
+    targets = Training(workload.task(recipe, data), recipe, 'rigl').targets(0.8)
 
     def train(data, seed):
-        carry = training.start(data, training.init(data, seed), targets, seed)
-        after = training.advance(data, carry, targets, 0, recipe.steps)
-        return carry, after, training.evaluate(data, after, targets)
+        training = Training(workload.task(recipe, data), recipe, 'rigl')
+        carry = training.start(training.init(seed), targets, seed)
+        after = training.advance(carry, targets, 0, recipe.steps)
+        return carry, after, training.evaluate(after, targets)
 
     seeds = jnp.arange(3)
     carry, after, values = jax.eval_shape(jax.vmap(train, (None, 0)), data, seeds)

@@ -41,12 +41,13 @@ def transitions(rewards, terminal=False):
 def played():
     """The first carry, and those after 3 and after 8 steps of a tiny run with a pruner, all under jit."""
     recipe = WORKLOAD.default('default').updated(TINY)
-    training = Training(WORKLOAD, recipe, 'magnitude')
-    targets = training.targets(None, 0.5)
-    first = jax.jit(lambda: training.start(None, training.init(None, 0), targets, 0))()
-    advance = jax.jit(lambda carry, *steps: training.advance(None, carry, targets, *steps))
+    task = WORKLOAD.task(recipe)
+    training = Training(task, recipe, 'magnitude')
+    targets = training.targets(0.5)
+    first = jax.jit(lambda: training.start(training.init(0), targets, 0))()
+    advance = jax.jit(lambda carry, *steps: training.advance(carry, targets, *steps))
     third = advance(first, 0, 3)
-    return WORKLOAD.task(recipe), first, third, advance(third, 3, 8)
+    return task, first, third, advance(third, 3, 8)
 
 
 def test_the_loss_is_that_of_the_action_taken(played):

@@ -3,7 +3,7 @@
 from jaxpruner.baselines import dqn, federated, images, t5
 from jaxpruner.baselines.task import Workload
 
-# A new workload is one file and one row.
+# A new workload is one file, one row, and its recipes in `presets/`.
 _ALL: tuple[Workload, ...] = (
     images.RESNET,
     images.VIT,

@@ -18,87 +18,8 @@ from jaxpruner.baselines import atari
 from jaxpruner.baselines.atari import Transitions, exploration
 from jaxpruner.baselines.data import check_no_folder, imported
 from jaxpruner.baselines.models import Functional, QNetwork
-from jaxpruner.baselines.recipe import Optimizer, Recipe, Schedule
+from jaxpruner.baselines.recipe import Recipe, read_presets
 from jaxpruner.baselines.task import Carry, Metric, Metrics, Task, Workload, gradient_step, step_key
-
-_DEFAULT = Recipe(
-    'dqn',
-    data='Breakout-MinAtar',
-    steps=20_000,
-    batch_size=64,
-    eval_every=0.2,
-    optimizer=Optimizer(name='adam', learning_rate=1e-3),
-    schedule=Schedule(decay='cosine'),
-    model={'filters': (16,), 'kernel_sizes': (3,), 'strides': (1,), 'hidden': 128},
-    task={
-        'environments': 16,
-        'replay': 48_000,
-        'replay_start': 4_800,
-        'discount': 0.99,
-        'target_every': 200,
-        'epsilon_end': 0.05,
-        'epsilon_until': 0.3,
-        'test_games': 64,
-        'test_epsilon': 0.01,
-    },
-)
-# Half an hour of processor time: 100,000 moves, of which the first 2,000 are random.
-_ATARI = Recipe(
-    'dqn',
-    preset='atari',
-    data='MsPacman',
-    steps=24_500,
-    batch_size=32,
-    eval_every=0.2,
-    optimizer=Optimizer(name='adam', learning_rate=2.5e-4, epsilon=1.5e-4),
-    schedule=Schedule(decay='constant'),
-    # Mnih et al. 2015, for images of 84 x 84 x 4.
-    model={
-        'filters': (32, 64, 64),
-        'kernel_sizes': (8, 4, 3),
-        'strides': (4, 2, 1),
-        'hidden': 512,
-    },
-    task={
-        'environments': 4,
-        'moves': 4,
-        'replay': 50_000,
-        'replay_start': 2_000,
-        'discount': 0.99,
-        'target_every': 500,
-        'epsilon_end': 0.05,
-        'epsilon_until': 0.25,
-        'test_games': 20,
-        'test_longest': 1_500,
-        'test_epsilon': 0.05,
-        # How the games are played.
-        'frame_skip': 4,
-        'sticky': 0.25,
-        'no_ops': 30,
-        'longest': 27_000,
-    },
-)
-# Dopamine's JaxDQNAgent with the Huber loss: 50 million moves, 200 million frames; tested as in
-# Mnih et al. 2015.
-_FULL = _ATARI.updated(
-    {
-        'preset': 'full',
-        'steps': 12_500_000,
-        'eval_every': 0.005,
-        'optimizer': {'learning_rate': 6.25e-5},
-        'task': {
-            'environments': 1,
-            'replay': 1_000_000,
-            'replay_start': 20_000,
-            'target_every': 2_000,
-            'epsilon_end': 0.01,
-            'epsilon_until': 0.005,
-            'test_games': 30,
-            'test_longest': 27_000,
-        },
-    }
-)
-_RECIPES = {'default': _DEFAULT, 'atari': _ATARI, 'full': _FULL}
 
 
 class DQNWorkload(Workload):
@@ -110,7 +31,7 @@ class DQNWorkload(Workload):
     """
 
     name = 'dqn'
-    recipes = _RECIPES
+    recipes = read_presets('dqn')
 
     def data(self, recipe: Recipe, data_dir: Path | None) -> None:
         """There is none: the game makes it. A `ValueError` for an unknown game, or for a folder."""

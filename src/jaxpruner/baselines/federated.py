@@ -19,56 +19,10 @@ from jaxpruner.baselines import task as task_lib
 from jaxpruner.baselines.data import load_images, require_folder
 from jaxpruner.baselines.models import ClientCNN, Functional
 from jaxpruner.baselines.readers import read_emnist
-from jaxpruner.baselines.recipe import Optimizer, Pruning, Recipe, Schedule
+from jaxpruner.baselines.recipe import Recipe, read_presets
 from jaxpruner.baselines.task import Carry, Examples, Metric, Metrics, Task, Workload
 
 Array = jax.Array | np.ndarray
-_DEFAULT = Recipe(
-    workload='federated',
-    steps=300,
-    batch_size=16,
-    optimizer=Optimizer('adam', learning_rate=3e-3),
-    schedule=Schedule(decay='cosine'),
-    # It was uniform until one seed at 95 % had shown most algorithms collapse.
-    pruning=Pruning(distribution='erk'),
-    model={'filters': (16, 32), 'hidden': 64, 'classes': 10, 'dropout': (0.0, 0.0)},
-    task={
-        'clients': 20,
-        'shards': 2,
-        'clients_per_round': 5,
-        'local_steps': 4,
-        'client_learning_rate': 0.05,
-    },
-)
-_MNIST = {
-    'preset': 'data',
-    'data': 'mnist',
-    'steps': 500,
-    'batch_size': 20,
-    'task': {'clients': 100, 'clients_per_round': 10, 'local_steps': 10},
-}
-# The rates that FedJAX's example has for EMNIST; ten clients a round and its 62 classes.
-_EMNIST = {
-    'preset': 'full',
-    'data': 'emnist',
-    'steps': 1500,
-    'batch_size': 20,
-    'eval_every': 0.01,
-    'optimizer': {'learning_rate': 10**-2.5},
-    'schedule': {'decay': 'constant'},
-    'model': {'filters': (32, 64), 'hidden': 128, 'classes': 62, 'dropout': (0.25, 0.5)},
-    'task': {
-        'clients': 3400,
-        'clients_per_round': 10,
-        'local_steps': 10,
-        'client_learning_rate': 10**-1.5,
-    },
-}
-_RECIPES = {
-    'default': _DEFAULT,
-    'data': _DEFAULT.updated(_MNIST),
-    'full': _DEFAULT.updated(_EMNIST),
-}
 
 
 class Clients(NamedTuple):
@@ -89,7 +43,7 @@ class FederatedWorkload(Workload):
     """
 
     name = 'federated'
-    recipes = _RECIPES
+    recipes = read_presets('federated')
 
     def data(self, recipe: Recipe, data_dir: Path | None) -> Clients:
         """As `Workload.data`."""

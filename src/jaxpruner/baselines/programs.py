@@ -28,19 +28,18 @@ class Programs:
     """
 
     def __init__(self, workload: Workload, recipe: Recipe, data: Any):
-        self.task = workload.task(recipe, data)
-        self._settings = workload, recipe
-        self._data = data
+        self.task, self._recipe = workload.task(recipe, data), recipe
         has_feed = self.task.feed is not None
         # Data are an argument of the programs, which would contain them otherwise; readers of a feed are no arrays.
         self._arrays = None if has_feed else data
 
         def run(method, algorithm, arrays, carries, others, *shared):
             """Runs a method of `Training` for each cell."""
-            function = getattr(self._training(algorithm), method)
+            task = workload.task(recipe, data if has_feed else arrays)
+            function = getattr(Training(task, recipe, algorithm), method)
 
             def of_cell(cell):
-                return function(data if has_feed else arrays, *cell, *shared)
+                return function(*cell, *shared)
 
             cells = carries, *others
             if len(jax.tree.leaves(carries)[0]) == 1:  # a single cell needs no loop around it
@@ -55,8 +54,8 @@ class Programs:
 
     def targets(self, algorithm: str, sparsities: Sequence[float]) -> Any:
         """The target of each leaf for each cell: float32[cells], `None` where dense."""
-        training = self._training(algorithm)
-        trees = [training.targets(self._data, sparsity) for sparsity in sparsities]
+        training = Training(self.task, self._recipe, algorithm)
+        trees = [training.targets(sparsity) for sparsity in sparsities]
         return jax.tree.map(lambda *leaves: jnp.asarray(leaves, jnp.float32), *trees)
 
     def start(self, algorithm: str, targets: Any, seeds: Sequence[int]) -> Carry:
@@ -113,10 +112,7 @@ class Programs:
 
     def prunable(self) -> dict[str, int]:
         """The number of weights of each leaf that may be pruned, by path."""
-        return self._training(DENSE).prunable(self._data)
-
-    def _training(self, algorithm: str) -> Training:
-        return Training(*self._settings, algorithm)
+        return Training(self.task, self._recipe, DENSE).prunable()
 
     def _bound_values(self, algorithm: str, targets: Any, carries: Carry) -> Values:
         def values(observations):

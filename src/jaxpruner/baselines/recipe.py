@@ -1,4 +1,4 @@
-"""A recipe: every number of a training, as a frozen record that goes to TOML and back.
+"""A recipe: every number of a training, as a frozen record that goes to TOML and back. Presets are files of `presets/`.
 
 Sections are the tables of the file. What a file leaves out stays as in the preset that it is read
 over; an unknown key is refused, and the nearest known one is named.
@@ -154,6 +154,16 @@ def read_recipe(path: Path, default: Recipe) -> Recipe:
             f'{path} is a recipe of the workload {workload!r}, not of {default.workload!r}'
         )
     return default.updated(changes, str(path))
+
+
+def read_presets(workload: str) -> dict[str, Recipe]:
+    """Reads the recipes of a workload from the files of this package, by preset."""
+    recipes = {}
+    for path in sorted(Path(__file__).with_name('presets').glob(f'{workload}_*.toml')):
+        content = config_files.read(path)
+        numbers = Recipe(workload, model=content['model'], task=content['task'])
+        recipes[content['preset']] = numbers.updated(content, str(path))
+    return recipes
 
 
 def parse_override(text: str) -> dict[str, Any]:

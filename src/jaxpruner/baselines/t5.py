@@ -21,7 +21,7 @@ from jaxpruner.baselines import readers
 from jaxpruner.baselines.data import check_no_folder, require_folder
 from jaxpruner.baselines.models import Functional
 from jaxpruner.baselines.readers import Corpus
-from jaxpruner.baselines.recipe import Optimizer, Recipe, Schedule
+from jaxpruner.baselines.recipe import Recipe, read_presets
 from jaxpruner.baselines.task import Examples, Feed, Metric, Metrics, Task, Workload
 
 START = 0  # also padding
@@ -105,16 +105,16 @@ MASKED = -1e9  # added to scores of positions that may not be seen
 
 
 class Sizes(NamedTuple):
-    """The sizes of the model; the defaults are those of T5 1.1 Base (248 million parameters)."""
+    """The sizes of the model."""
 
-    vocabulary: int = 32_128
-    width: int = 768  # of the residual stream
-    heads: int = 12
-    head_width: int = 64
-    mlp_width: int = 2_048
-    layers: int = 12  # of the encoder, and as many of the decoder
-    buckets: int = 32  # of relative positions
-    distance: int = 128  # from which on all positions share a bucket
+    vocabulary: int
+    width: int  # of the residual stream
+    heads: int
+    head_width: int
+    mlp_width: int
+    layers: int  # of the encoder, and as many of the decoder
+    buckets: int  # of relative positions
+    distance: int  # from which on all positions share a bucket
 
 
 class T5(nnx.Module):
@@ -251,33 +251,6 @@ def position_buckets(length: int, bidirectional: bool, buckets: int, distance: i
 Array = jax.Array | np.ndarray
 SHAKESPEARE = 'tinyshakespeare.txt'
 TEST_SHARE = 10  # the last tenth of a text is for testing
-_CORRUPTION = {'length': 64, 'noise_density': 0.15, 'mean_span': 3.0, 'test_examples': 256}
-_DEFAULT = Recipe(
-    't5',
-    data='pydoc',
-    steps=1000,
-    batch_size=32,
-    optimizer=Optimizer(name='adam', learning_rate=5e-3, clip_norm=1.0),
-    schedule=Schedule(warmup=0.1),
-    model=Sizes(0, width=64, heads=4, head_width=16, mlp_width=128, layers=2)._asdict(),
-    task=_CORRUPTION,
-)
-# As pre-trained by Raffel et al., section 3.1.2.
-_FULL = Recipe(
-    't5',
-    preset='full',
-    data='c4',
-    steps=2**19,
-    batch_size=128,
-    eval_every=0.01,
-    dtype='bfloat16',
-    optimizer=Optimizer(name='adafactor', learning_rate=0.01),
-    schedule=Schedule(warmup=10_000 / 2**19, decay='inverse_sqrt'),
-    model=Sizes()._asdict(),
-    task={**_CORRUPTION, 'length': 568},
-)
-_SHAKESPEARE = {'preset': 'data', 'data': 'tinyshakespeare', 'steps': 3000}
-_RECIPES = {'default': _DEFAULT, 'data': _DEFAULT.updated(_SHAKESPEARE), 'full': _FULL}
 
 
 class Text(NamedTuple):
@@ -308,7 +281,7 @@ class T5Workload(Workload):
     """
 
     name = 't5'
-    recipes = _RECIPES
+    recipes = read_presets('t5')
 
     def data(self, recipe: Recipe, data_dir: Path | None) -> Text | Corpus:
         """As `Workload.data`; the text of C4 stays on disk but for what is for testing."""

@@ -121,7 +121,7 @@ class Workload:
 
     >>> from jaxpruner.baselines import WORKLOADS
     >>> WORKLOADS['vit'].name, WORKLOADS['vit'].presets
-    ('vit', ('default', 'data', 'full'))
+    ('vit', ('data', 'default', 'full'))
     """
 
     name: str  # as the command line calls it

@@ -1,4 +1,4 @@
-"""Training with one algorithm, as pure functions of data, target sparsities and a carry: optimizer, pruner, steps.
+"""Training with one algorithm, as pure functions of target sparsities and a carry: optimizer, pruner, steps.
 
 Nothing here is compiled; a sweep compiles it for as many cells as it trains. The target of each leaf is computed before
 compilation and enters the program as an array, so that one program serves every sparsity.
@@ -16,7 +16,7 @@ from jaxpruner import algorithms, api, base_updater, sparsity_distributions
 from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.baselines.task import Carry, Metrics, Task, Workload, gradient_step, step_key
+from jaxpruner.baselines.task import Carry, Metrics, Task, gradient_step, step_key
 from jaxpruner.sparsity_distributions import FilterFn
 
 
@@ -162,40 +162,39 @@ _STATE = 3
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """The training of a workload with one algorithm.
+    """The training of a task with one algorithm.
 
     Seeds are paired: with the same seed all algorithms have the same initial weights and batches.
 
     >>> from jaxpruner.baselines import WORKLOADS
     >>> workload = WORKLOADS['lenet']
     >>> recipe = workload.default('default').updated({'steps': 8, 'model': {'hidden': [4]}})
-    >>> training, data = Training(workload, recipe, 'magnitude'), workload.data(recipe, None)
-    >>> targets = training.targets(data, 0.5)
-    >>> carry = training.start(data, training.init(data, 0), targets, 0)
-    >>> carry = training.advance(data, carry, targets, 0, 2)
-    >>> sorted(training.evaluate(data, carry, targets))
+    >>> task = workload.task(recipe, workload.data(recipe, None))
+    >>> training = Training(task, recipe, 'magnitude')
+    >>> targets = training.targets(0.5)
+    >>> carry = training.start(training.init(0), targets, 0)
+    >>> carry = training.advance(carry, targets, 0, 2)
+    >>> sorted(training.evaluate(carry, targets))
     ['accuracy', 'loss']
     """
 
-    workload: Workload
+    task: Task
     recipe: Recipe
     algorithm: str
 
-    def targets(self, data: Any, sparsity: float) -> Any:
+    def targets(self, sparsity: float) -> Any:
         """The sparsity that each leaf is to reach: floats, `None` where dense."""
-        task = self._task(data)
-        params = jax.eval_shape(task.init, jax.random.key(0))
-        return target_sparsities(params, self.algorithm, sparsity, self.recipe, task.filter_fn)
+        params = jax.eval_shape(self.task.init, jax.random.key(0))
+        return target_sparsities(params, self.algorithm, sparsity, self.recipe, self.task.filter_fn)
 
-    def init(self, data: Any, seed: Any) -> tuple[Any, Any]:
+    def init(self, seed: Any) -> tuple[Any, Any]:
         """Parameters and state before pruning, the same for every algorithm."""
-        task, key = self._task(data), jax.random.key(seed)
-        params = task.init(jax.random.fold_in(key, _INIT))
-        return params, task.init_state(params, jax.random.fold_in(key, _STATE))
+        key = jax.random.key(seed)
+        params = self.task.init(jax.random.fold_in(key, _INIT))
+        return params, self.task.init_state(params, jax.random.fold_in(key, _STATE))
 
-    def start(self, data: Any, begun: tuple[Any, Any], targets: Any, seed: Any) -> Carry:
+    def start(self, begun: tuple[Any, Any], targets: Any, seed: Any) -> Carry:
         """The carry before the first step, from `init`; `targets` may hold arrays in place of floats."""
-        del data
         (params, state), key = begun, jax.random.key(seed)
         updater, tx = self._pruner(targets, key)
         opt_state = tx.init(params)
@@ -203,21 +202,17 @@ class Training:
         params = updater.post_gradient_update(params, opt_state)
         return Carry(params, state, opt_state, key)
 
-    def advance(self, data: Any, carry: Carry, targets: Any, first: Any, stop: Any) -> Carry:
+    def advance(self, carry: Carry, targets: Any, first: Any, stop: Any) -> Carry:
         """Trains from step `first` up to `stop`, both int32 scalars.
 
         They are no constants of the program, so that it serves chunks of any length.
         """
-
-        def step(number, carry):
-            return self.step(data, carry, targets, number)
-
+        step = lambda number, carry: self.step(carry, targets, number)  # noqa: E731
         return jax.lax.fori_loop(first, stop, step, carry)
 
-    def step(self, data: Any, carry: Carry, targets: Any, number: Any, *batch: Any) -> Carry:
+    def step(self, carry: Carry, targets: Any, number: Any, *batch: Any) -> Carry:
         """One step; of a task with a feed its batch comes last."""
-        task = self._task(data)
-        updater, tx = self._pruner(targets, carry.key)
+        task, (updater, tx) = self.task, self._pruner(targets, carry.key)
         if task.step is not None:
             return task.step(updater, tx, carry, number, *batch)
         batch_key, loss_key = jax.random.split(step_key(carry.key, number))
@@ -228,30 +223,25 @@ class Training:
 
         return gradient_step(updater, tx, carry, loss)
 
-    def evaluate(self, data: Any, carry: Carry, targets: Any, *batch: Any) -> Metrics:
+    def evaluate(self, carry: Carry, targets: Any, *batch: Any) -> Metrics:
         """The task's metrics; with its own test batches those of each example of one."""
-        evaluate: Any = self._task(data).evaluate
+        evaluate: Any = self.task.evaluate
         return evaluate(self._forward(carry, targets), carry.state, *batch)
 
-    def values(self, data: Any, carry: Carry, targets: Any, observations: Any) -> Any:
+    def values(self, carry: Carry, targets: Any, observations: Any) -> Any:
         """What a feed asks for."""
-        values: Any = self._task(data).values
+        values: Any = self.task.values
         return values(self._forward(carry, targets), observations)
 
-    def prunable(self, data: Any) -> dict[str, int]:
+    def prunable(self) -> dict[str, int]:
         """The number of weights of each leaf that may be pruned, by path."""
-        task = self._task(data)
-        params = jax.eval_shape(task.init, jax.random.key(0))
+        params = jax.eval_shape(self.task.init, jax.random.key(0))
         paths, leaves, _ = tree_lib.flatten_with_paths(params)
-        pairs = zip(paths, leaves, strict=True)
-        return {
-            tree_lib.path_string(path): leaf.size
-            for path, leaf in pairs
-            if task.filter_fn(path, leaf)
-        }
-
-    def _task(self, data: Any) -> Task:
-        return self.workload.task(self.recipe, data)
+        sizes = {}
+        for path, leaf in zip(paths, leaves, strict=True):
+            if self.task.filter_fn(path, leaf):
+                sizes[tree_lib.path_string(path)] = leaf.size
+        return sizes
 
     def _forward(self, carry: Carry, targets: Any) -> Any:
         """The parameters of the forward pass: straight-through methods prune only there."""
