@@ -60,7 +60,7 @@ def test_a_matrix_without_inputs_stays_as_it_is():
 
 
 BAD = [
-    ({'sparsity_type': NByM(2, 4)}, 'weights: its 6 inputs do not divide into groups of m=4; choo'),
+    ({'sparsity_type': NByM(2, 4)}, 'weights: its 6 inputs do not divide into groups of m=4'),
     ({'per': 'column'}, "compared per 'output' or per 'layer', got per='column'"),
     ({'block_size': 0}, 'block_size is a number of inputs from 1 up, got 0'),
 ]
