@@ -65,6 +65,10 @@ class SparsityTable:
         return iter(self.rows)
 
     def __str__(self) -> str:
+        return self.to_text(text_tables.WIDTH)
+
+    def to_text(self, width: int) -> str:
+        """Plain text that fits a width, in characters."""
         names = [row.name for row in self.rows]
         alike = [(row.shape, row.dtype) for row in self.rows]
         body = []
@@ -75,7 +79,7 @@ class SparsityTable:
             body.append([name, shape, rows[0].dtype, sparsity, *_words(_sum(rows))])
         total = self.total
         last = ['total', f'{total.weights:,}', '', f'{total.sparsity:.2%}', *_words(total)]
-        return text_tables.to_text(_COLUMNS, body, last)
+        return text_tables.to_text(_COLUMNS, body, last, width)
 
 
 def _sum(rows: Sequence[TableRow]) -> TableRow:

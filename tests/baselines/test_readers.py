@@ -65,11 +65,11 @@ def test_feeds_go_on_where_they_were(kind):
 
 def test_texts_are_packed(tmp_path):
     files_of_data.parquet_files(tmp_path)
-    corpus = readers.read_corpus(tmp_path, 100)
+    train, test = readers.read_corpus(tmp_path, 100)
     whole = '\n'.join(files_of_data.TEXT).encode()
-    assert b'\n'.join(corpus.train[index].tobytes() for index in range(len(corpus.train))) == whole
-    assert corpus.test.tobytes() == whole[:100]
-    feed = readers.windows(corpus.train, 50, 8, seed=0)
+    assert b'\n'.join(train[index].tobytes() for index in range(len(train))) == whole
+    assert test.tobytes() == whole[:100]
+    feed = readers.windows(train, 50, 8, seed=0)
     batch = feed.next(None)
     feed.close()
     assert (batch.shape, batch.dtype) == ((8, 50), np.uint8)

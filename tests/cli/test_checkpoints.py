@@ -50,9 +50,9 @@ def test_prune_then_inspect(capsys):
 
     shown = run('inspect pruned', capsys).out
     assert max(map(len, shown.splitlines())) <= 80
-    assert 'mlp.up 64×256 bfloat16 50.00% 32.8 kB 18.4 kB n_by_m' in words(shown)
+    assert 'mlp.up 64×256 bfloat16 50.00% 8,192 32.8 kB 18.4 kB' in words(shown)
     assert 'mlp.up 2:4 along axis 1' in words(shown)
-    assert any(line.startswith('3 leaves 32,776 73.48% 98.3 kB') for line in words(shown))
+    assert any(line.startswith('total 32,776 73.48% 8,692 98.3 kB') for line in words(shown))
     content = json.loads(run('inspect pruned --json', capsys).out)
     assert content['metadata'] == {'format': 'pt'}
     assert content['total']['weights'] == 32776

@@ -17,7 +17,7 @@ import optax
 from jaxpruner.baselines import atari
 from jaxpruner.baselines.atari import Transitions, exploration
 from jaxpruner.baselines.data import check_no_folder, imported
-from jaxpruner.baselines.models import Functional, QNetwork
+from jaxpruner.baselines.models import ConvNet, Functional
 from jaxpruner.baselines.recipe import Recipe, read_presets
 from jaxpruner.baselines.task import Carry, Metric, Metrics, Task, Workload, gradient_step, step_key
 
@@ -118,7 +118,7 @@ class _DeepQLearning:
         """The values of actions as a function of parameters and observations."""
         settings: Any = {**self.recipe.model, 'dtype': jnp.dtype(self.recipe.dtype)}
         shape, actions = self.shape, self.actions
-        return Functional(lambda rngs: QNetwork(shape, actions=actions, **settings, rngs=rngs))
+        return Functional(lambda rngs: ConvNet(shape, outputs=actions, **settings, rngs=rngs))
 
     def values(self, params: Any, observations: jax.Array) -> jax.Array:
         """The value of each action, float32[n, actions]."""

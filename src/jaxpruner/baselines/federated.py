@@ -17,7 +17,7 @@ import optax
 
 from jaxpruner.baselines import task as task_lib
 from jaxpruner.baselines.data import load_images, require_folder
-from jaxpruner.baselines.models import ClientCNN, Functional
+from jaxpruner.baselines.models import ConvNet, Functional
 from jaxpruner.baselines.readers import read_emnist
 from jaxpruner.baselines.recipe import Recipe, read_presets
 from jaxpruner.baselines.task import Carry, Examples, Metric, Metrics, Task, Workload
@@ -58,9 +58,11 @@ class FederatedWorkload(Workload):
 
     def task(self, recipe: Recipe, data: Clients) -> Task:
         """As `Workload.task`; `recipe.batch_size` is that of a client's step."""
-        sizes = {**recipe.model, 'dtype': jnp.dtype(recipe.dtype)}
-        side = data.images.shape[1]
-        model = Functional(lambda rngs: ClientCNN(side, **sizes, rngs=rngs))
+        sizes: Any = {**recipe.model, 'dtype': jnp.dtype(recipe.dtype)}
+        # Two convolutions of 3 x 3, and a pooling.
+        sizes |= {'outputs': sizes.pop('classes'), 'kernel_sizes': (3, 3), 'strides': (1, 1)}
+        shape = data.images.shape[1:]
+        model = Functional(lambda rngs: ConvNet(shape, pool=2, **sizes, rngs=rngs))
         rounds = _Rounds(recipe, data, model)
         return Task(
             metric=Metric('accuracy', 'high'),

@@ -264,44 +264,11 @@ class LeNet(nnx.Module):
         return getattr(self, f'dense{self.depth}')(hidden)
 
 
-class ClientCNN(nnx.Module):
-    """Two 3x3 convolutions, a pooling, and two dense layers.
+class ConvNet(nnx.Module):
+    """Convolutions and two dense layers: logits of images, or the values of actions by what a player sees.
 
-    `side` is the height and width of an image; the rates in `dropout` hold before each dense layer.
-    """
-
-    def __init__(
-        self,
-        side: int,
-        filters: Sequence[int],
-        hidden: int,
-        classes: int,
-        dropout: Sequence[float],
-        **settings: Any,
-    ):
-        self.drop1, self.drop2 = map(nnx.Dropout, dropout)
-        convolve = functools.partial(nnx.Conv, conv_general_dilated=fastest_convolution())
-        self.conv1 = convolve(1, filters[0], (3, 3), padding='VALID', **settings)
-        self.conv2 = convolve(filters[0], filters[1], (3, 3), padding='VALID', **settings)
-        pooled_side = (side - 4) // 2
-        self.dense = nnx.Linear(pooled_side * pooled_side * filters[1], hidden, **settings)
-        self.head = nnx.Linear(hidden, classes, **settings)
-
-    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Logits, float32[batch, classes]; without a key there is no dropout."""
-        features = nnx.relu(self.conv2(nnx.relu(self.conv1(images))))
-        features = nnx.max_pool(features, (2, 2), (2, 2)).reshape(len(images), -1)
-        settings: Any = {'deterministic': key is None}
-        if key is not None:
-            settings['rngs'] = nnx.Rngs(key)
-        features = nnx.relu(self.dense(self.drop1(features, **settings)))
-        return self.head(self.drop2(features, **settings)).astype(jnp.float32)
-
-
-class QNetwork(nnx.Module):
-    """From observations to the value of each action.
-
-    `shape` is height, width and channels; each convolution has its filters, its size and its stride.
+    `shape` is height, width and channels; each convolution has its filters, its size and its stride. Behind them sides
+    of `pool` pixels become one; the rates in `dropout` hold before each dense layer.
     """
 
     def __init__(
@@ -311,30 +278,41 @@ class QNetwork(nnx.Module):
         kernel_sizes: Sequence[int],
         strides: Sequence[int],
         hidden: int,
-        actions: int,
+        outputs: int,
+        pool: int = 1,
+        dropout: Sequence[float] = (0.0, 0.0),
         **settings: Any,
     ):
         self.dtype = settings.setdefault('dtype', jnp.float32)
-        self.layers = len(filters)
+        self.layers, self.pool = len(filters), pool
+        self.drop1, self.drop2 = map(nnx.Dropout, dropout)
         height, width, channels = shape
         # With strides XLA's own convolution is the faster, on a CPU, too.
         fastest = jax.lax.conv_general_dilated if max(strides) > 1 else fastest_convolution()
         convolve = functools.partial(nnx.Conv, padding='VALID', conv_general_dilated=fastest)
         convolutions = zip(filters, kernel_sizes, strides, strict=True)
-        for number, (outputs, size, stride) in enumerate(convolutions, 1):
-            layer = convolve(channels, outputs, (size, size), stride, **settings)
+        for number, (features, size, stride) in enumerate(convolutions, 1):
+            layer = convolve(channels, features, (size, size), stride, **settings)
             setattr(self, f'conv{number}', layer)
             height, width = ((side - size) // stride + 1 for side in (height, width))
-            channels = outputs
-        self.dense = nnx.Linear(height * width * channels, hidden, **settings)
-        self.head = nnx.Linear(hidden, actions, **settings)
+            channels = features
+        inputs = (height // pool) * (width // pool) * channels
+        self.dense = nnx.Linear(inputs, hidden, **settings)
+        self.head = nnx.Linear(hidden, outputs, **settings)
 
-    def __call__(self, observations: jax.Array) -> jax.Array:
-        """The values, float32[batch, actions]; uint8 observations are brightness, over 255."""
-        features = observations.astype(self.dtype)
-        if observations.dtype == jnp.uint8:
+    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Float32[batch, outputs]; uint8 images are brightness, over 255. Without a key there is no dropout."""
+        features = images.astype(self.dtype)
+        if images.dtype == jnp.uint8:
             features = features / 255
         for number in range(1, self.layers + 1):
             features = nnx.relu(getattr(self, f'conv{number}')(features))
-        features = nnx.relu(self.dense(features.reshape(len(features), -1)))
-        return self.head(features).astype(jnp.float32)
+        if self.pool > 1:
+            sides = self.pool, self.pool
+            features = nnx.max_pool(features, sides, sides)
+        features = features.reshape(len(features), -1)
+        settings: Any = {'deterministic': key is None}
+        if key is not None:
+            settings['rngs'] = nnx.Rngs(key)
+        features = nnx.relu(self.dense(self.drop1(features, **settings)))
+        return self.head(self.drop2(features, **settings)).astype(jnp.float32)

@@ -177,14 +177,6 @@ def _pillow(name: str) -> Any:
     return imported(f'PIL.{name}', 'images')
 
 
-class Corpus(NamedTuple):
-    """A text whose training part stays on disk."""
-
-    train: Any  # parts, uint8[bytes]
-    test: np.ndarray  # uint8[n]
-    symbols: np.ndarray  # uint8[256]: every byte may occur
-
-
 class ParquetParts:
     """A reader of the column `text` of parquet files, a group of rows at a time."""
 
@@ -215,8 +207,8 @@ class ParquetParts:
             ) from error
 
 
-def read_corpus(folder: Path, test_bytes: int) -> Corpus:
-    """Finds parquet files, and reads the beginning of the test part.
+def read_corpus(folder: Path, test_bytes: int) -> tuple[ParquetParts, np.ndarray]:
+    """Finds parquet files; returns parts that stay on disk, and the beginning of the test part, uint8[n].
 
     Files in whose path is `validation` are for testing, others with `train` for training; where
     one of the two is missing a `DataError` says so.
@@ -233,8 +225,7 @@ def read_corpus(folder: Path, test_bytes: int) -> Corpus:
         beginning += part.tobytes()
         if len(beginning) >= test_bytes:
             break
-    tests = np.frombuffer(beginning[:test_bytes], np.uint8)
-    return Corpus(ParquetParts(train), tests, np.arange(256, dtype=np.uint8))
+    return ParquetParts(train), np.frombuffer(beginning[:test_bytes], np.uint8)
 
 
 def read_emnist(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -20,7 +20,7 @@ from flax import nnx
 from jaxpruner.baselines import readers
 from jaxpruner.baselines.data import check_no_folder, require_folder
 from jaxpruner.baselines.models import Functional
-from jaxpruner.baselines.readers import Corpus
+from jaxpruner.baselines.readers import ParquetParts
 from jaxpruner.baselines.recipe import Recipe, read_presets
 from jaxpruner.baselines.task import Examples, Feed, Metric, Metrics, Task, Workload
 
@@ -254,14 +254,14 @@ TEST_SHARE = 10  # the last tenth of a text is for testing
 
 
 class Text(NamedTuple):
-    """A text as numbers, from `SYMBOLS` on.
+    """A text as numbers from 0 on.
 
     >>> Text.of(b'hello' * 4).symbols.tobytes()
     b'ehlo'
     """
 
-    train: Array  # int32[n]
-    test: Array  # int32[m], the last tenth
+    train: Any  # int[n], or a reader of parts uint8[n] that stay on disk
+    test: Array  # int[m], the last tenth
     # uint8[different bytes]; the embedding has no rows for others, which nothing would use.
     symbols: Array
 
@@ -269,7 +269,7 @@ class Text(NamedTuple):
     def of(cls, content: bytes) -> 'Text':
         """Numbers the bytes that occur."""
         symbols, tokens = np.unique(np.frombuffer(content, np.uint8), return_inverse=True)
-        tokens = tokens.astype(np.int32) + SYMBOLS
+        tokens = tokens.astype(np.int32)
         held_out = len(tokens) // TEST_SHARE
         return cls(tokens[:-held_out], tokens[-held_out:], symbols)
 
@@ -283,7 +283,7 @@ class T5Workload(Workload):
     name = 't5'
     recipes = read_presets('t5')
 
-    def data(self, recipe: Recipe, data_dir: Path | None) -> Text | Corpus:
+    def data(self, recipe: Recipe, data_dir: Path | None) -> Text:
         """As `Workload.data`; the text of C4 stays on disk but for what is for testing."""
         if recipe.data == 'pydoc':
             check_no_folder(recipe.data, data_dir)
@@ -299,13 +299,14 @@ class T5Workload(Workload):
             return Text.of(path.read_bytes())
         if recipe.data == 'c4':
             test_bytes = recipe.task['length'] * recipe.task['test_examples']
-            return readers.read_corpus(require_folder(recipe, data_dir, 'C4'), test_bytes)
+            folder = require_folder(recipe, data_dir, 'C4')
+            return Text(*readers.read_corpus(folder, test_bytes), np.arange(256, dtype=np.uint8))
         raise ValueError(
             f"t5 reads 'pydoc', 'tinyshakespeare' or 'c4', not {recipe.data!r}: set data to one "
             'of them'
         )
 
-    def task(self, recipe: Recipe, data: Text | Corpus) -> Task:
+    def task(self, recipe: Recipe, data: Text) -> Task:
         """As `Workload.task`; with a vocabulary of 0 there are as many tokens as the text needs.
 
         Raises a `ValueError` where the text is too short, or the vocabulary too small.
@@ -335,7 +336,7 @@ class T5Workload(Workload):
             batch=filling.batch,
             loss=filling.loss,
             evaluate=filling.evaluate,
-            feed=filling.feed if isinstance(data, Corpus) else None,
+            feed=filling.feed if isinstance(data.train, ParquetParts) else None,
         )
 
 
@@ -344,7 +345,7 @@ class _Filling:
     """The functions of a task."""
 
     recipe: Recipe
-    data: Any  # Text, or Corpus
+    data: Text
     lengths: Lengths
     vocabulary: int
     model: Functional
@@ -362,15 +363,13 @@ class _Filling:
         return readers.windows(self.data.train, self.lengths.text, size, seed)
 
     def loss(self, params: Any, state: Any, batch: Any, key: Any) -> tuple[jax.Array, Any]:
-        if isinstance(self.data, Corpus):  # the feed's texts are bytes, not corrupted yet
-            batch = self._corrupted(jnp.asarray(batch, jnp.int32) + SYMBOLS, key)
+        if not isinstance(batch, tuple):  # the feed's texts are not corrupted yet
+            batch = self._corrupted(batch, key)
         return self._token_losses(params, batch).mean(), state
 
     def evaluate(self, params: Any, state: Any) -> Metrics:
         del state
         test = jnp.asarray(self.data.test)
-        if isinstance(self.data, Corpus):
-            test = test.astype(jnp.int32) + SYMBOLS
         count = self.recipe.task['test_examples']
         starts = jnp.linspace(0, len(test) - self.lengths.text, count).astype(jnp.int32)
         examples = self._corrupted(self._cut(test, starts), jax.random.key(0))
@@ -398,7 +397,7 @@ class _Filling:
         """Inputs and targets of texts, by noise of their own each."""
 
         def draw(text, key):
-            mask = noise_mask(key, self.lengths)
-            return corrupt(text, mask, self.lengths, self.vocabulary)
+            mask, tokens = noise_mask(key, self.lengths), text.astype(jnp.int32) + SYMBOLS
+            return corrupt(tokens, mask, self.lengths, self.vocabulary)
 
         return jax.vmap(draw)(texts, jax.random.split(key, len(texts)))

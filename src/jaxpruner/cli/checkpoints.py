@@ -2,9 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
@@ -12,15 +11,11 @@ from jaxpruner import text_tables
 from jaxpruner.cli import options
 from jaxpruner.plan import type_words
 from jaxpruner.progress import leaf_progress
+from jaxpruner.tabulation import SparsityTable, TableRow
 from jaxpruner.text_tables import Column, with_prefix
 
 if TYPE_CHECKING:
     from jaxpruner.sparse.storage.packed_files import PackedFile
-
-
-def _print_table(columns: Sequence[Column], rows: Any, total: Sequence[str] | None = None) -> None:
-    """Prints a table that fits the terminal."""
-    print(text_tables.to_text(columns, list(rows), total, shutil.get_terminal_size().columns))
 
 
 def inspect(
@@ -39,8 +34,7 @@ def inspect(
     from jaxpruner.sparse.storage import packed_files
 
     opened = packed_files.open_packed_or_dense(checkpoint)
-    leaves = []
-    nonzeros = packed_bytes = 0
+    leaves, rows = [], []
     with leaf_progress(opened.leaves, True) as on_leaf:
         for name in opened.leaves:
             on_leaf(name)
@@ -50,43 +44,22 @@ def inspect(
             entry = {**report._asdict(), 'sparsity': report.sparsity}
             entry['n_of_m'] = report.n_of_m and report.n_of_m._asdict()
             leaves.append({**entry, 'formats': sizes, 'smallest': smallest})
-            nonzeros += report.nonzeros
-            packed_bytes += sizes[smallest] or 0
-    weights = sum(leaf.size for leaf in opened.leaves.values())
-    total = {
-        'leaves': len(leaves),
-        'weights': weights,
-        'sparsity': 1 - nonzeros / weights if weights else 0.0,
-        'bytes': sum(leaf.bytes for leaf in opened.leaves.values()),
-        'packed_bytes': packed_bytes,
-    }
+            numbers = values.size, report.nonzeros, values.nbytes, sizes[smallest] or 0
+            rows.append(TableRow(name, report.shape, report.dtype, *numbers))
+    table = SparsityTable(tuple(rows))
     if as_json:
+        total = {
+            'leaves': len(leaves),
+            'weights': table.total.weights,
+            'sparsity': table.total.sparsity,
+            'bytes': table.total.dense_bytes,
+            'packed_bytes': table.total.packed_bytes,
+        }
         content = {'leaves': leaves, 'total': total, 'metadata': dict(opened.metadata)}
         print(json.dumps(content, indent=2))
-    else:
-        _print_leaves(leaves, total)
-
-
-def _print_leaves(leaves: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> None:
-    """Prints a row for each leaf or for equal layers, and below it the structures that were found."""
-    names = [leaf['name'] for leaf in leaves]
-    alike = [
-        ('×'.join(map(str, leaf['shape'])), leaf['dtype'], leaf['smallest']) for leaf in leaves
-    ]
-    rows = []
-    for name, indices in text_tables.group_layers(names, alike):
-        shape, dtype, smallest = alike[indices[0]]
-        group = [leaves[i] for i in indices]
-        sparsity = text_tables.span([leaf['sparsity'] for leaf in group], '{:.2%}'.format)
-        dense = with_prefix(sum(leaf['bytes'] for leaf in group), 'B')
-        packed = with_prefix(sum(leaf['formats'][smallest] for leaf in group), 'B')
-        rows.append([name, shape or 'scalar', dtype, sparsity, dense, packed, smallest])
-    numbers = [Column(heading, align='right') for heading in ('sparsity', 'dense', 'packed')]
-    first = Column('leaf', overflow='fold')
-    columns = [first, Column('shape'), Column('dtype'), *numbers, Column('format')]
-    last = [f'{len(leaves)} leaves', f'{total["weights"]:,}', '', f'{total["sparsity"]:.2%}']
-    last += [with_prefix(total['bytes'], 'B'), with_prefix(total['packed_bytes'], 'B'), '']
-    _print_table(columns, rows, last)
+        return
+    width = shutil.get_terminal_size().columns
+    print(table.to_text(width))
     structures = []
     for leaf in leaves:
         words = []
@@ -97,11 +70,11 @@ def _print_leaves(leaves: Sequence[Mapping[str, Any]], total: Mapping[str, Any])
                 count = f'{len(dead)} of {leaf["shape"][axis]} dead along axis {axis}'
                 words.append(f'{count}: {text_tables.ranges(dead)}')
         structures.append(', '.join(words))
-    groups = text_tables.group_layers(names, structures)
-    rows = [[name, structures[i]] for name, (i, *_) in groups if structures[i]]
-    if rows:
-        print()
-        _print_table([first, Column('structure of its zeros', overflow='wrap')], rows)
+    groups = text_tables.group_layers(list(opened.leaves), structures)
+    lines = [[name, structures[i]] for name, (i, *_) in groups if structures[i]]
+    if lines:
+        columns = Column('leaf', overflow='fold'), Column('structure of its zeros', overflow='wrap')
+        print(f'\n{text_tables.to_text(columns, lines, width=width)}')
 
 
 def prune(
