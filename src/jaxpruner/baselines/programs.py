@@ -62,7 +62,7 @@ class Programs:
         """The carries before the first step."""
         numbers = jnp.asarray(seeds, jnp.int32)
         begun = self._run('init', DENSE, self._arrays, numbers, ())
-        return self._run('start', algorithm, None, begun, (targets, numbers))
+        return self._run('start', algorithm, self._arrays, begun, (targets, numbers))
 
     def advance(
         self,
