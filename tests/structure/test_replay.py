@@ -12,6 +12,7 @@ from uses.table import scan
 
 RNG = np.random.default_rng(0)
 TABLE = RNG.normal(size=6)
+KEY = jax.random.key(0)
 KEEP = {'up[1]': [0, 2, 3]}
 
 
@@ -115,9 +116,8 @@ PROGRAMS = {
     'while': loop,
     'cond': lambda h: lax.cond(jnp.sum(h) > 0, jnp.sin, lambda h: h * TABLE, h),
     'partly used': partly_used,
-    'from nothing': lambda h: (
-        h * jnp.arange(6.0) + h * jax.random.normal(jax.random.key(0), (2, 6))
-    ),
+    'from nothing': lambda h: h * jnp.arange(6.0) + h * jax.random.normal(KEY, (2, 6)),
+    'from a folded key': lambda h: h * jax.random.normal(jax.random.fold_in(KEY, 1), (2, 6)),
     'parts': parts,
     'indices': indexed,
     'scatters': scattered,

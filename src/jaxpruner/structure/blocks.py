@@ -143,7 +143,7 @@ def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
         walk.run([Fill(ZERO) if path in zeroed else Fill() for path in trace.leaves])
         for paths, (number, stream) in branches.items():
             position = Position().at(number)
-            is_zero = walk.operands[position.path][1 - stream].everywhere.number == 0
+            is_zero = walk.operands[position.path][1 - stream].everywhere == ZERO
             words = 'the branch is not zero once its parameters are'
             reason = '' if is_zero else str(pin_at(position, jaxpr.eqns[number], words))
             reasons_of[paths].append(reason)

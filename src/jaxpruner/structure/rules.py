@@ -17,7 +17,7 @@ such an axis is not pinned. A primitive without a row pins every axis that it to
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jaxpruner.structure import zeros
@@ -29,9 +29,9 @@ from jaxpruner.structure.traces import (
     indices_of_contraction,
     new_results,
 )
-from jaxpruner.structure.zeros import COLLECTIVES, moved
+from jaxpruner.structure.zeros import moved
 from jaxpruner.trace import contractions, rules, views
-from jaxpruner.trace.rules import SCATTERS, GatherAxes
+from jaxpruner.trace.rules import GatherAxes
 
 Values = list[Any]
 AxesRule = Callable[[EquationTies], list[Axes]]
@@ -43,6 +43,8 @@ _PARTS = 'numbers that make one index lie along it'
 def elementwise_axes(ties: EquationTies) -> list[Axes]:
     """All operands have the axes of the result. Scalars and axes of one element are repeated."""
     arrays = [axes for axes in ties.operands if axes]
+    if any(len(axes) != len(ties.shape) for axes in arrays):
+        return ties.pin_everything('parts of numbers lie along a last axis')
     result = []
     for i, size in enumerate(ties.shape):
         first, *others = [axes[i] for axes in arrays if axes[i].size == size]
@@ -59,29 +61,22 @@ def _along(reason: str) -> AxesRule:
         first, *others = ties.operands
         for axes in others:
             ties.unify_each(first, axes)
+        params = ties.params
+        if 'window_dimensions' in params:
+            meeting = [i for i, size in enumerate(params['window_dimensions']) if size > 1]
+        else:
+            # Older JAX only takes the largest along the last axis.
+            last = len(first) - 1
+            meeting = params.get('dimensions', [params.get('dimension', params.get('axis', last))])
         result = list(first)
-        for i in _meeting_along(ties.params, len(first)):
-            if ties.shape[i] != first[i].size:
-                result[i] = Axis(ties.shape[i])
-            ties.pin(reason, first[i], result[i])
+        for i, size in enumerate(ties.shape):
+            if size != first[i].size:
+                result[i] = Axis(size)
+            if i in meeting or size != first[i].size:
+                ties.pin(reason, first[i], result[i])
         return [tuple(result)] * len(ties.equation.outvars)
 
     return rule
-
-
-def _meeting_along(params: Mapping[str, Any], rank: int) -> Iterable[int]:
-    """The axes along which elements meet."""
-    if 'fft_lengths' in params:
-        return range(rank)[-len(params['fft_lengths']) :]
-    if 'window_dimensions' in params:
-        # Not those whose windows have one element each, which copy the axis.
-        names = 'window_dimensions', 'window_strides', 'base_dilation'
-        steps = [params[name] for name in names if params.get(name) is not None]
-        padding = params['padding']
-        return [i for i in range(rank) if {each[i] for each in steps} != {1} or any(padding[i])]
-    # Older JAX only takes the largest along the last axis.
-    numbers = params.get('dimensions', (params.get('dimension', params.get('axis', -1)),))
-    return [number % rank for number in numbers]
 
 
 def _reshaped(param: str) -> Callable[[EquationCut, Values], Values]:
@@ -118,37 +113,23 @@ def reshape_axes(ties: EquationTies) -> list[Axes]:
 
 
 def concatenate_axes(ties: EquationTies) -> list[Axes]:
-    """Places values one after the other along an axis."""
-    i = ties.params['dimension']
-    first, *others = ties.operands
+    """Places values one after the other along an axis; `stack` along a new one."""
+    i, operands = ties.params.get('dimension'), ties.operands
+    if i is None:
+        i = ties.params['axis']
+        operands = [(*axes[:i], Axis(1), *axes[i:]) for axes in operands]
+    first, *others = operands
     for axes in others:
         ties.unify_each(drop(first, [i]), drop(axes, [i]))
-    joined = total([axes[i] for axes in ties.operands])
-    return [(*first[:i], joined, *first[i + 1 :])]
-
-
-def stack_axes(ties: EquationTies) -> list[Axes]:
-    """Places values along a new axis."""
-    first, *others = ties.operands
-    for axes in others:
-        ties.unify_each(first, axes)
-    result = list(first)
-    result.insert(ties.params['axis'], total(new_axes([1] * len(ties.operands))))
-    return [tuple(result)]
+    return [(*first[:i], total([axes[i] for axes in operands]), *first[i + 1 :])]
 
 
 def split_axes(ties: EquationTies) -> list[Axes]:
-    """Cuts an axis into segments."""
+    """Cuts an axis into segments; `unstack` into single elements, without that axis."""
     axes, i = ties.operands[0], ties.params['axis']
-    segments = ties.cut(axes[i], ties.params['sizes'])
-    return [(*axes[:i], segment, *axes[i + 1 :]) for segment in segments]
-
-
-def unstack_axes(ties: EquationTies) -> list[Axes]:
-    """Takes the elements along an axis apart."""
-    axes, i = ties.operands[0], ties.params['axis']
-    ties.cut(axes[i], [1] * axes[i].size)
-    return [drop(axes, [i])] * len(ties.equation.outvars)
+    sizes = ties.params.get('sizes')
+    segments = ties.cut(axes[i], sizes or [1] * axes[i].size)
+    return [(*axes[:i], *([segment] if sizes else []), *axes[i + 1 :]) for segment in segments]
 
 
 def slice_axes(ties: EquationTies) -> list[Axes]:
@@ -219,6 +200,11 @@ def window_axes(axes: Axes, shape: Sequence[int], ties: EquationTies) -> Axes:
     return tuple([parts.get(i, axis) for i, axis in enumerate(axes)])
 
 
+def dynamic_slice_axes(ties: EquationTies) -> list[Axes]:
+    """Takes a window at indices."""
+    return [window_axes(ties.operands[0], ties.params['slice_sizes'], ties)]
+
+
 def dynamic_update_slice_axes(ties: EquationTies) -> list[Axes]:
     """Replaces a window of the first operand by the second."""
     base, update = ties.operands[:2]
@@ -246,11 +232,8 @@ def gather_axes(ties: EquationTies) -> list[Axes]:
 
 def gather_resized(small: EquationCut, operands: Values) -> Values:
     """The sizes of windows are a parameter. A window as long as its axis stays so."""
-    sizes = []
-    old_sizes = small.equation.params['slice_sizes']
-    for axis, old_size in zip(small.axes.operands[0], old_sizes, strict=True):
-        is_whole = old_size == axis.size and old_size > 1
-        sizes.append(small.cut.size(axis) if is_whole else old_size)
+    pairs = zip(small.axes.operands[0], small.equation.params['slice_sizes'], strict=True)
+    sizes = [small.cut.size(axis) if size == axis.size else size for axis, size in pairs]
     return small.run(operands, slice_sizes=tuple(sizes))
 
 
@@ -308,8 +291,6 @@ def conv_axes(ties: EquationTies) -> list[Axes]:
 
 def conv_resized(small: EquationCut, operands: Values) -> Values:
     """The number of groups is a parameter. A group has as many channels as the kernel has inputs."""
-    if small.equation.params['feature_group_count'] == 1:
-        return small.run(operands)
     dimension_numbers = small.equation.params['dimension_numbers']
     channels = operands[0].shape[dimension_numbers.lhs_spec[1]]
     inputs = operands[1].shape[dimension_numbers.rhs_spec[1]]
@@ -317,20 +298,16 @@ def conv_resized(small: EquationCut, operands: Values) -> Values:
 
 
 def reduce_axes(ties: EquationTies) -> list[Axes]:
-    """A reduction of each operand."""
-    params = ties.params
-    if ties.equation.primitive.name in COLLECTIVES:
-        # Only over an axis that `vmap` has named is it a reduction of an array.
-        has_names = not all(isinstance(axis, int) for axis in params['axes'])
-        if has_names or params['axis_index_groups'] is not None:
-            return ties.pin_everything('devices, or parts of an axis, exchange values')
-    return [drop(axes, params['axes']) for axes in ties.operands]
+    """A reduction."""
+    return [drop(ties.operands[0], ties.params['axes'])]
 
 
-def index_axes(ties: EquationTies) -> list[Axes]:
-    """The index of the largest or smallest along an axis."""
-    ties.pin('its result is an index along it', *pick(ties.operands[0], ties.params['axes']))
-    return reduce_axes(ties)
+def transpose_axes(ties: EquationTies) -> list[Axes]:
+    """Brings axes into another order, or drops some of one element."""
+    (axes,), params = ties.operands, ties.params
+    if 'permutation' in params:
+        return [pick(axes, params['permutation'])]
+    return [drop(axes, params['dimensions'])]
 
 
 def tile_axes(ties: EquationTies) -> list[Axes]:
@@ -358,71 +335,45 @@ def split_resized(small: EquationCut, operands: Values) -> Values:
     return small.run(operands, sizes=tuple(sizes))
 
 
-# They compute one result from all operands.
-COMPUTING = rules.ARITHMETIC | frozenset(
-    """
-    convert_element_type igamma igammac polygamma random_fold_in random_seed reduce_precision
-    regularized_incomplete_beta select_n zeta
-    """.split()
-)
-_MEET = 'elements follow one another along it'
-_WINDOW = 'the window moves along it'
+_MEET = _along('elements follow one another along it')
+_LARGEST = _along('the largest along it are taken')
+_WINDOW = _along('the window moves along it')
 _PINNED = Row(
     lambda ties: ties.pin_everything('nothing is known of this operation'), zeros.unknown_fills
 )
-ROWS: dict[str, Row] = {
-    **dict.fromkeys(COMPUTING, Row(elementwise_axes, zeros.elementwise_fills)),
-    **dict.fromkeys(
-        rules.SAME - COMPUTING,
-        Row(lambda ties: list(ties.operands), lambda zeroed: zeroed.fills),
-    ),
-    'bitcast_convert_type': Row(
-        lambda ties: (
-            list(ties.operands)
-            if sizes_of(ties.operands[0]) == ties.shape
-            else ties.pin_everything('parts of numbers lie along a last axis')
-        ),
-        zeros.unknown_fills,
-    ),
-    'dot_general': Row(product_axes, zeros.product_fills),
-    **dict.fromkeys(contractions.RAGGED, Row(product_axes, zeros.product_fills)),
-    'conv_general_dilated': Row(conv_axes, zeros.product_fills, conv_resized),
-    **dict.fromkeys(zeros.REDUCTIONS, Row(reduce_axes, zeros.reduce_fills)),
-    **dict.fromkeys(('argmax', 'argmin'), Row(index_axes, zeros.unknown_fills)),
-    'broadcast_in_dim': Row(broadcast_axes, moved(), _reshaped('shape')),
-    'concatenate': Row(concatenate_axes, moved()),
-    'dynamic_slice': Row(
-        lambda ties: [window_axes(ties.operands[0], ties.params['slice_sizes'], ties)],
-        moved(0),
-        _reshaped('slice_sizes'),
-    ),
-    'dynamic_update_slice': Row(dynamic_update_slice_axes, moved(0, 1)),
-    'gather': Row(gather_axes, moved(0), gather_resized),
-    'pad': Row(pad_axes, moved(0, 1)),
-    'reshape': Row(reshape_axes, moved(), _reshaped('new_sizes')),
-    'slice': Row(slice_axes, moved(), slice_resized),
-    'split': Row(split_axes, moved(), split_resized),
-    'squeeze': Row(lambda ties: [drop(ties.operands[0], ties.params['dimensions'])], moved()),
-    'stack': Row(stack_axes, moved()),
-    'tile': Row(tile_axes, moved(), tile_resized),
-    'transpose': Row(lambda ties: [pick(ties.operands[0], ties.params['permutation'])], moved()),
-    'unstack': Row(unstack_axes, moved()),
-    **dict.fromkeys(SCATTERS, Row(scatter_axes, moved(0, 2, sums=True))),
-    **dict.fromkeys(('scatter', 'scatter-max', 'scatter-min'), Row(scatter_axes, moved(0, 2))),
-    **dict.fromkeys(
-        ('empty', 'iota', 'random_bits'), Row(made_axes, zeros.unknown_fills, made_resized)
-    ),
-    'rev': Row(_along('it is reversed'), moved()),
-    **dict.fromkeys(('cummax', 'cummin', 'sort'), Row(_along(_MEET), moved())),
-    'cumsum': Row(_along(_MEET), moved(sums=True)),
-    'top_k': Row(
-        _along('the largest along it are taken'),
-        lambda zeroed: [moved()(zeroed)[0], zeros.unknown_fills(zeroed)[1]],
-    ),
-    'fft': Row(_along('a Fourier transform goes along it'), moved(sums=True)),
-    'reduce_window_max': Row(_along(_WINDOW), moved()),
-    'reduce_window_sum': Row(_along(_WINDOW), moved(sums=True)),
-}
+# They compute one result from all operands.
+_COMPUTING = rules.ARITHMETIC | set(
+    'bitcast_convert_type convert_element_type random_fold_in random_seed reduce_precision select_n'.split()
+)
+_OF_NAMES: Sequence[tuple[Iterable[str], Row]] = [
+    (_COMPUTING, Row(elementwise_axes, zeros.elementwise_fills)),
+    (rules.SAME - _COMPUTING, Row(lambda ties: list(ties.operands), lambda zeroed: zeroed.fills)),
+    (['dot_general', *contractions.RAGGED], Row(product_axes, zeros.product_fills)),
+    (['conv_general_dilated'], Row(conv_axes, zeros.product_fills, conv_resized)),
+    (zeros.REDUCTIONS, Row(reduce_axes, zeros.reduce_fills)),
+    (['broadcast_in_dim'], Row(broadcast_axes, moved(), _reshaped('shape'))),
+    (['concatenate', 'stack'], Row(concatenate_axes, moved())),
+    (['dynamic_slice'], Row(dynamic_slice_axes, moved(0), _reshaped('slice_sizes'))),
+    (['dynamic_update_slice'], Row(dynamic_update_slice_axes, moved(0, 1))),
+    (['gather'], Row(gather_axes, moved(0), gather_resized)),
+    (['pad'], Row(pad_axes, moved(0, 1))),
+    (['reshape'], Row(reshape_axes, moved(), _reshaped('new_sizes'))),
+    (['slice'], Row(slice_axes, moved(), slice_resized)),
+    (['split'], Row(split_axes, moved(), split_resized)),
+    (['unstack'], Row(split_axes, moved())),
+    (['squeeze', 'transpose'], Row(transpose_axes, moved())),
+    (['tile'], Row(tile_axes, moved(), tile_resized)),
+    (['scatter', 'scatter-max', 'scatter-min'], Row(scatter_axes, moved(0, 2))),
+    (['scatter-add', 'scatter-mul', 'scatter-sub'], Row(scatter_axes, moved(0, 2, sums=True))),
+    (['empty', 'iota', 'random_bits'], Row(made_axes, zeros.unknown_fills, made_resized)),
+    (['rev'], Row(_along('it is reversed'), moved())),
+    (['cummax', 'cummin', 'sort'], Row(_MEET, moved())),
+    (['cumsum'], Row(_MEET, moved(sums=True))),
+    (['top_k'], Row(_LARGEST, lambda zeroed: [moved()(zeroed)[0], zeros.Fill()])),
+    (['reduce_window_max'], Row(_WINDOW, moved())),
+    (['reduce_window_sum'], Row(_WINDOW, moved(sums=True))),
+]
+ROWS = {name: row for names, row in _OF_NAMES for name in names}
 
 
 def row_of(equation: Any) -> Row:

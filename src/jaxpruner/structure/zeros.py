@@ -3,41 +3,32 @@
 Removing channels is the same as zeroing them if the zeroed channels affect nothing else. An elementwise operation never
 mixes channels. A sum over channels does. It is the same without a channel only if it adds zero for that channel. So
 each value has a `Fill`. For each axis, and each atom along it, the fill has what is known of the elements at zeroed
-indices of the atom: an `Element`.
+indices of the atom: an `Element`, the numbers that they may be.
 
-Parameters are 0 along their groups. An elementwise operation is run on samples: the number of an operand that is known,
-and numbers of all sizes for one that is not. What all samples agree on is known of the result. `exp(0)` is 1, so a
-softmax over channels is not exact. `0 * logistic(0)` is 0, so SiLU is exact. `0 * x` is 0, whatever x is.
+Parameters are 0 along their groups. An elementwise operation runs on the numbers that its operands may be, and what all
+results have in common is known: that they are one number, or never negative. `exp(0)` is 1, so a softmax over channels
+is not exact. `0 * logistic(0)` is 0, so SiLU is exact. `0 * x` is 0, whatever x is. The largest of some channels is the
+same without channels of 0 if no channel is ever negative.
 
 Unknown numbers are activations of a working model. They count as finite, and as not zero in a divisor. Numbers that
 come from the zeroing are computed, not assumed: `log(0)` and `0 / 0` are not finite.
 
-An element also has the signs that it may have, whatever the parameters and inputs are. The largest of some channels is
-the same without channels of 0 if no channel is ever negative:
-
-    x of any sign       {-1, 1}          abs(x) * -abs(x)    {-1}
-    abs(x)              {1}              abs(x) - abs(x)     {-1, 1}
-    -abs(x)             {-1}             zeros               {}
-
-A group is rejected, and so is not exact, unless zeros are known wherever its channels are summed over. The body of a
-loop is visited until the fills of its carried values stay the same. So are programs that pass a state on. Each visit
-knows at most what the visit before knew. So an atom that one visit rejects is rejected by all later ones.
+A group is rejected, and so is not exact, if a reduction over its channels changes without them. The body of a loop is
+visited until the fills of its carried values stay the same. So are programs that pass a state on. Each visit knows at
+most what the visit before knew. So an atom that one visit rejects is rejected by all later ones.
 """
 
 import functools
-import itertools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.structure.axes import Axes, Axis, atoms, pick, product, sizes_of
+from jaxpruner.structure.axes import Axes, Axis, atoms, product
 from jaxpruner.structure.traces import has_type_of, indices_of_contraction, pin_at
 from jaxpruner.trace.interpreter import Interpreter, Position
-from jaxpruner.trace.program import Cond, Program, ProgramPath, Scan, While
+from jaxpruner.trace.program import Cond, Loop, Program, ProgramPath, Scan, While
 from jaxpruner.trace.values import Constant
 from jaxpruner.trace.views import all_but
 from jaxpruner.tree import Path
@@ -45,78 +36,98 @@ from jaxpruner.tree import Path
 if TYPE_CHECKING:
     from jaxpruner.structure.programs import Trace
 
+# What is known of an element of a value: the one number that it equals, or numbers of all sizes that stand for all that
+# it may be, whatever the parameters and inputs are.
+Element = tuple[Any, ...]
 Fills = list['Fill']
+# (axis, atom) -> the elements at removed indices of the atom along this axis.
+Find = Callable[[int, Axis], Element]
 # The leaf and axis of some members of a group.
 Members = frozenset[tuple[Path, int]]
 
-# One object for all that may not be finite, so that it equals itself in keys of caches.
-NAN = float('nan')
+_USUAL = 0.25, 50.0  # the least and the largest usual magnitude; others are extreme
+_LARGEST = 1e37
+ZERO: Element = (0,)
+NEVER_NEGATIVE: Element = (0.0, 1e-37, 0.25, 1.0, 2.75, 50.0, 3e4, _LARGEST)
+NEVER_POSITIVE: Element = tuple([-number for number in NEVER_NEGATIVE])
+ANY: Element = NEVER_NEGATIVE + NEVER_POSITIVE
+NOT_FINITE: Element = (
+    float('nan'),
+    float('inf'),
+    -float('inf'),
+    0.0,
+    1.0,
+    -1.0,
+)  # at least not always
 
 
-class Element(NamedTuple):
-    """What is known of an element of a value.
+def is_finite(element: Element) -> bool:
+    """Whether an element is finite."""
+    return bool(np.isfinite(element[0]))
 
-    Attributes:
-      number: that it equals, of any dtype of JAX; `NAN` if it may not be finite; `None` if nothing is known.
-      signs: that it may have, besides 0. What is no real number counts as of any sign.
+
+def known_of(numbers: Any) -> Element:
+    """What is known of an element that is one of these numbers.
+
+    >>> known_of([3, 3.0]), known_of([0, 2]) == NEVER_NEGATIVE
+    ((3.0,), True)
     """
-
-    number: Any = None
-    signs: frozenset[int] = frozenset({-1, 1})
-
-    @classmethod
-    def of(cls, array: np.ndarray, number: Any = None) -> 'Element':
-        """Any element of an array.
-
-        >>> sorted(Element.of(np.array([0, 2, 3])).signs)
-        [1]
-        """
-        if np.iscomplexobj(array):
-            return cls(number)
-        # NaN may be anything.
-        signs = {-1: not (array >= 0).all(), 1: not (array <= 0).all()}
-        return cls(number, frozenset([sign for sign, may_be in signs.items() if may_be]))
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether it is finite. An unknown number counts as finite."""
-        return self.number is None or bool(np.isfinite(self.number))
-
-    def times(self, other: 'Element') -> 'Element':
-        """What is known of a product of two elements, and of sums of such products: whether it is zero, and signs."""
-        signs = frozenset([one * another for one in self.signs for another in other.signs])
-        if not (self.is_finite and other.is_finite):
-            return Element(NAN, signs)
-        is_zero = self.number == 0 or other.number == 0
-        return ZERO if is_zero else Element(None, signs)
+    array = np.asarray(numbers)
+    if array.dtype.kind not in 'biufc':  # small floats such as bfloat16
+        array = array.astype(np.float64)
+    if array.size and (array == array.flat[0]).all():
+        return (array.flat[0].item(),)
+    if not np.isfinite(array).all():
+        return NOT_FINITE
+    if array.dtype == bool:
+        return (False, True)
+    if np.iscomplexobj(array) or not ((array >= 0).all() or (array <= 0).all()):
+        return ANY
+    return NEVER_NEGATIVE if (array >= 0).all() else NEVER_POSITIVE
 
 
-ANY = Element()
-ZERO = Element(0, frozenset())
-# (axis, atom) -> the elements at removed indices of the atom along this axis.
-Find = Callable[[int, Axis], Element]
+@functools.lru_cache(4096)
+def one_of(*elements: Element) -> Element:
+    """What is known of an element that is one of these elements."""
+    return elements[0] if len(set(elements)) == 1 else known_of(sum(elements, ()))
 
 
-def join(elements: Iterable[Element], infinite: Any = NAN) -> Element:
-    """What is known of an element that is one of these, with this number if they differ and one may not be finite."""
-    first, *others = elements
-    signs = first.signs.union(*[other.signs for other in others])
-    if all(other.number == first.number or other.number is first.number for other in others):
-        return Element(first.number, signs)
-    are_finite = all(element.is_finite for element in (first, *others))
-    return Element(None if are_finite else infinite, signs)
+@functools.lru_cache(4096)
+def repeated(combine: np.ufunc, element: Element) -> Element:
+    """What is known of one or several such elements that an operation combines."""
+    numbers = np.array(element)
+    with np.errstate(all='ignore'):
+        return known_of([*numbers, *combine.outer(numbers, numbers).ravel()])
+
+
+@functools.lru_cache(4096)
+def times(one: Element, other: Element) -> Element:
+    """What is known of a product of two elements, and of sums of such products."""
+    with np.errstate(all='ignore'):
+        return repeated(np.add, known_of(np.multiply.outer(one, other)))
 
 
 class Fill(NamedTuple):
     """What is known of the elements of a value in a program whose channels are zeroed.
 
     Attributes:
-      everywhere: of all elements, in the whole model and without the channels.
+      everywhere: of all elements, in the whole model and without the channels. If it is one number, the value is the
+        model's own literal.
       channels: (axis, atom) -> of the elements at all removed indices of the atom along this axis, if more is known.
     """
 
     everywhere: Element = ANY
     channels: Mapping[tuple[int, Axis], Element] = {}
+
+    @classmethod
+    def of(cls, everywhere: Element, channels: Mapping[tuple[int, Axis], Element]) -> 'Fill':
+        """The fill of a value that may have several sources. Some of its elements may be infinite, but not all."""
+        return cls(ANY if everywhere == NOT_FINITE else everywhere, channels)
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether all elements are one number of the model's own, not made by zeroing."""
+        return len(self.everywhere) == 1
 
     def at(self, axis: int | None, atom: Axis) -> Element:
         """The elements at removed indices of an atom along an axis; nothing is known of them if there is no axis."""
@@ -125,8 +136,8 @@ class Fill(NamedTuple):
     def joined(self, other: 'Fill') -> 'Fill':
         """The fill of a value that is this one or another one with the same axes."""
         places = {**self.channels, **other.channels}
-        channels = {place: join([self.at(*place), other.at(*place)]) for place in places}
-        return Fill(join([self.everywhere, other.everywhere], infinite=None), channels)
+        channels = {place: one_of(self.at(*place), other.at(*place)) for place in places}
+        return Fill.of(one_of(self.everywhere, other.everywhere), channels)
 
     def along(self, step: int) -> 'Fill':
         """The fill of a value that has more axes in front, or fewer."""
@@ -156,50 +167,48 @@ class ZeroedEquation(NamedTuple):
     def result(self, find: Find, everywhere: Element = ANY, number: int = 0) -> Fill:
         """The fill of a result, with what `find(axis, atom)` returns for each of its axes and atoms."""
         places = self.walk.places(self.results[number])
-        is_known = everywhere.number is not None
-        return Fill(everywhere, {} if is_known else {place: find(*place) for place in places})
+        is_known = len(everywhere) == 1
+        return Fill.of(everywhere, {} if is_known else {place: find(*place) for place in places})
 
     def reject(self, atom: Axis, reason: str, element: Element) -> None:
         """Notes that removing channels of this atom is not the same as zeroing them, which makes them this element."""
         own = str(pin_at(self.position, self.equation, reason))
-        cause = own if element.is_finite else self.walk.causes.get(atom, own)
+        cause = own if is_finite(element) else self.walk.causes.get(atom, own)
         self.walk.inexact.setdefault(atom, cause)
+
+
+_COUNT = 512  # of samples, so that most pairs of numbers are among them
+# Common operations run in NumPy, since JAX would compile them. These have another name there.
+_IN_NUMPY = {
+    pair.partition('=')[0]: pair.partition('=')[2]
+    for pair in 'div=divide eq=equal ge=greater_equal gt=greater le=less_equal lt=less max=maximum min=minimum '
+    'mul=multiply neg=negative sub=subtract'.split()
+}
 
 
 def computed(equation: Any, elements: Sequence[Element], fills: Sequence[Fill]) -> Element:
     """What is known of the result of an elementwise operation on some elements of operands with these fills."""
-    dtypes = [variable.aval.dtype for variable in equation.invars]
     variables = list(map(id, equation.invars))
-    # A literal is the model's own number, not made by zeroing.
-    are_literals = [fill.everywhere.number is not None for fill in fills]
-    firsts = map(variables.index, variables)
-    operands = tuple(zip(elements, dtypes, firsts, are_literals, strict=True))
-    return _sampled(equation.primitive, tuple(sorted(equation.params.items())), operands)
-
-
-_COUNT = 512  # of samples, so that all pairs of numbers are among them
-# Common operations run in NumPy, since JAX would compile them. These have another name there.
-_IN_NUMPY: dict[str, str] = dict(
-    zip(
-        'div eq ge gt le lt max min mul neg sub'.split(),
-        'divide equal greater_equal greater less_equal less maximum minimum multiply negative subtract'.split(),
-        strict=True,
+    operands = tuple(
+        [
+            (element, variable.aval.dtype, variables.index(id(variable)), fill.is_literal)
+            for element, variable, fill in zip(elements, equation.invars, fills, strict=True)
+        ]
     )
-)
+    return _sampled(equation.primitive, tuple(sorted(equation.params.items())), operands)
 
 
 @functools.lru_cache(4096)
 def _sampled(primitive: Any, params: Any, operands: Sequence[tuple[Any, ...]]) -> Element:
-    """Runs an operation on samples of its operands.
+    """Runs an operation on numbers that its operands may be.
 
     Each operand is its element, its dtype, the number of the first operand that is the same variable, and whether it is
     a literal.
     """
-    elements, _, _, are_literals = zip(*operands, strict=True)
-    known = [element.number for element in elements if element.number is not None]
-    own = [each.number for each in itertools.compress(elements, are_literals)]
+    known = [element[0] for element, *_ in operands if len(element) == 1 or not is_finite(element)]
+    own = [element[0] for element, *_, is_literal in operands if is_literal]
     is_zeroed = len(known) > len(own)
-    is_usual = np.ones(_COUNT, bool)  # neither 0 nor extreme
+    is_usual = np.ones(_COUNT, bool)
     arrays: list[Any] = []
     try:
         with np.errstate(all='ignore'), jax.ensure_compile_time_eval():
@@ -207,101 +216,50 @@ def _sampled(primitive: Any, params: Any, operands: Sequence[tuple[Any, ...]]) -
                 if first < number:
                     arrays.append(arrays[first])
                     continue
-                samples, usual = _samples_of(element, dtype, known)
-                places = np.random.default_rng(number).integers(len(samples), size=_COUNT)
-                arrays.append(samples[places])
-                is_usual &= places < usual
+                is_known = len(element) == 1
+                # Numbers that it is compared with are among those that it may be.
+                numbers = np.array(element if is_known else (*element, *filter(np.isfinite, known)))
+                if not is_known and dtype.kind == 'c':
+                    numbers = numbers * (1 + 0.75j)
+                if dtype.kind in 'iu':
+                    info = np.iinfo(dtype)
+                    numbers = np.clip(numbers, float(info.min), float(info.max) / 2)
+                drawn = np.random.default_rng(number).choice(numbers, _COUNT)
+                if is_finite(element) and not (is_known or dtype.kind in 'biu'):
+                    is_usual &= (np.abs(drawn) >= _USUAL[0]) & (np.abs(drawn) <= _USUAL[1])
+                arrays.append(drawn.astype(dtype))
             name: str = primitive.name
             function = getattr(np, _IN_NUMPY.get(name, name), None)
             if isinstance(function, np.ufunc) and all(each.dtype.kind == 'f' for each in arrays):
                 results = function(*arrays)
             else:
                 results = primitive.bind(*arrays, **dict(params))
-        array = _of_numpy(results[0] if primitive.multiple_results else results)
-    except (NotImplementedError, RuntimeError, TypeError, ValueError):
-        return Element(NAN) if is_zeroed else ANY  # nothing is assumed of what cannot be run
-    finite = np.isfinite(array)
-    result = Element.of(array[finite])
-    array = array[finite | is_usual]  # extreme activations do not count
-    if array.size and (array == array[0]).all():
-        return result._replace(number=_item(array))
-    # An infinite literal is the model's own, such as that of a mask.
-    is_made = is_zeroed and not np.isin(array[~np.isfinite(array)], own).all()
-    return result._replace(number=NAN) if is_made else result
-
-
-def _samples_of(element: Element, dtype: Any, known: Sequence[Any]) -> tuple[np.ndarray, int]:
-    """Numbers that an operand may be: usual ones, how many these are, then 0, extreme ones, and some known ones."""
-    number, signs = element
-    is_inexact = jnp.issubdtype(dtype, jnp.inexact)
-    if number is not None:
-        is_known = number == number
-        if not (is_known or is_inexact):
-            raise ValueError('a number that is not finite was cast')
-        numbers = [number] if is_known else [np.nan, np.inf, -np.inf, 0.0, 1.0, -1.0]
-        return np.array(numbers).astype(dtype), len(numbers)
-    if dtype.kind == 'b':
-        return np.array([False, True]), 2
-    info = (jnp.finfo if is_inexact else jnp.iinfo)(dtype)
-    sizes = [0.25, 1.0, 2.75, 50.0], [float(info.max) / 2, float(getattr(info, 'tiny', 1))]
-    usual, extreme = [[sign * size for sign in signs for size in each] for each in sizes]
-    others = [each for each in known if not isinstance(each, complex) and np.isfinite(each)]
-    samples = np.array([*usual, 0.0, *extreme, *others])
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        samples = samples * (1 + 0.75j)
-    elif not is_inexact:
-        samples = np.clip(samples, float(info.min), float(info.max) / 2)
-    return samples.astype(dtype), len(usual)
-
-
-def _of_numpy(array: Any) -> np.ndarray:
-    array = np.asarray(array)
-    if array.dtype.kind not in 'biufc':  # small floats such as bfloat16
-        array = array.astype(np.float64)
-    return array
-
-
-def _item(array: np.ndarray) -> Any:
-    """The first element. All NaNs become the same object."""
-    value = array.ravel()[0].item()
-    return NAN if value != value else value
+        array = np.asarray(results[0] if primitive.multiple_results else results)
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        return NOT_FINITE if is_zeroed else ANY  # nothing is assumed of what cannot be run
+    array = array[np.isfinite(array) | is_usual]  # extreme activations do not count
+    made = array[~np.isfinite(array)]
+    if 0 < made.size < array.size and (not is_zeroed or set(made.tolist()) <= set(own)):
+        # Infinite literals are the model's own, such as that of a mask.
+        array = np.clip(array[array == array], -_LARGEST, _LARGEST)
+    return known_of(array)
 
 
 def of_constant(value: Any, places: Iterable[tuple[int, Axis]] = ()) -> Fill:
-    """The fill of a constant. It says whether all elements are one number, and otherwise whether some are not finite.
+    """The fill of a constant.
 
     Args:
       value: the constant.
       places: its axes, each with each atom that could be removed.
     """
-    array = Constant(lambda: value).array()
-    if array is None:  # such as a key, or an array on another host
-        return Fill()
-    array = _of_numpy(array)
-    if array.size and (array == array.ravel()[0]).all():
-        return Fill(Element.of(array, _item(array)))
-    element = Element.of(array, None if np.isfinite(array).all() else NAN)
-    return Fill(element._replace(number=None), dict.fromkeys(places, element))
-
-
-# Reduction -> the number that changes no result.
-NEUTRAL: dict[str, int] = {'reduce_and': 1, 'reduce_or': 0, 'reduce_prod': 1, 'reduce_sum': 0}
-# Reduction -> the sign of elements that it takes only if there is no 0.
-LESSER = {'reduce_max': -1, 'reduce_min': 1}
-# Reductions along an axis over which the program was mapped -> the same reductions of arrays.
-COLLECTIVES = {'pmax': 'reduce_max', 'pmin': 'reduce_min', 'psum': 'reduce_sum'}
-REDUCTIONS = (*NEUTRAL, *LESSER, *COLLECTIVES)
+    array = Constant(lambda: value).array()  # `None` for a key, or an array on another host
+    element = ANY if array is None else known_of(array)
+    return Fill.of(element, dict.fromkeys(places, element))
 
 
 def unknown_fills(zeroed: ZeroedEquation) -> Fills:
-    """Knows nothing of the results, except that numbers that are not finite may spread."""
-
-    def find(axis: int, atom: Axis) -> Element:
-        known = [fill.channels for fill in zeroed.fills]
-        own = [each[place] for each in known for place in each if place[1] is atom]
-        return ANY if all(element.is_finite for element in own) else Element(NAN)
-
-    return [zeroed.result(find, number=number) for number in range(len(zeroed.results))]
+    """Knows nothing of the results."""
+    return [Fill()] * len(zeroed.results)
 
 
 def elementwise_fills(zeroed: ZeroedEquation) -> Fills:
@@ -310,13 +268,14 @@ def elementwise_fills(zeroed: ZeroedEquation) -> Fills:
     if equation.primitive.name in ('add', 'add_any'):
         for number, other in ((0, 1), (1, 0)):
             is_same = has_type_of(equation.invars[number].aval, equation.outvars[0].aval)
-            if fills[other].everywhere.number == 0 and is_same:
+            if fills[other].everywhere == ZERO and is_same:
                 return [fills[number]]  # itself, by which a scan knows what a trip does not change
-    literals = [fill.everywhere for fill in fills if fill.everywhere.number is not None]
     everywhere = computed(equation, [fill.everywhere for fill in fills], fills)
-    is_literal = len(literals) == len(fills) or (literals and everywhere.is_finite)
-    if is_literal and everywhere.number is not None:
-        return [Fill(everywhere)]
+    if len(everywhere) == 1:
+        are_literals = [fill.is_literal for fill in fills]
+        if all(are_literals) or (any(are_literals) and is_finite(everywhere)):
+            return [Fill(everywhere)]
+        everywhere = ANY
 
     def find(i: int, atom: Axis) -> Element:
         size = zeroed.results[0][i].size
@@ -325,15 +284,15 @@ def elementwise_fills(zeroed: ZeroedEquation) -> Fills:
             is_repeated = not axes or axes[i].size != size
             elements.append(fill.everywhere if is_repeated else fill.at(i, atom))
         element = computed(equation, elements, fills)
-        if not element.is_finite and all(each.is_finite for each in elements):
+        if not is_finite(element) and all(map(is_finite, elements)):
             reason = (
-                f'{element.number} at zeroed channels; keep what is divided by away from 0, as by '
+                f'{element[0]} at zeroed channels; keep what is divided by away from 0, as by '
                 'jnp.maximum(divisor, 1e-6)'
             )
             zeroed.walk.causes[atom] = str(pin_at(zeroed.position, equation, reason))
         return element
 
-    return [zeroed.result(find, everywhere._replace(number=None))]
+    return [zeroed.result(find, everywhere)]
 
 
 def _times_in(atom: Axis, axis: Axis) -> int:
@@ -353,13 +312,10 @@ def moved(*numbers: int, sums: bool = False) -> Callable[[ZeroedEquation], Fills
     def result(zeroed: ZeroedEquation, number: int) -> Fill:
         chosen = numbers or range(len(zeroed.operands))
         sources = [(zeroed.fills[n], zeroed.operands[n]) for n in chosen]
-        # For an index beyond the end a gather may fill a number in. NaN would spoil the whole model anyway.
-        params = zeroed.equation.params
-        if 'fill_value' in params and 'FILL' in str(params['mode']):
-            value, dtype = params['fill_value'], zeroed.equation.outvars[0].aval.dtype
-            is_finite = value is not None and np.isfinite(value)
-            if is_finite or not jnp.issubdtype(dtype, jnp.inexact):
-                sources.append((of_constant(value), ()))
+        # What a gather fills in for an index beyond the end. NaN would spoil the whole model anyway.
+        value = zeroed.equation.params.get('fill_value')
+        if value is not None and value == value:
+            sources.append((of_constant(value), ()))
 
         def find(k: int, atom: Axis) -> Element:
             elements = []
@@ -371,11 +327,11 @@ def moved(*numbers: int, sums: bool = False) -> Callable[[ZeroedEquation], Fills
             counts = [_times_in(atom, product(axes)) for _, axes in sources]
             if not elements or _times_in(atom, product(zeroed.results[number])) > max(counts):
                 return ANY
-            element = join([*elements, *[fill.everywhere for fill, axes in sources if not axes]])
-            return element.times(ANY) if sums else element
+            element = one_of(*elements, *[fill.everywhere for fill, axes in sources if not axes])
+            return times(element, ANY) if sums else element
 
-        everywhere = join([fill.everywhere for fill, _ in sources], infinite=None)
-        return zeroed.result(find, ANY if sums else everywhere, number)
+        everywhere = ANY if sums else one_of(*[fill.everywhere for fill, _ in sources])
+        return zeroed.result(find, everywhere, number)
 
     return lambda zeroed: [result(zeroed, number) for number in range(len(zeroed.results))]
 
@@ -383,68 +339,59 @@ def moved(*numbers: int, sums: bool = False) -> Callable[[ZeroedEquation], Fills
 def product_fills(zeroed: ZeroedEquation) -> Fills:
     """A contraction. Only zeros are known of a sum of products."""
     left, right = zeroed.fills[:2]
-    left_axes, right_axes = zeroed.operands[:2]
-    candidates = zeroed.walk.candidates
     indices = indices_of_contraction(zeroed.equation)
     summed: set[Axis] = set()
     for index in indices:
         if index.result is None and index.right is not None:
-            for atom in candidates(right_axes[index.right]):
+            for atom in zeroed.walk.candidates(zeroed.operands[1][index.right]):
                 summed.add(atom)
-                element = left.at(index.left, atom).times(right.at(index.right, atom))
-                if element.number != 0:
+                element = times(left.at(index.left, atom), right.at(index.right, atom))
+                if element != ZERO:
                     zeroed.reject(atom, 'sums products of channels that are not zero', element)
-    # Each group of a convolution has channels of the image, and outputs of the kernel.
     is_conv = zeroed.equation.primitive.name == 'conv_general_dilated'
-    channels = indices[0].left if is_conv else None
     index_of = {index.result: index for index in indices}
 
     def find(axis: int, atom: Axis) -> Element:
-        i, k, _ = index_of.get(axis, (None, None, None))
-        if k is not None and channels is not None and atom not in summed:
-            i = channels if atom in candidates(left_axes[channels]) else None
-        return left.at(i, atom).times(right.at(k, atom))
+        i, k, _ = index_of[axis]
+        if is_conv and i is None and atom not in summed:
+            i = indices[0].left  # a group of outputs has channels of the image
+        return times(left.at(i, atom), right.at(k, atom))
 
-    return [zeroed.result(find, left.everywhere.times(right.everywhere))]
+    return [zeroed.result(find, times(left.everywhere, right.everywhere))]
+
+
+# Reduction -> the operation that it repeats.
+REDUCTIONS: dict[str, np.ufunc] = {
+    'reduce_and': np.logical_and,
+    'reduce_max': np.maximum,
+    'reduce_min': np.minimum,
+    'reduce_or': np.logical_or,
+    'reduce_prod': np.multiply,
+    'reduce_sum': np.add,
+}
 
 
 def reduce_fills(zeroed: ZeroedEquation) -> Fills:
-    """A reduction of each operand, which has to be neutral at removed channels."""
-    primitive: str = zeroed.equation.primitive.name
-    name = COLLECTIVES.get(primitive, primitive)
+    """A reduction of an operand, which has to stay the same without removed channels."""
+    (fill,), (axes,) = zeroed.fills, zeroed.operands
+    combine = REDUCTIONS[zeroed.equation.primitive.name]
+    reduced = zeroed.equation.params['axes']
+    numbers = np.array(fill.everywhere)
+    for i in reduced:
+        for atom in zeroed.walk.candidates(axes[i]):
+            element = fill.at(i, atom)
+            is_known = len(element) == 1
+            if not is_known or (combine(numbers, element[0]) != numbers).any():
+                found = element[0] if is_known or not is_finite(element) else 'unknown'
+                zeroed.reject(
+                    atom, f'meets {found} at zeroed channels, which may change it', element
+                )
+    kept = all_but(reduced, axes)
 
-    def result(number: int, fill: Fill, axes: Axes) -> Fill:
-        kept = all_but(zeroed.equation.params['axes'], axes)
-        reduced = all_but(kept, axes)
-        is_lesser = name in LESSER and LESSER[name] not in fill.everywhere.signs
-        neutral = NEUTRAL.get(name, 0 if is_lesser else None)
-        for i in reduced:
-            for atom in zeroed.walk.candidates(axes[i]):
-                element = fill.at(i, atom)
-                if element.number is None or element.number != neutral:
-                    found = 'unknown' if element.number is None else element.number
-                    where = ', which may be extreme' if name in LESSER else ''
-                    zeroed.reject(atom, f'meets {found} at zeroed channels{where}', element)
-        count = math.prod(sizes_of(pick(axes, reduced)))
+    def find(k: int, atom: Axis) -> Element:
+        return repeated(combine, fill.at(kept[k], atom))
 
-        def reduce(element: Element) -> Element:
-            """The reduction of `count` elements like this one."""
-            value, signs = element
-            if not element.is_finite:
-                return Element(NAN)
-            if name == 'reduce_sum' and value is not None:
-                value *= count
-            if name in ('reduce_sum', *LESSER):
-                return Element(value, signs)
-            return ANY if name == 'reduce_prod' and value not in (0, 1) else Element(value)
-
-        def find(k: int, atom: Axis) -> Element:
-            return reduce(fill.at(kept[k], atom))
-
-        return zeroed.result(find, reduce(fill.everywhere), number)
-
-    pairs = zip(zeroed.fills, zeroed.operands, strict=True)
-    return [result(number, fill, axes) for number, (fill, axes) in enumerate(pairs)]
+    return [zeroed.result(find, repeated(combine, fill.everywhere))]
 
 
 def inexact_atoms(
@@ -460,7 +407,8 @@ def inexact_atoms(
       members: atom -> those of its members that are zeroed. Nothing is known of others, and of the state. By default
         all members are zeroed.
     """
-    in_leaves = [atom for axes in traces[0].leaves.values() for atom in atoms(*axes)]
+    leaves = traces[0].leaves
+    in_leaves = [atom for axes in leaves.values() for atom in atoms(*axes)]
     removable = frozenset([atom for atom in in_leaves if atom.pin is None and atom.size > 1])
     walks = [ZeroWalk(trace, removable) for trace in traces]
 
@@ -470,11 +418,8 @@ def inexact_atoms(
             places = [(i, atom) for i, atom in places if (path, i) in members.get(atom, ())]
         return Fill(channels=dict.fromkeys(places, ZERO))
 
-    fills = list(itertools.starmap(zeroed, traces[0].leaves.items()))
-    states: dict[Path, Fill] = {}
-    for trace in traces:
-        for path, axes in trace.states.items():
-            states.setdefault(path, zeroed(path, axes))
+    fills = [zeroed(path, axes) for path, axes in leaves.items()]
+    states = {path: zeroed(path, axes) for each in traces for path, axes in each.states.items()}
     before = None
     while states != before:
         before = dict(states)
@@ -542,22 +487,15 @@ class ZeroWalk(Interpreter[Fill]):
         return axes.row.fills(zeroed)
 
     def visit_scan(self, scan: Scan, operands: Fills, position: Position) -> Fills:
-        _, carried, sliced = scan.split(operands)
+        _, before, sliced = scan.split(operands)
         slices = [fill.along(-1) for fill in sliced]
-        stacked: Fills = []
-
-        def run(carried: Fills) -> Fills:
-            nonlocal stacked
-            results = self.visit_body(scan, operands, carried, slices, position)
-            carried, stacked = scan.split_results(results)
-            return carried
-
-        before, after = _settle(run, carried)
+        _, results = self._settle(scan, operands, slices, position)
+        after, stacked = scan.split_results(results)
         inside = position.in_body(scan)
         for atom in self.candidates(self.trace.trips[position.path]):
             # Without channels, but with what is known of all elements of the slices.
-            first = [Fill() for _ in carried]
             constants = [Fill()] * scan.first_carried
+            first = [Fill() for _ in before]
             own = [Fill(fill.at(0, atom)) for fill in sliced]
             inputs = [*constants, *first, *own]
             results = ZeroWalk(self.trace).visit_program(scan.body, inputs, inside)
@@ -568,27 +506,24 @@ class ZeroWalk(Interpreter[Fill]):
         return (after if scan.length else before) + [fill.along(1) for fill in stacked]
 
     def visit_while(self, loop: While, operands: Fills, position: Position) -> Fills:
-        _, carried, _ = loop.split(operands)
-
-        def run(carried: Fills) -> Fills:
-            return self.visit_body(loop, operands, carried, [], position)
-
-        carried, _ = _settle(run, carried)
+        carried, _ = self._settle(loop, operands, [], position)
         self.visit_condition(loop, operands, carried, position)
         return carried
+
+    def _settle(
+        self, loop: Loop, operands: Fills, slices: Fills, position: Position
+    ) -> tuple[Fills, Fills]:
+        """The fills of carried values before every visit of a loop's body, and of the last visit's results."""
+        _, carried, _ = loop.split(operands)
+        while True:
+            results = self.visit_body(loop, operands, carried, slices, position)
+            joined = list(map(Fill.joined, carried, results))
+            if joined == carried:
+                return carried, results
+            carried = joined
 
     def visit_cond(self, cond: Cond, operands: Fills, position: Position) -> Fills:
         joined, *others = self.visit_branches(cond, operands, position)
         for results in others:
             joined = list(map(Fill.joined, joined, results))
         return joined
-
-
-def _settle(run: Callable[[Fills], Fills], carried: Fills) -> tuple[Fills, Fills]:
-    """The fills of carried values before every visit of a loop's body, and after the last one."""
-    while True:
-        after = run(carried)
-        joined = list(map(Fill.joined, carried, after))
-        if joined == carried:
-            return carried, after
-        carried = joined
