@@ -12,7 +12,7 @@ from jaxpruner import algorithms, checks, sparsity_distributions, sparsity_sched
 from jaxpruner.algorithms import ALGORITHM_REGISTRY as ALGORITHM_REGISTRY
 from jaxpruner.algorithms import acdc
 from jaxpruner.base_updater import BaseUpdater, NoPruning
-from jaxpruner.files import config_files
+from jaxpruner.files import input_files
 from jaxpruner.tree import nearest
 
 ALGORITHMS = ALGORITHM_REGISTRY
@@ -122,7 +122,7 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
     """
     config = {
         key: value
-        for key, value in config_files.as_dict(sparsity_config).items()
+        for key, value in input_files.as_dict(sparsity_config).items()
         if value is not None
     }
     algorithm = _algorithm(config)

@@ -27,7 +27,7 @@ from jaxpruner import (
 )
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.files import config_files
+from jaxpruner.files import input_files
 from jaxpruner.plan import PruningPlan
 from jaxpruner.sparsity_types import NByM
 
@@ -152,7 +152,7 @@ class PruningStrategy:
         if isinstance(setting, cls):
             return setting
         if isinstance(setting, str | os.PathLike):
-            content = config_files.read(setting)
+            content = input_files.read_config(setting)
             try:
                 return cls.parse(content)
             except (ValueError, TypeError) as error:

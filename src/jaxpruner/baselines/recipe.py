@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxpruner import api, checks
 from jaxpruner import tree as tree_lib
-from jaxpruner.files import atomic_files, config_files
+from jaxpruner.files import atomic_files, input_files
 
 Plain = str | bool | int | float | tuple
 
@@ -147,7 +147,7 @@ def read_recipe(path: Path, default: Recipe) -> Recipe:
 
     Raises a `ValueError` as `Recipe.updated` does, and for another workload.
     """
-    changes = config_files.read(path)
+    changes = input_files.read_config(path)
     workload = changes.get('workload', default.workload)
     if workload != default.workload:
         raise ValueError(
@@ -160,7 +160,7 @@ def read_presets(workload: str) -> dict[str, Recipe]:
     """Reads the recipes of a workload from the files of this package, by preset."""
     recipes = {}
     for path in sorted(Path(__file__).with_name('presets').glob(f'{workload}_*.toml')):
-        content = config_files.read(path)
+        content = input_files.read_config(path)
         numbers = Recipe(workload, model=content['model'], task=content['task'])
         recipes[content['preset']] = numbers.updated(content, str(path))
     return recipes
