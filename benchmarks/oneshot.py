@@ -135,9 +135,9 @@ def _memory(model: Transformer) -> list[Row]:
         oneshot.calibrate(model.logits, params, [tokens], 'gram', only=PRUNED)
 
     def calibrate_in_turn(params: Any) -> None:
-        graph = leaves.trace_model(model.logits, params, tokens)
-        matrices = leaves.follow_named_leaves(graph, PRUNED).all_matrices
-        run = SequentialCalibration(graph, matrices, [tokens], 'gram')
+        traced = leaves.trace_model(model.logits, params, [tokens])
+        matrices = leaves.follow_named_leaves(traced.graph, PRUNED).all_matrices
+        run = SequentialCalibration(traced, matrices, 'gram')
         for number in range(len(run.blocks)):
             run.take(number, params)
 

@@ -162,12 +162,10 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
                     now = min(1 - (1 - total) ** (number / rounds), total)
                 masks = self.create_masks(scores, jax.tree.map(lambda _, now=now: now, scores))
                 show(name, number, masks)
-        leaves = jax.tree.leaves(masks)
-        empty = [
-            tree_lib.path_string(path)
-            for path, mask in zip(paths, leaves, strict=True)
-            if mask.size and not mask.any()
-        ]
+        empty = []
+        for path, mask in zip(paths, jax.tree.leaves(masks), strict=True):
+            if mask.size and not mask.any():
+                empty.append(tree_lib.path_string(path))
         if empty and total < 1:
             caller_warnings.warn(
                 f'{", ".join(empty)}: {name} left no weight there, so that what comes before may have no effect; take '
@@ -276,10 +274,7 @@ class GraSP(PruningAtInitialization):
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """Multiplies weights by the Hessian's product with the gradient, which comes as `grads`."""
         del sparse_state
-
-        def score(weight: jax.Array, product: jax.Array) -> jax.Array:
-            return jnp.real(weight.astype(product.dtype) * product)
-
+        score = lambda weight, product: jnp.real(weight.astype(product.dtype) * product)  # noqa: E731
         return jax.tree.map(score, params, grads)
 
 

@@ -17,7 +17,7 @@ from jax import lax
 from jaxpruner import tree as tree_lib
 from jaxpruner.explicit_meshes import on_explicit_mesh, without_explicit_axes
 from jaxpruner.oneshot import leaves as leaves_lib
-from jaxpruner.oneshot.leaves import Names, as_inputs, block_of, shapes_of
+from jaxpruner.oneshot.leaves import Model, Names, as_inputs, block_of, shapes_of
 from jaxpruner.oneshot.matrices import WeightMatrices, data_axes
 from jaxpruner.progress import progress_bar
 from jaxpruner.trace import Use, UseGraph, contractions
@@ -124,25 +124,24 @@ def calibrate(
     """
     if kind not in ('second_moment', 'gram'):
         raise ValueError(f"kind is 'second_moment' or 'gram', got {kind!r}")
-    first, batches = leaves_lib.first_batch(batches)
-    graph = leaves_lib.trace_model(apply_fn, params, first)
-    followed = leaves_lib.follow_named_leaves(graph, only)
+    model = leaves_lib.trace_model(apply_fn, params, batches)
+    followed = leaves_lib.follow_named_leaves(model.graph, only)
     leaves_lib.warn_of_dense('calibrate', followed, followed.unclear)
     calibration = Calibration(dict.fromkeys(followed.matrices, ()))
     calibration.followed = followed
-    of_model = apply_fn, params, batches, graph, followed.all_matrices
-    for entry in take_statistics(*of_model, kind, progress, weights):
+    for entry in take_statistics(model, followed.all_matrices, kind, weights, progress):
         calibration[entry.matrices.path] += (entry,)
     return calibration
 
 
 def take_statistics(
-    apply_fn, params, batches: Iterable[Any], graph: Any, matrices, kind, progress, weights
+    model: Model, matrices: Iterable[WeightMatrices], kind: str, weights: Any, progress: bool
 ) -> list[CalibratedMatrices]:
     """Takes the statistics of weight matrices that were found in the graph of a model; see `calibrate`.
 
-    The graph is that of the first batch. With batches of another shape the model is traced anew.
+    With batches of another shape the model is traced anew.
     """
+    apply_fn, params, batches, graph = model
     shapes: Any = None
     step: Any = None
     totals: Any = None
@@ -172,7 +171,7 @@ def _add(taps: Taps, graph: UseGraph, totals: Any, weights: Any, params: Any, *i
 
 def _trace_again(apply_fn: Any, params: Any, batch: Any, groups: Groups) -> tuple[UseGraph, Groups]:
     """Traces a model with a batch of another shape, and finds the matrices again whose statistics are added up."""
-    graph = leaves_lib.trace_model(apply_fn, params, batch)
+    graph = leaves_lib.trace_model(apply_fn, params, [batch]).graph
     paths = dict.fromkeys(part.path for group in groups for part in group)
     again = by_inputs(leaves_lib.follow_leaves(graph, paths).all_matrices)
     if again != groups:
@@ -187,15 +186,20 @@ def _trace_again(apply_fn: Any, params: Any, batch: Any, groups: Groups) -> tupl
 # the model is run twice on it: for its statistics, and once it is pruned.
 
 
-def find_blocks(matrices, segments: Segments, blocks: Sequence[Names] = ()) -> list[Any]:
+class Block(NamedTuple):
+    """Weight matrices that are calibrated and pruned together."""
+
+    matrices: list[WeightMatrices]  # whole stacks, or one layer of each
+    start: int  # the first step of the program that reads one of them
+    stop: int  # the step after the last one
+    scan: Any  # the path of the scan that takes the layers apart
+
+
+def find_blocks(matrices: Any, segments: Segments, blocks: Sequence[Names] = ()) -> list[Block]:
     """Finds what is pruned together, in the order in which the program comes to it.
 
     `blocks` holds globs or paths for each block; within a scan they divide each of its trips. Other leaves form a block
     if they belong to the same trip of a scan, or, outside of scans, if they meet the same value.
-
-    Returns:
-      For each block its matrices (whole stacks, or one layer of each), the first step of the program that reads one of
-      them, the step after the last one, and the path of the scan that takes the layers apart.
     """
     together: dict[Any, list[WeightMatrices]] = {}
     for part in matrices:
@@ -210,17 +214,16 @@ def find_blocks(matrices, segments: Segments, blocks: Sequence[Names] = ()) -> l
             of_trip = [part.at_layer(layer) for part in parts]
             spans = [segments.span_of(use, trip) for part in parts for use in part.uses]
             start, stop = min(first for first, _ in spans), max(last for _, last in spans) + 1
-            found.append((of_trip, start, stop, path))
-    return sorted(found, key=lambda block: block[1])
+            found.append(Block(of_trip, start, stop, path))
+    return sorted(found, key=lambda block: block.start)
 
 
 class SequentialCalibration:
     """A model that is calibrated one block after another, with parameters that change in between.
 
     Args:
-      graph: of the model.
+      model: its batches are all of one shape, and are held at once.
       matrices: those that are to be calibrated.
-      batches: all of one shape; they are held at once.
       kind: as in `calibrate`.
       named: what a block holds, as `CalibratedPruning.blocks`.
       weights: as in `calibrate`.
@@ -232,9 +235,9 @@ class SequentialCalibration:
       ValueError: batches of several shapes, or leaves that no block can hold.
 
     >>> params, batch = {'a': jnp.eye(2), 'b': jnp.ones((2, 1))}, jnp.ones((1, 2))
-    >>> graph = leaves_lib.trace_model(lambda p, x: x @ p['a'] @ p['b'], params, batch)
-    >>> matrices = leaves_lib.follow_leaves(graph, graph).all_matrices
-    >>> calibration = SequentialCalibration(graph, matrices, [batch])
+    >>> model = leaves_lib.trace_model(lambda p, x: x @ p['a'] @ p['b'], params, [batch])
+    >>> matrices = leaves_lib.follow_leaves(model.graph, model.graph).all_matrices
+    >>> calibration = SequentialCalibration(model, matrices)
     >>> def squares(number):
     ...     ((_, statistics),) = calibration.take(number, params)
     ...     return statistics.second_moment.tolist()
@@ -245,9 +248,11 @@ class SequentialCalibration:
     [9.0, 9.0]
     """
 
-    def __init__(self, graph, matrices, batches, kind='second_moment', named=(), weights=None):
+    def __init__(
+        self, model: Model, matrices: Any, kind='second_moment', named=(), weights: Any = None
+    ):
         given: Any = [
-            (as_inputs(batch), weights and weights_of(batch, weights)) for batch in batches
+            (as_inputs(batch), weights and weights_of(batch, weights)) for batch in model.batches
         ]
         shapes = list(map(shapes_of, given))
         if any(each != shapes[0] for each in shapes):
@@ -264,7 +269,7 @@ class SequentialCalibration:
                     'sequential out'
                 )
         self._with_gram = kind == 'gram'
-        self._segments = Segments(graph, [use for part in matrices for use in part.uses])
+        self._segments = Segments(model.graph, [use for part in matrices for use in part.uses])
         self.blocks = find_blocks(matrices, self._segments, named)
         # The values of each batch at a step, and its weights.
         self._batches = [(self._segments.begin(*inputs), own) for inputs, own in given]

@@ -154,14 +154,14 @@ class CalibratedPruning(base_updater.BaseUpdater):
         """
         del grads
         if calibration is None:
-            followed, graph, batches = leaves_lib.follow_model(self, params, apply_fn, batches)
+            followed, model = leaves_lib.follow_model(self, params, apply_fn, batches)
         elif self.sequential or weights is not None:
             raise ValueError(
                 'a calibration is weighed already, and sequential=True takes statistics as it goes: leave both out, or '
                 'the calibration'
             )
         else:
-            graph: Any = None
+            model: Any = None
             followed = calibration.followed.among(leaves_lib.selected_leaves(self, params))
         plan = leaves_lib.plan_of_matrices(self, params, followed)
         for names in self.blocks or ():
@@ -169,20 +169,20 @@ class CalibratedPruning(base_updater.BaseUpdater):
             tree_lib.check_names(tree_lib.as_names(names), paths, 'blocks')
         planned = {leaf.path: leaf for leaf in plan if leaf.target is not None}
         matrices = [part for path in planned for part in followed.matrices[path]]
-        batches = list(batches or ()) if self.sequential else batches
+        if self.sequential:
+            model = model._replace(batches=list(model.batches))
         run = PruningRun(self, params, planned)
         entries: list[CalibratedMatrices] = []
         if calibration is not None:
             entries = [entry for path in planned for entry in calibration[path]]
         elif self.owl or not self.sequential:
             kind = 'second_moment' if self.sequential else self.kind
-            model: tuple[Any, Any, Any] = apply_fn, params, batches
-            entries = take_statistics(*model, graph, matrices, kind, progress, weights)
+            entries = take_statistics(model, matrices, kind, weights, progress)
         if self.owl and entries:
             run.sparsities = matrix_sparsities(entries, planned, run.read, self)
         if self.sequential:
             entries.clear()
-            run.prune_in_turn(graph, matrices, batches, weights, progress)
+            run.prune_in_turn(model, matrices, weights, progress)
         run.prune(entries)
         run.warn()
         checks.check_masks(self, params, run.masks)
@@ -291,12 +291,12 @@ class PruningRun:
                 changed = jax.device_put(changed, given.sharding)
             self._leaves[path], self._masks[path] = changed
 
-    def prune_in_turn(self, graph, matrices, batches, weights, progress) -> None:
+    def prune_in_turn(
+        self, model: leaves_lib.Model, matrices: list[WeightMatrices], weights: Any, progress: bool
+    ) -> None:
         """Prunes block after block, each by its inputs in the model that the blocks before it have become."""
-        pruner = self._pruner
-        sequence = SequentialCalibration(
-            graph, matrices, batches, pruner.kind, pruner.blocks or (), weights
-        )
+        kind, blocks = self._pruner.kind, self._pruner.blocks or ()
+        sequence = SequentialCalibration(model, matrices, kind, blocks, weights)
         with progress_bar(len(sequence.blocks), progress) as show:
             for number in range(len(sequence.blocks)):
                 self.prune(sequence.take(number, self.params))

@@ -97,11 +97,6 @@ class FollowedLeaves(NamedTuple):
     looked_up: frozenset[tree_lib.Path]
 
     @property
-    def doubtful(self) -> bool:
-        """Whether a user should hear of some leaves: they are unclear, or the model does not use them."""
-        return not {_NOT_CONTRACTED, _EMPTY}.issuperset(self.reasons.values())
-
-    @property
     def unclear(self) -> dict[tree_lib.Path, str]:
         """The leaves of which it is not clear which weight meets which input, and the reason."""
         clear = _UNUSED, _NOT_CONTRACTED, _EMPTY
@@ -128,10 +123,20 @@ def ignore_vectors() -> Iterator[None]:
         yield
 
 
-def trace_model(apply_fn: Any, params: tree_lib.PyTree, batch: Any) -> UseGraph:
-    """Traces a model with a batch; refuses one with another number of inputs."""
-    check_inputs(apply_fn, batch)
-    return param_uses(apply_fn, params, *as_inputs(batch))
+class Model(NamedTuple):
+    """A model, traced with the first of its batches."""
+
+    apply_fn: Callable[..., Any]
+    params: tree_lib.PyTree
+    batches: Iterable[Any]  # that can be read once, the first included
+    graph: UseGraph
+
+
+def trace_model(apply_fn: Any, params: tree_lib.PyTree, batches: Iterable[Any]) -> Model:
+    """Traces a model with the first batch; refuses one with another number of inputs."""
+    first, batches = first_batch(batches)
+    check_inputs(apply_fn, first)
+    return Model(apply_fn, params, batches, param_uses(apply_fn, params, *as_inputs(first)))
 
 
 def follow_leaves(graph: UseGraph, paths: Iterable[tree_lib.Path]) -> FollowedLeaves:
@@ -193,8 +198,7 @@ def warn_of_dense(algorithm: str, followed: FollowedLeaves, unclear: Mapping[Any
             f'({names}), so that it does not use its first argument. Apply the model to the params that it is given: '
             'lambda params, x: model.apply(params, x); with nnx merge them first: nnx.merge(graphdef, params)(x)'
         )
-    dense = unused | dict(unclear)
-    if dense:
+    if dense := unused | dict(unclear):
         reasons = [f'{tree_lib.path_string(path)}: {reason}' for path, reason in dense.items()]
         caller_warnings.warn(
             f'these leaves stay dense: {"; ".join(reasons)}. A setting that leaves them out avoids this warning, such '
@@ -269,27 +273,22 @@ def selected_leaves(pruner: BaseUpdater, params: tree_lib.PyTree) -> list[tree_l
 
 def follow_model(
     pruner: BaseUpdater, params: tree_lib.PyTree, apply_fn: Any, batches: Any
-) -> tuple[FollowedLeaves, UseGraph, Iterable[Any]]:
-    """Sorts the leaves that a pruner selects by what the model does with them.
-
-    Returns:
-      The leaves, the graph of the model, traced with the first batch, and an iterable of all batches.
-    """
+) -> tuple[FollowedLeaves, Model]:
+    """Sorts the leaves that a pruner selects by what the model does with them; returns the traced model, too."""
     if apply_fn is None or batches is None:
         raise ValueError(
             f'{type(pruner).__name__}: give the model and data together, both apply_fn=… and batches=…'
         )
-    first, batches = first_batch(batches)
-    graph = trace_model(apply_fn, params, first)
-    return follow_leaves(graph, selected_leaves(pruner, params)), graph, batches
+    model = trace_model(apply_fn, params, batches)
+    return follow_leaves(model.graph, selected_leaves(pruner, params)), model
 
 
 def plan_with_model(pruner: BaseUpdater, params: Any, apply_fn: Any, batches: Any) -> PruningPlan:
     """Tells what a pruner will do with a model."""
-    followed, graph, _ = follow_model(pruner, params, apply_fn, batches)
+    followed, model = follow_model(pruner, params, apply_fn, batches)
     if pruner.finds_input_axes:
-        return plan_of_matrices(pruner, params, followed, graph)
-    return plan_of_types(pruner, params, *along_inputs(pruner, params, followed, graph))
+        return plan_of_matrices(pruner, params, followed, model.graph)
+    return plan_of_types(pruner, params, *along_inputs(pruner, params, followed, model.graph))
 
 
 def plan_of_matrices(
@@ -318,7 +317,7 @@ def plan_of_matrices(
             # What divides the inputs of all its matrices divides their greatest common divisor.
             inputs = math.gcd(*[part.shape[-2] for part in followed.matrices[path]])
             fits[path] = functools.partial(check_ranking, kind, pruner.per, inputs, leaf.name)
-    if followed.doubtful:
+    if followed.unclear or _UNUSED in followed.reasons.values():
         warn_of_dense(type(pruner).__name__, followed, followed.unclear)
     sparsity_types.check_each(fits)
     return plan_of_types(pruner, params, types, why_dense)

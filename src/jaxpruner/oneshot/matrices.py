@@ -349,11 +349,9 @@ def keep_in_matrices(
 
 def keep_best(scores: jax.Array, counts: jax.Array, per: str) -> jax.Array:
     """Keeps so many scores of each output, or of each matrix, of `[..., inputs, outputs]`; counts are `[...]`."""
-    *_, inputs, outputs = scores.shape
-    if per == 'layer':
-        rows, counts = scores.reshape(counts.size, inputs * outputs), counts.ravel()
-    else:
-        scores, counts = scores.swapaxes(-2, -1), jnp.repeat(counts.ravel(), outputs)
-        rows = scores.reshape(counts.size, inputs)
+    counts = counts.ravel()
+    if per == 'output':
+        scores, counts = scores.swapaxes(-2, -1), jnp.repeat(counts, scores.shape[-1])
+    rows = scores.reshape(counts.size, scores.size // max(counts.size, 1))
     mask = selection.keep_largest(rows, counts).reshape(scores.shape)
-    return mask if per == 'layer' else mask.swapaxes(-2, -1)
+    return mask.swapaxes(-2, -1) if per == 'output' else mask

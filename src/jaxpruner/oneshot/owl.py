@@ -66,10 +66,8 @@ def matrix_sparsities(entries, targets, read, settings) -> dict[Any, jax.Array]:
     def by_block(values: Sequence[Any]) -> np.ndarray:
         return np.bincount(flat_numbers, np.concatenate([np.ravel(value) for value in values]))
 
-    sizes = [
-        np.full(own.shape, np.prod(part.shape[-2:]))
-        for part, own in zip(parts, numbers, strict=True)
-    ]
+    pairs = list(zip(parts, numbers, strict=True))
+    sizes = [np.full(own.shape, np.prod(part.shape[-2:])) for part, own in pairs]
     sums = [jnp.sum(_scores(read(part), own), (-2, -1)) for part, own in entries]
     block_sizes = by_block(sizes)
     thresholds = settings.owl_multiple * by_block(sums) / np.maximum(block_sizes, 1)
@@ -82,10 +80,7 @@ def matrix_sparsities(entries, targets, read, settings) -> dict[Any, jax.Array]:
     sparsity = np.average(of_leaves, weights=list(map(np.sum, sizes)))
     chosen = owl_sparsities(shares, list(block_sizes), sparsity, settings.owl_deviation)
     of_blocks = np.asarray(chosen, np.float32)
-    return {
-        (part.path, part.reading): jnp.asarray(of_blocks[own])
-        for part, own in zip(parts, numbers, strict=True)
-    }
+    return {(part.path, part.reading): jnp.asarray(of_blocks[own]) for part, own in pairs}
 
 
 @jax.jit

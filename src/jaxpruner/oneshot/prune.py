@@ -78,8 +78,8 @@ def prune(
         return pruner.instant_sparsify(params, **given, progress=progress)
     if 'apply_fn' in given or 'batches' in given:
         model = given.pop('apply_fn', None), given.pop('batches', None)
-        followed, graph, _ = leaves_lib.follow_model(pruner, params, *model)
-        types, _ = leaves_lib.along_inputs(pruner, params, followed, graph)
+        followed, traced = leaves_lib.follow_model(pruner, params, *model)
+        types, _ = leaves_lib.along_inputs(pruner, params, followed, traced.graph)
         pruner = leaves_lib.with_types(pruner, types)
     with leaves_lib.ignore_vectors():
         return pruner.instant_sparsify(params, **given)
@@ -147,8 +147,7 @@ def _settings_by_name(sparsities: Mapping[Any, Any], settings: dict[str, Any]) -
             raise ValueError(
                 f'a mapping of sparsities says all about the distribution: leave {key} out'
             )
-    keywords = {'sparsities': dict(sparsities)}
-    others = dict(settings)
+    others, keywords = dict(settings), {'sparsities': dict(sparsities)}
     if 'filter_fn' in others:
         keywords['filter_fn'] = others.pop('filter_fn')
     distribution = functools.partial(leaves_lib.sparsities_by_name, **keywords)

@@ -134,7 +134,9 @@ def prune_by_sparsegpt(
     return PrunedMatrices(*prune_there(weights, gram, *each))
 
 
-def _prune_matrix(matrix, sparsity_type, per, block_size, keep_zeros) -> PrunedMatrices:
+def _prune_matrix(
+    matrix: tuple[jax.Array, ...], sparsity_type: Any, per: str, block_size: int, keep_zeros: bool
+) -> PrunedMatrices:
     """Prunes one matrix, given its weights, Gram matrix, sparsity and damping, block by block."""
     weights, gram, sparsity, damping = matrix
     inputs, outputs = weights.shape
@@ -187,7 +189,9 @@ def _prune_matrix(matrix, sparsity_type, per, block_size, keep_zeros) -> PrunedM
     return PrunedMatrices(new.astype(weights.dtype), mask.astype(jnp.uint8), used)
 
 
-def _prune_block(weights, upper, limits, part, choose, chooses_in_parts) -> Any:
+def _prune_block(
+    weights: jax.Array, upper: jax.Array, limits: jax.Array, part: int, choose: Any, in_parts: bool
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Prunes the inputs of a block, part by part; returns the new weights, the mask, and the errors.
 
     `choose` makes a mask of the costs of the block's weights, or of those of each part when its turn comes.
@@ -204,7 +208,7 @@ def _prune_block(weights, upper, limits, part, choose, chooses_in_parts) -> Any:
         first = number * part
         own, shares = _rows(weights, first, part), _rows(upper, first, part)
         own_mask = _rows(mask, first, part)
-        if chooses_in_parts:
+        if in_parts:
             own_mask = choose_rows(own, first, part)
 
         def prune_input(i: jax.Array, carry: Any) -> Any:
@@ -222,7 +226,7 @@ def _prune_block(weights, upper, limits, part, choose, chooses_in_parts) -> Any:
         return weights, _put(mask, own_mask, first), _put(errors, own_errors, first)
 
     mask = jnp.ones(weights.shape, bool)
-    if not chooses_in_parts:
+    if not in_parts:
         mask = choose_rows(weights, 0, len(weights))
     carry = weights, mask, jnp.zeros_like(weights)
     return lax.fori_loop(0, len(weights) // part, prune_part, carry)
