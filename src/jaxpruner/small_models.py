@@ -10,14 +10,13 @@ import numpy as np
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.files import host_arrays, input_files
+from jaxpruner.saving import save_safetensors
 from jaxpruner.structure import ChannelGraph
 from jaxpruner.structure.cut import KeepByGroup, check_keep
 from jaxpruner.structure.small_model import parts_of
 
-# Among the metadata:
-_PLAN = 'jaxpruner_plan'
+_PLAN = 'jaxpruner_plan'  # among the metadata
 _VERSION = 1  # of the plan
-_DIGEST = 'crc32 of '  # and the name of a tensor
 
 
 class SmallModel(NamedTuple):
@@ -47,9 +46,9 @@ def save_small_model(
 ) -> None:
     """Saves a smaller model as a safetensors file: its arrays, and in the header what was kept.
 
-    The plan has the size and the kept channels of each group that is cut. A checksum of each array shows damage. Any
-    library that reads safetensors reads the arrays, under the dotted names that `save_safetensors` gives them. The file
-    appears when it is whole, and replaces one that is there. Needs the extra `jaxpruner[checkpoint]`.
+    The plan has the size and the kept channels of each group that is cut. Any library that reads safetensors reads the
+    arrays, under the dotted names that `save_safetensors` gives them. The file appears when it is whole, and replaces
+    one that is there. Needs the extra `jaxpruner[checkpoint]`.
 
     Args:
       graph: of the whole model.
@@ -81,16 +80,11 @@ def save_small_model(
         if tree is not None:
             part.check(tree, cut)
             arrays |= zip(map('.'.join, part.leaves), jax.tree.leaves(tree), strict=True)
-    from jaxpruner.checkpoints import writing  # loads libraries that the core does without
-
-    named = host_arrays.named_arrays(arrays).items()
-    tensors = {name: host_arrays.on_host(array) for name, (_, array) in named}
-    digests = {_DIGEST + name: writing.digest_of(array) for name, array in tensors.items()}
     groups = {}
     for name, indices in keep.items():
         groups[name] = {'size': graph.groups[name].size, 'keep': np.asarray(indices).tolist()}
     plan = json.dumps({'version': _VERSION, 'groups': groups})
-    writing.write_safetensors(Path(path), tensors, {_PLAN: plan, **digests})
+    save_safetensors(arrays, Path(path), {_PLAN: plan})
 
 
 def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> SmallModel:
@@ -106,7 +100,7 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
     Raises:
       OSError: the file cannot be read.
       ValueError: it is no safetensors file, or a part of one; it has no plan, or that of another model; its arrays are
-        not those that the plan says, or are damaged; or JAX would round them, since they have 64 bits.
+        not those that the plan says; or JAX would round them, since they have 64 bits.
 
     >>> import tempfile
     >>> import jax.numpy as jnp
@@ -121,7 +115,7 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
     >>> graph.small_apply(small.keep)(small.params, jnp.ones((1, 2))).tolist()
     [[6.0]]
     """
-    from jaxpruner.checkpoints import open_checkpoint, writing  # load libraries, as above
+    from jaxpruner.checkpoints import open_checkpoint  # loads libraries that the core does without
 
     path = Path(path)
     checkpoint = open_checkpoint(path)
@@ -140,12 +134,6 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
             f'{path} has no plan of channels of this model ({error}); save_small_model writes one'
         ) from error
 
-    def read(name: str) -> jax.Array:
-        array = checkpoint.read(name)
-        if writing.digest_of(array) != checkpoint.metadata.get(_DIGEST + name):
-            raise ValueError(f'{path}: the bytes of {name} are damaged; save the model anew')
-        return host_arrays.on_device(f'{path}: {name}', array)
-
     trees: list[Any] = []
     expected: dict[str, tuple[int, ...]] = {}
     for part in parts_of(graph):
@@ -161,5 +149,9 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
                 f'{path}: {name} has shape {found.get(name)}, and by its plan {expected.get(name)} (None: there is no '
                 'such array); save the model anew'
             )
+
+    def read(name: str) -> jax.Array:
+        return host_arrays.on_device(f'{path}: {name}', checkpoint.read(name))
+
     params, *state = jax.tree.map(read, trees)
     return SmallModel(params, keep, *state)
