@@ -266,7 +266,7 @@ REFUSED = [
         r'a has shape \(2, 4\), .* \(3, 4\)',
     ),
     ({**HALF, 'params': {**PARAMS, 'd': X}}, ValueError, 'has another structure'),
-    ({**HALF, 'params': jax.eval_shape(lambda: PARAMS)}, TypeError, 'have no values'),
+    ({**HALF, 'params': jax.eval_shape(lambda: PARAMS)}, ValueError, 'has no scores for these p'),
 ]
 
 

@@ -31,7 +31,8 @@ GRAPH = channel_groups(apply, PARAMS, X)
 
 def test_training_ends_with_channels_that_are_removed_without_a_change():
     strength = optax.linear_schedule(0.0, 0.01, 50)
-    tx = optax.chain(optax.adam(1e-2), group_lasso(GRAPH, strength))
+    with_schedule = optax.inject_hyperparams(group_lasso)(GRAPH, strength)
+    tx = optax.chain(optax.adam(1e-2), with_schedule)
 
     @jax.jit
     def step(params, state):
@@ -71,7 +72,7 @@ REFUSED = {
     'no params': (
         ValueError,
         lambda: group_lasso(GRAPH, 0.1).update(PARAMS, group_lasso(GRAPH, 0.1).init(PARAMS)),
-        'pass them, tx.update',
+        'pass the parameters .* tx.update',
     ),
 }
 

@@ -213,7 +213,6 @@ def nonzero(graph, tree):
 
 MAGNITUDE = jaxpruner.MagnitudePruning
 REFUSED = [
-    (lambda: GroupedChannels(SCANNED), TypeError, 'GroupedChannels takes a graph'),
     (
         lambda: GroupedChannels(SCANNED_GRAPH, 'layers/pu*'),
         KeyError,

@@ -18,7 +18,6 @@ import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxpruner import text_tables
@@ -28,7 +27,6 @@ from jaxpruner.progress import progress_bar
 from jaxpruner.structure import latency, small_model
 from jaxpruner.structure.costs import Cost, cost_function
 from jaxpruner.structure.cut import Cut, check_keep
-from jaxpruner.structure.programs import is_array
 from jaxpruner.structure.scores import read_score, score_group
 from jaxpruner.tree import PyTree
 
@@ -163,7 +161,7 @@ def choose(
       The channels that stay, in `Choice.keep`. It is printed as a table.
 
     Raises:
-      TypeError: a setting has the wrong type, or parameters have no values.
+      TypeError: a setting has the wrong type, or parameters are traced.
       KeyError: a name or glob matches no group.
       ValueError: both or neither of budget and counts, a setting that is unknown or has no effect, a budget that
         cannot be met, or scores that are not finite.
@@ -195,8 +193,6 @@ def choose(
         raise ValueError(f'round_to={round_to!r}: give a whole number, 1 or more')
     of_params, _ = small_model.parts_of(graph)
     of_params.check(params, Cut({}))
-    if not all(map(is_array, jax.tree.leaves(params))):
-        raise TypeError('params have no values to make scores of; give arrays, outside of jit')
     source, groups = graph.trace.source, graph.groups
     sizes = {name: group.size for name, group in groups.items()}
     samples = source.examples

@@ -21,7 +21,7 @@ from jaxpruner.structure.cut import check_shape
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.groups import Group
 from jaxpruner.structure.zeros import inexact_atoms
-from jaxpruner.tree import Path, PyTree
+from jaxpruner.tree import Path
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -54,7 +54,6 @@ class GroupedChannels:
         scan, are only pruned if they are given by their full name.
 
     Raises:
-      TypeError: `graph` is no `ChannelGraph`.
       KeyError: a name matches no group.
       ValueError: a name matches no exact group. Raised by `init` of a pruner: leaves have other shapes
         than in the graph, or a leaf without a mask would have to have one.
@@ -79,11 +78,6 @@ class GroupedChannels:
     chosen: tuple[Group, ...] = dataclasses.field(init=False)  # the groups that are pruned
 
     def __post_init__(self):
-        if not isinstance(self.graph, ChannelGraph):
-            raise TypeError(
-                f'GroupedChannels takes a graph, as channel_groups(apply_fn, params, *inputs) makes it, got '
-                f'{self.graph!r}'
-            )
         groups = self.graph.groups
         chosen: dict[str, Group] = {}
         for name in tree_lib.as_names(self.groups or '*'):
@@ -195,7 +189,7 @@ class GroupedChannels:
 
 
 def group_lasso(
-    graph: ChannelGraph, strength: optax.ScalarOrSchedule, groups: str | Sequence[str] | None = None
+    graph: ChannelGraph, strength: Any, groups: str | Sequence[str] | None = None
 ) -> optax.GradientTransformation:
     r"""Group lasso over channels, in its proximal form: an optax transformation that makes whole channels zero.
 
@@ -210,24 +204,24 @@ def group_lasso(
     output. Then both factors are computed from the same weights, and multiplied.
 
     The strength is not multiplied by a learning rate. With `optax.sgd(rate)` before it, `rate * lambda` is proximal
-    gradient descent on the loss with the penalty above. Nothing after it may rescale updates.
+    gradient descent on the loss with the penalty above. Nothing after it may rescale updates. For a schedule of
+    strengths there is `optax.inject_hyperparams(group_lasso)(graph, schedule)`.
 
     Yuan and Lin, "Model selection and estimation in regression with grouped variables", 2006; for the channels of
     networks Wen et al., "Learning structured sparsity in deep neural networks", 2016.
 
     Args:
       graph: of the model. The parameters may be a subtree of its parameters.
-      strength: $\lambda$, from 0 up, or a schedule: a function of the step.
+      strength: $\lambda$, a number from 0 up.
       groups: names or globs of groups, as in `GroupedChannels`.
 
     Returns:
       A transformation whose `update` needs `params`. Updates have the result type of update and parameter.
 
     Raises:
-      TypeError: `graph` is no `ChannelGraph`.
       KeyError: a name matches no group.
-      ValueError: `strength` is no schedule, and no number from 0 up. Raised by `update`: `params` are missing, or those
-        of another model.
+      ValueError: `strength` is no number from 0 up. Raised by `update`: `params` are missing, or those of another
+        model.
 
     >>> import jax.numpy as jnp
     >>> import jaxpruner
@@ -240,21 +234,15 @@ def group_lasso(
     {'up[1]': array([0])}
     """
     chosen = GroupedChannels(graph, groups).chosen
-    number: Any = strength
-    is_number = tree_lib.is_number(number) and 0 <= number < np.inf
-    if not (callable(strength) or is_number):
-        raise ValueError(f'strength is a schedule or a number from 0 up, got {strength!r}')
+    is_number = tree_lib.is_number(strength)
+    if not is_number or not (tree_lib.is_traced(strength) or 0 <= strength < np.inf):
+        raise ValueError(f'strength is a number from 0 up, got {strength!r}')
 
-    def init(params: PyTree) -> optax.ScaleByScheduleState:
-        del params
-        return optax.ScaleByScheduleState(jnp.zeros([], jnp.int32))
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def shrink(updates: Any, params: Any) -> Any:
         if params is None:
             raise ValueError(
-                'group_lasso shrinks parameters: pass them, tx.update(updates, state, params)'
+                'pass the parameters to group_lasso: tx.update(updates, state, params)'
             )
-        threshold = strength(state.count) if callable(strength) else strength
         paths, weights, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
         steps = tree_lib.leaves_like(treedef, updates)
         triples = list(zip(paths, weights, steps, strict=True))
@@ -267,17 +255,14 @@ def group_lasso(
             norms = jnp.sqrt(table.add_up({path: weight**2 for path, weight in own}))
             counts = table.add_up({path: jnp.ones(weight.shape) for path, weight in own})
             norms = jnp.maximum(norms, np.finfo(np.float32).tiny)
-            of_channels = jnp.maximum(0, 1 - threshold * jnp.sqrt(counts) / norms)
+            of_channels = jnp.maximum(0, 1 - strength * jnp.sqrt(counts) / norms)
             for path in table.indices:
                 factors[path] = factors.get(path, 1) * table.look_up(of_channels, path)
-        # Where a weight is shrunk to 0, the step is minus the weight, so that their sum is exactly 0.
-        new_steps = [
-            (new_weights[path] * factors[path]).astype(new_weights[path].dtype) - weight
-            if path in factors
-            else step
-            for path, weight, step in triples
-        ]
-        state = optax.ScaleByScheduleState(jnp.asarray(optax.safe_increment(state.count)))
-        return jax.tree.unflatten(treedef, new_steps), state
+        for i, (path, weight, _) in enumerate(triples):
+            if path in factors:
+                # Of a weight that is shrunk to 0 the step is minus the weight, so that their sum is exactly 0.
+                new = new_weights[path]
+                steps[i] = (new * factors[path]).astype(new.dtype) - weight
+        return jax.tree.unflatten(treedef, steps)
 
-    return optax.GradientTransformation(init, update)
+    return optax.stateless(shrink)

@@ -118,9 +118,8 @@ def read_score(
     if not isinstance(score, BaseUpdater):
         if not callable(score):
             raise TypeError(
-                "score is the name of an algorithm such as 'magnitude', an algorithm such as "
-                'jaxpruner.RandomPruning(rng_seed=1), or a function of the matrix whose rows are channels; got '
-                f'{score!r}'
+                "score is an algorithm or its name, such as 'magnitude', or a function of the matrix whose rows are "
+                f'channels; got {score!r}'
             )
         function = score
         if gradients is not None:

@@ -22,7 +22,7 @@ from jaxpruner.structure.choosing import Choice
 from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep
 from jaxpruner.structure.graph import ChannelGraph, channel_groups
 from jaxpruner.structure.modules import ModelArrays
-from jaxpruner.structure.programs import Trace, is_array
+from jaxpruner.structure.programs import Trace
 from jaxpruner.structure.small_model import SmallApply
 from jaxpruner.tree import Path, PyTree
 
@@ -129,7 +129,7 @@ def shrink(
       The smaller model, what it keeps, and what cuts optimizer states along.
 
     Raises:
-      TypeError: the model is of another kind; or an input is no array.
+      TypeError: the model is of another kind.
       ValueError: as in `ChannelGraph.choose`; or the code of the module does not follow its arrays.
 
     >>> import jax, jax.numpy as jnp
@@ -145,8 +145,6 @@ def shrink(
     ('Network', (4, 8), (5, 2))
     """
     inputs = as_inputs(inputs)
-    if not all(map(is_array, jax.tree.leaves(inputs))):
-        raise TypeError('inputs have to be arrays: the smaller model is checked on them')
     is_pair = type(model) is tuple and len(model) == 2 and callable(model[0])
     arrays = None if is_pair else modules.arrays_of(model, inputs, call)
     if arrays is not None:

@@ -12,6 +12,7 @@ the call itself still runs, but taking its derivative is an error.
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -161,8 +162,7 @@ def _derivatives(
         return jax.jvp(call, inexact, seeds)[1]
 
     def shapes(variables: Iterable[Any]) -> Values:
-        avals = [variable.aval for variable in variables]
-        return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+        return [shape_of_leaf(variable.aval) for variable in variables]
 
     # At the old shapes.
     ends = (equation.invars, axes.operands, inputs), (equation.outvars, axes.results, outputs)
@@ -173,32 +173,30 @@ def _derivatives(
     copies: dict[Axis, Axis] = {}
     trace = Trace(program)
     inside = position.inside(equation, 0, (True,) * len(results))._replace(path=())
-    given, returned = axes.operands + pick(seed_axes, numbers), pick(result_axes, results)
-    found = trace.infer([_copy(axes, copies) for axes in given], inside)
-    ties = Ties(functools.partial(pin_at, position, equation))
-    ties.unify_values(found, [_copy(own, copies) for own in returned])
+    given = [_copy(own, copies) for own in axes.operands + pick(seed_axes, numbers)]
+    expected = [_copy(own, copies) for own in pick(result_axes, results)]
+    Ties(functools.partial(pin_at, position, equation)).unify_values(
+        trace.infer(given, inside), expected
+    )
+    copied = Counter([copy.resolved() for copy in copies.values()])
     lists: dict[Axis, Lists] = {}
     for atom in copies.keys() & cut.lists.keys():
+        own = copies[atom].resolved()
+        # The rule may have split a copy, or unified it with that of another atom.
+        if own.form != 'atom' or own.pin is not None or copied[own] > 1:
+            name = f'{equation.primitive.name} at {position.line(equation)}'
+            reason = f': {own.pin}' if own.pin else ''
+            raise ValueError(
+                f'the derivative rule of {name} cannot be used after an axis of {own.size} was cut{reason}; keep all '
+                'channels of its group, or take no derivative'
+            )
         owners, table = cut.lists[atom]
-        owners = tuple([(copies.get(owner) or owner).resolved() for owner in owners])
-        lists[copies[atom].resolved()] = Lists(owners, table)
-    cut_of_copies = Cut(lists, cut.trips)
-    for own in (*given, *returned):
-        copied = _copy(own, copies)
-        for i, axis in enumerate(copied):
-            pins = [atom.pin for atom in atoms(axis) if atom in lists and atom.pin is not None]
-            # The rule may have split a copy, or unified it with one that is cut differently.
-            is_same = np.array_equal(cut.stays(own, i), cut_of_copies.stays(copied, i))
-            if pins or not is_same:
-                name = f'{equation.primitive.name} at {position.line(equation)}'
-                reason = ''.join([f': {pin}' for pin in pins[:1]])
-                raise ValueError(
-                    f'the derivative rule of {name} cannot be used after an axis of {axis.size} was cut{reason}; keep '
-                    'all channels of its group, or take no derivative'
-                )
+        owners = [(copies.get(owner) or owner).resolved() for owner in owners]
+        lists[own] = Lists(tuple(owners), table)
     arguments = [*operands, *pick(seeds, numbers)]
-    derivatives = dict(zip(results, Replay(trace, cut_of_copies).run(arguments), strict=True))
-    return [derivatives.get(i) for i in range(len(target))]
+    derivatives = Replay(trace, Cut(lists, cut.trips)).run(arguments)
+    by_number = dict(zip(results, derivatives, strict=True))
+    return [by_number.get(i) for i in range(len(target))]
 
 
 def _differentiable(variables: Sequence[Any]) -> list[int]:
