@@ -37,6 +37,17 @@ def _(primals, tangents):
     return clipped(h), jnp.where(h > -1, 3 * tangent, jnp.zeros(h.shape, h.dtype))
 
 
+@jax.custom_vjp
+def scaled_gradient(h, factor):
+    del factor  # only the rule reads it
+    return jnp.sin(h)
+
+
+scaled_gradient.defvjp(
+    lambda h, factor: (jnp.sin(h), factor), lambda factor, seed: (factor * seed, None)
+)
+
+
 @jax.custom_jvp
 def sorted_rule(h):
     return jnp.sin(h)
@@ -125,6 +136,7 @@ PROGRAMS = {
     'remat': jax.checkpoint(lambda h: jnp.sin(jnp.sin(h))),
     'jit': jax.jit(lambda h: jnp.sin(h) * TABLE),
     'custom_vjp': doubled_gradient,
+    'operand of a rule': lambda h: scaled_gradient(h, jnp.tanh(h.shape[0] * jnp.ones(()))),
     'custom_jvp': clipped,
 }
 

@@ -24,7 +24,7 @@ from jaxpruner.structure.axes import Axes, Axis, Ties, atoms, pick, product, siz
 from jaxpruner.structure.cut import Cut, KeepByGroup, Lists, check_keep, check_shape, cut_tree
 from jaxpruner.structure.programs import ModelProgram, Trace, shape_of_leaf
 from jaxpruner.structure.traces import EquationCut, pin_at
-from jaxpruner.trace.interpreter import Position, Run, keep
+from jaxpruner.trace.interpreter import Position, Run
 from jaxpruner.trace.program import RULED, RULED_BACKWARDS, Call, Program, Scan, bind
 from jaxpruner.tree import Path, PyTree
 
@@ -69,7 +69,7 @@ class Replay(Run):
         inner = position.inside(equation, 0, position.needed)
 
         def run(*operands: Any) -> Values:
-            return keep(self.visit_program(call.program, operands, inner), inner.needed)
+            return self.visit_program(call.program, operands, inner)
 
         small = EquationCut(equation, self.trace.equations[position.path], self.cut)
         return _run_ruled(run, small, position, operands)
@@ -92,7 +92,7 @@ class Replay(Run):
 
 
 def _run_ruled(
-    run: Callable[..., Values], small: EquationCut, position: Position, values: Values
+    run: Callable[..., Values], small: EquationCut, position: Position, operands: Values
 ) -> Values:
     """Runs a call with a derivative rule of its own with smaller shapes.
 
@@ -100,36 +100,28 @@ def _run_ruled(
       run: runs the program of the call.
       small: the call.
       position: of the call.
-      values: of the operands; `None` for those that the results do not depend on. Results may be `None`, too.
+      operands: of the call.
 
     Raises:
       ValueError: a derivative is taken, and the rule pins an axis that gets smaller.
     """
-    equation, axes, cut = small
-    operands = []
-    for value, variable, own in zip(values, equation.invars, axes.operands, strict=True):
-        missing = value is None
-        operands.append(jnp.zeros(cut.shape(own), variable.aval.dtype) if missing else value)
 
-    def pull_back(values: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(_derivatives(small, position, values, cotangents))
+    def pull_back(operands: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(_derivatives(small, position, operands, cotangents))
 
-    def push_forward(values: Sequence[Any], tangents: Sequence[Any]) -> tuple[Values, Values]:
-        results = function(*values)
-        found = _derivatives(small, position, values, tangents)
+    def push_forward(operands: Sequence[Any], tangents: Sequence[Any]) -> tuple[Values, Values]:
+        results = function(*operands)
+        found = _derivatives(small, position, operands, tangents)
         for i, result in enumerate(results):
-            if result is None:
-                found[i] = None
-            elif found[i] is None:
-                found[i] = np.zeros(result.shape, jax.dtypes.float0)
+            found[i] = np.zeros(result.shape, jax.dtypes.float0) if found[i] is None else found[i]
         return results, found
 
     function: Any
-    if equation.primitive.name in RULED_BACKWARDS:
-        function = jax.custom_vjp(lambda *values: run(*values))
-        function.defvjp(lambda *values: (run(*values), values), pull_back)
+    if small.equation.primitive.name in RULED_BACKWARDS:
+        function = jax.custom_vjp(run)
+        function.defvjp(lambda *operands: (run(*operands), operands), pull_back)
     else:
-        function = jax.custom_jvp(lambda *values: run(*values))
+        function = jax.custom_jvp(run)
         function.defjvp(push_forward)
     return function(*operands)
 

@@ -221,6 +221,8 @@ def live(jaxpr: Any, needed: Needed, shown: bool = False) -> Live:
     for equation in reversed(jaxpr.eqns):
         has_effect = bool(equation.effects) and (shown or equation.primitive.name not in _SHOWS)
         flags = tuple(has_effect or id(result) in live_ids for result in equation.outvars)
+        if equation.primitive.name in RULED:  # the rule may read what the program does not
+            flags = (any(flags),) * len(flags)
         results.append(flags)
         if has_effect or any(flags):
             add(equation.invars, _needed_operands(equation, flags))
@@ -231,7 +233,7 @@ def live(jaxpr: Any, needed: Needed, shown: bool = False) -> Live:
 def _needed_operands(equation: Any, needed: Needed) -> Sequence[bool]:
     """Which operands of an equation its needed results depend on."""
     match inside(equation):
-        case Call() as call:
+        case Call() as call if equation.primitive.name not in RULED:
             return live(call.program.jaxpr, needed).inputs
         case Cond() as cond:
             of_branches = [live(branch.jaxpr, needed).inputs for branch in cond.branches]
