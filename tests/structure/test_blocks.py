@@ -90,8 +90,12 @@ def test_other_forms_of_streams(apply_fn, blocks):
     graph = channel_groups(apply_fn, params, *inputs)
     found = {name: sorted(path[0] for path in block.paths) for name, block in graph.blocks.items()}
     assert found == blocks
-    for name in blocks:
-        graph.drop_blocks(params, [name])  # it compares the two
+    for name, leaves in blocks.items():
+        found = graph.without_blocks([name]).small_apply({})(
+            graph.drop_blocks(params, [name]), *inputs
+        )
+        zeroed = params | {leaf: jnp.zeros((8, 8)) for leaf in leaves}
+        np.testing.assert_allclose(found, apply_fn(zeroed, *inputs), rtol=1e-5, atol=1e-5)
 
 
 def test_blocks_of_a_framework():

@@ -17,19 +17,16 @@ these are `up` and `down`. Leaving the block out is the same as zeroing its leav
 Layers of a scan are the channels of a group instead, see `Group.is_depth`.
 """
 
-import dataclasses
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure import small_model
 from jaxpruner.structure.axes import sizes_of
 from jaxpruner.structure.programs import ModelProgram, Trace, shape_of_leaf
 from jaxpruner.structure.traces import has_type_of, live_in_whole, pin_at
@@ -41,8 +38,7 @@ from jaxpruner.tree import Path, PyTree
 Paths = frozenset[Path]
 
 
-@dataclasses.dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """A residual block that can be left out of a model.
 
     Attributes:
@@ -186,26 +182,14 @@ def chosen_blocks(
     return chosen
 
 
-def replace(
-    tree: PyTree, blocks: Iterable[Block], instead: Callable[[Any], Any] = lambda leaf: None
-) -> PyTree:
-    """Replaces the entries of a tree that belong to leaves of some blocks, by `None` or what is made of them."""
+def drop(tree: PyTree, blocks: Iterable[Block]) -> PyTree:
+    """Replaces the entries of a tree that belong to leaves of some blocks by `None`."""
     dropped = frozenset().union(*[block.paths for block in blocks])
     paths, leaves, treedef = tree_lib.flatten_with_paths(tree)
     for number, path in enumerate(paths):
         if not dropped.isdisjoint([path[start:] for start in range(len(path))]):
-            leaves[number] = instead(leaves[number])
+            leaves[number] = None
     return jax.tree.unflatten(treedef, leaves)
-
-
-def verify_without(
-    graph: Any, params: PyTree, blocks: Sequence[Block], trace: Trace
-) -> small_model.Verification:
-    """Compares a program without some blocks with the whole one in which they are zero."""
-    shallow_apply = ShallowApply(trace.source, graph.params, blocks)
-    trees = params, replace(params, blocks, jnp.zeros_like), replace(params, blocks)
-    arguments = [(tree, *(trace.source.examples or ())) for tree in trees]
-    return small_model.verify(trace, shallow_apply, arguments)
 
 
 class ShallowApply:

@@ -79,9 +79,6 @@ class Choice:
         return float(kept / total) if total else float('nan')
 
     def __repr__(self) -> str:
-        return f'Choice({len(self.keep)} of {len(self.counts)} groups get smaller)'
-
-    def __str__(self) -> str:
         def right(*headings: str) -> list[text_tables.Column]:
             return [text_tables.Column(heading, align='right') for heading in headings]
 

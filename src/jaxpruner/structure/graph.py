@@ -132,26 +132,6 @@ class ChannelGraph:
             f'the graph was made of {names}, not of {apply_fn!r}; add it with graph.also before channels are chosen'
         )
 
-    def _refuse_different(
-        self, tree: PyTree, compare: Callable[[Trace], Verification], remedy: str
-    ) -> None:
-        """Compares the programs that were given arrays, if a tree can be the parameters."""
-        leaves, structure = jax.tree.flatten(tree)
-        expected, own_structure = jax.tree.flatten(self.params)
-        are_arrays = structure == own_structure and all(map(is_array, leaves))
-        if not are_arrays or list(map(shape_of_leaf, leaves)) != expected:
-            return
-        for trace in self.traces:
-            if trace.source.examples is None:
-                continue
-            verification = compare(trace)
-            if verification.verdict == 'different':
-                where = f' in {trace.source.name}' if self.traces[1:] else ''
-                raise ValueError(
-                    f'the smaller model differs from the whole one with zeros{where} ({verification}); {remedy}, or '
-                    'take it all the same with verify=False'
-                )
-
     def explain(self, leaf: Path | str, axis: int) -> str:
         """Describes an axis of a leaf: its groups, or why it stays.
 
@@ -279,16 +259,22 @@ class ChannelGraph:
         [[0.0, 3.0], [4.0, 7.0]]
         """
         cut = check_keep(self.groups, keep, allow_inexact)
-        if verify and cut.lists and not allow_inexact:
-
-            def compare(trace: Trace) -> Verification:
-                source: Any = trace.source
+        leaves, structure = jax.tree.flatten(tree)
+        expected, own_structure = jax.tree.flatten(self.params)
+        is_model = structure == own_structure and all(map(is_array, leaves))
+        is_model = is_model and list(map(shape_of_leaf, leaves)) == expected
+        for trace in self.traces if is_model and verify and cut.lists and not allow_inexact else ():
+            source: Any = trace.source
+            if source.examples is not None:
                 state = source.examples[0] if source.has_state else None
                 inputs = source.examples[source.has_state :]
-                return self.verify(tree, keep, *inputs, state=state, of=source.apply_fn)
-
-            remedy = 'find the groups that differ one by one with graph.verify'
-            self._refuse_different(tree, compare, remedy)
+                verification = self.verify(tree, keep, *inputs, state=state, of=source.apply_fn)
+                if verification.verdict == 'different':
+                    where = f' in {source.name}' if self.traces[1:] else ''
+                    raise ValueError(
+                        f'the smaller model differs from the whole one with zeros{where} ({verification}); find the '
+                        'groups that differ one by one with graph.verify, or take it all the same with verify=False'
+                    )
         return cut_tree(tree, self.traces, cut)
 
     def zeroed(self, tree: PyTree, keep: KeepByGroup, allow_inexact: bool = False) -> Any:
@@ -405,15 +391,13 @@ class ChannelGraph:
         for trace in self.traces:
             shallow_apply = ShallowApply(trace.source, self.params, chosen)
             programs.append(trace.source._replace(apply_fn=shallow_apply))
-        return _analyse(blocks_lib.replace(self.params, chosen), programs)
+        return _analyse(blocks_lib.drop(self.params, chosen), programs)
 
     def drop_blocks(
         self,
         tree: PyTree,
         names: Iterable[str],
         allow_inexact: bool = False,
-        *,
-        verify: bool = True,
     ) -> Any:
         """Replaces the leaves of some residual blocks by `None`, so that they take no memory and are not trained.
 
@@ -422,11 +406,10 @@ class ChannelGraph:
             optimizer. The state of the model stays whole.
           names: of blocks.
           allow_inexact: as in `without_blocks`.
-          verify: compare the model without the blocks with the model in which they are zero, as `shrink` does.
 
         Raises:
           KeyError: there is no such block.
-          ValueError: a block is not exact, or the model without them differs.
+          ValueError: a block is not exact.
 
         >>> import jax.numpy as jnp
         >>> from jaxpruner.structure import channel_groups
@@ -441,11 +424,7 @@ class ChannelGraph:
         Array([[2.]], dtype=float32)
         """
         chosen = blocks_lib.chosen_blocks(self.blocks, names, allow_inexact)
-        if verify and not allow_inexact:
-            remedy = f'leave {[block.name for block in chosen]} in'
-            compare = functools.partial(blocks_lib.verify_without, self, tree, chosen)
-            self._refuse_different(tree, compare, remedy)
-        return blocks_lib.replace(tree, chosen)
+        return blocks_lib.drop(tree, chosen)
 
     def nonzero_channels(self, tree: PyTree) -> dict[str, np.ndarray]:
         """Finds the channels that `shrink` has to keep so that no result changes: those that are not zero already.

@@ -1,9 +1,8 @@
 """NNX and Equinox modules as functions of their arrays. Each library is loaded for its modules only."""
 
-import dataclasses
 import reprlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -11,8 +10,7 @@ from jaxpruner.activations import models
 from jaxpruner.tree import PyTree
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ModelArrays:
+class ModelArrays(NamedTuple):
     """The arrays of a module, and the module as a function of them.
 
     Attributes:

@@ -88,10 +88,7 @@ class ShrunkModel:
         return _set_numbers(small, type(self.model), self.numbers)
 
     def __repr__(self) -> str:
-        return f'ShrunkModel({type(self.model).__name__}, {self.plan!r})'
-
-    def __str__(self) -> str:
-        return str(self.plan)
+        return repr(self.plan)
 
 
 def shrink(
@@ -194,7 +191,7 @@ def _shrunk_module(
         def make(*trees: PyTree, numbers: Numbers = numbers) -> Any:
             return _set_numbers(arrays.make(*trees), type(module), numbers)
 
-        candidate = dataclasses.replace(arrays, make=make)
+        candidate = arrays._replace(make=make)
         try:
             verification = small_apply.verify(whole, arrays.inputs, candidate.apply)
         except Exception as error:  # whatever the module's code raises

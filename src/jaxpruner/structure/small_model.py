@@ -10,7 +10,6 @@ the second program are inferred, and it, too, runs with smaller shapes. A rule m
 the call itself still runs, but taking its derivative is an error.
 """
 
-import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -289,14 +288,6 @@ class SmallApply:
         results = Replay(trace, cut).run(jax.tree.leaves((params, arguments)))
         return jax.tree.unflatten(trace.results, results)
 
-    def cut_results(self, results: Any) -> list[Any]:
-        """The leaves of the whole program's results, with the state among them cut."""
-        trace = self._graph.traces[self._number]
-        leaves = jax.tree.leaves(results)
-        for number, path in trace.returned.items():
-            leaves[number] = self._cut.take(leaves[number], trace.states[path])
-        return leaves
-
     def verify(
         self,
         whole: Sequence[PyTree],
@@ -305,21 +296,43 @@ class SmallApply:
     ) -> 'Verification':
         """Compares the smaller model, or another function of its arrays, with the zeroed one.
 
+        The bound for rounding allows a thousand operations on the largest element. They are in the coarsest dtype of
+        the program.
+
         Args:
           whole: parameters of the whole model, and its state if it has one.
           inputs: the other arguments.
           small_apply: the other function.
         """
-        graph, cut = self._graph, self._cut
-        zeroed = [cut_tree(tree, graph.traces, cut, to_zero=True) for tree in whole]
-        small = [cut_tree(tree, graph.traces, cut) for tree in whole]
-        arguments = [(*each, *inputs) for each in (whole, zeroed, small)]
-        trace = graph.traces[self._number]
-        return verify(trace, small_apply or self, arguments, self.cut_results)
+        traces, cut = self._graph.traces, self._cut
+        trace = traces[self._number]
+        with jax.default_matmul_precision('highest'):
+            run = jax.jit(trace.source.apply_fn)
+            zeroed = [cut_tree(tree, traces, cut, to_zero=True) for tree in whole]
+            before, expected = (jax.tree.leaves(run(*trees, *inputs)) for trees in (whole, zeroed))
+            for leaves in (before, expected):  # the state among the results is cut
+                for number, path in trace.returned.items():
+                    leaves[number] = cut.take(leaves[number], trace.states[path])
+            small = [cut_tree(tree, traces, cut) for tree in whole]
+            found = jax.tree.leaves(jax.jit(small_apply or self)(*small, *inputs))
+        shapes, own_shapes = (list(map(jnp.shape, each)) for each in (expected, found))
+        if own_shapes != shapes:
+            raise ValueError(f'the smaller model returns {own_shapes} instead of {shapes}')
+        equations = [axes.equation for axes in trace.equations.values()]
+        dtypes = {variable.aval.dtype for equation in equations for variable in equation.outvars}
+        inexact = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.inexact)]
+        precision = max([float(jnp.finfo(dtype).eps) for dtype in inexact], default=0.0)
+        sizes = [abs(_doubles(each)) for each in expected if each.dtype in inexact]
+        largest = max([size[np.isfinite(size)].max(initial=0.0) for size in sizes], default=0.0)
+        return Verification(
+            error=max(map(_distance, expected, found), default=0.0),
+            change=max(map(_distance, before, expected), default=0.0),
+            tolerance=precision**0.5,
+            rounding=1000 * precision * float(largest),
+        )
 
 
-@dataclasses.dataclass(frozen=True)
-class Verification:
+class Verification(NamedTuple):
     """How a smaller model compares with the zeroed one, the whole model whose removed channels are zero.
 
     Attributes:
@@ -356,46 +369,6 @@ class Verification:
             f'{self.verdict}: the removal changes results by {self.change:.3g}, the error is {self.error:.3g}, and '
             f'rounding explains {self.rounding:.3g}'
         )
-
-
-def verify(
-    trace: Trace,
-    small_apply: Callable[..., Any],
-    arguments: Sequence[Sequence[Any]],
-    leaves_of: Callable[[Any], Sequence[Any]] = jax.tree.leaves,
-) -> Verification:
-    """Runs the whole model twice, and the smaller one, on arguments unchanged, zeroed and cut.
-
-    The bound for rounding allows a thousand operations on the largest element. They are in the coarsest dtype of the
-    program.
-
-    Args:
-      trace: of the whole model.
-      small_apply: of the smaller model.
-      arguments: for the three runs.
-      leaves_of: results of the whole model -> the leaves that those of the smaller one are compared with.
-    """
-    with jax.default_matmul_precision('highest'):
-        run = jax.jit(trace.source.apply_fn)
-        whole, zeroed = (leaves_of(run(*each)) for each in arguments[:2])
-        small = jax.tree.leaves(jax.jit(small_apply)(*arguments[2]))
-    expected, shapes = (list(map(jnp.shape, each)) for each in (zeroed, small))
-    if shapes != expected:
-        raise ValueError(f'the smaller model returns {shapes} instead of {expected}')
-    equations = [axes.equation for axes in trace.equations.values()]
-    dtypes = {variable.aval.dtype for equation in equations for variable in equation.outvars}
-    inexact = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.inexact)]
-    precision = max([float(jnp.finfo(dtype).eps) for dtype in inexact], default=0.0)
-    sizes = [
-        abs(_doubles(result)) for result in zeroed if jnp.issubdtype(result.dtype, jnp.inexact)
-    ]
-    largest = max([size[np.isfinite(size)].max(initial=0.0) for size in sizes], default=0.0)
-    return Verification(
-        error=max(map(_distance, zeroed, small), default=0.0),
-        change=max(map(_distance, whole, zeroed), default=0.0),
-        tolerance=precision**0.5,
-        rounding=1000 * precision * float(largest),
-    )
 
 
 def _doubles(array: Any) -> np.ndarray:
