@@ -106,13 +106,3 @@ def test_programs_that_do_not_fit_are_refused():
         ALONE.also(first, floats(5, 3))
     with pytest.raises(ValueError, match=r'made of first, not of .*tanh.*; add it with graph.also'):
         ALONE.small_apply({}, of=jnp.tanh)
-
-    def with_state(p, state, x):
-        return first(p, x) + state['s'].sum()
-
-    def with_another(p, state, x):
-        return with_state(p, state, x)
-
-    graph = ALONE.also(with_state, floats(5, 3), state={'s': floats(3)})
-    with pytest.raises(ValueError, match=r's of the state has shape \(3,\) .* \(3, 2\) in another'):
-        graph.also(with_another, floats(5, 3), state={'s': floats(3, 2)})

@@ -112,14 +112,12 @@ def _sources(variable: Any, makers: Mapping[int, Any], of_sums: bool = False) ->
     """A variable and what it is computed from, or is a sum of, by `id`."""
     found: set[int] = set()
     pending = [variable]
-    while pending:
-        variable = pending.pop()
-        if id(variable) in found or isinstance(variable, Literal):
-            continue
-        found.add(id(variable))
-        maker = makers.get(id(variable))
-        if maker is not None and (not of_sums or _adds_arrays(maker)):
-            pending += maker.invars
+    for each in pending:  # while it grows
+        if id(each) not in found and not isinstance(each, Literal):
+            found.add(id(each))
+            maker = makers.get(id(each))
+            if maker is not None and (not of_sums or _adds_arrays(maker)):
+                pending += maker.invars
     return found
 
 
@@ -218,24 +216,22 @@ class ShallowApply:
         branches = [found[block.paths] for block in self._blocks]
         program = program.replace(jaxpr=_without(program.jaxpr, branches))
         values = [*leaves, *jax.tree.leaves(arguments)]
-        values = Run().visit_program(Program.of(program), values, Position.of_whole(program))
+        values = _Sums().visit_program(Program.of(program), values, Position.of_whole(program))
         return jax.tree.unflatten(jax.tree.structure(results), values)
 
 
 def _without(jaxpr: Any, branches: Iterable[Branch]) -> Any:
-    """The program that reads the streams before these additions instead of the sums."""
-    streams: dict[int, Any] = {}
-    for branch in sorted(branches, key=lambda branch: branch.number):
-        equation = jaxpr.eqns[branch.number]
-        (result,) = equation.outvars
-        stream = equation.invars[branch.stream]
-        streams[id(result)] = streams.get(id(stream), stream)  # it may be the sum of an earlier one
-
-    def replaced(variables: Iterable[Any]) -> list[Any]:
-        return [streams.get(id(variable), variable) for variable in variables]
-
+    """The program in which these additions have only the stream as an operand; `_Sums` runs it."""
     equations = list(jaxpr.eqns)
-    for number, equation in enumerate(equations):
-        if not streams.keys().isdisjoint(map(id, equation.invars)):
-            equations[number] = equation.replace(invars=replaced(equation.invars))
-    return jaxpr.replace(eqns=equations, outvars=replaced(jaxpr.outvars))
+    for number, stream in branches:
+        equation = equations[number]
+        equations[number] = equation.replace(invars=[equation.invars[stream]])
+    return jaxpr.replace(eqns=equations)
+
+
+class _Sums(Run):
+    """Runs a program in which additions may have one operand."""
+
+    def visit_equation(self, equation: Any, operands: list[Any], position: Position) -> list[Any]:
+        is_one = equation.primitive.name == 'add' and len(operands) == 1
+        return operands if is_one else super().visit_equation(equation, operands, position)

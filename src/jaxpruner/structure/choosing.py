@@ -22,8 +22,7 @@ import numpy as np
 
 from jaxpruner import text_tables
 from jaxpruner import tree as tree_lib
-from jaxpruner.oneshot.leaves import as_inputs, first_batch
-from jaxpruner.progress import progress_bar
+from jaxpruner.oneshot.leaves import first_batch
 from jaxpruner.structure import latency, small_model
 from jaxpruner.structure.costs import Cost, cost_function
 from jaxpruner.structure.cut import Cut, check_keep
@@ -79,33 +78,33 @@ class Choice:
         return float(kept / total) if total else float('nan')
 
     def __repr__(self) -> str:
-        def right(*headings: str) -> list[text_tables.Column]:
-            return [text_tables.Column(heading, align='right') for heading in headings]
-
-        columns = [
-            text_tables.Column('group', overflow='fold'),
-            *right('stay', 'of', 'score that stays'),
-            text_tables.Column('remark', overflow='wrap'),
-        ]
-        shown = len(columns) if self.remarks else -1
         rows = []
         for name, count in self.counts.items():
             share = f'{self.score_share(name):.3f}' if name in self.scores else ''
-            row = [name, str(count), str(self.sizes[name]), share, self.remarks.get(name, '')]
-            rows.append(row[:shown])
-        of_groups = text_tables.to_text(columns[:shown], rows)
+            counts = str(count), str(self.sizes[name])
+            rows.append([name, *counts, share, self.remarks.get(name, '')])
+        headings = ['group', 'stay', 'of', 'score that stays', 'remark']
+        if not self.remarks:
+            rows, headings = [row[:-1] for row in rows], headings[:-1]
         costs: list[tuple[str, float, float, str]]
         costs = [
             *zip(('parameters', 'FLOPs', 'bytes'), self.before, self.after, ',,,', strict=True)
         ]
         if self.milliseconds is not None:
             costs.append(('milliseconds', *self.milliseconds, '.3g'))
-        rows = []
+        cost_rows = []
         for label, before, after, style in costs:
             share = f'{after / before:.3f}' if before else ''
-            rows.append([label, f'{before:{style}}', f'{after:{style}}', share])
-        columns = [text_tables.Column('the model'), *right('before', 'after', 'share')]
-        return f'{of_groups}\n\n{text_tables.to_text(columns, rows)}'
+            cost_rows.append([label, f'{before:{style}}', f'{after:{style}}', share])
+        of_costs = _table(['the model', 'before', 'after', 'share'], cost_rows)
+        return f'{_table(headings, rows)}\n\n{of_costs}'
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of names and their numbers."""
+    columns = [text_tables.Column(heading, align='right') for heading in headings]
+    columns[0] = text_tables.Column(headings[0], overflow='fold')
+    return text_tables.to_text(columns, rows)
 
 
 def choose(
@@ -152,7 +151,7 @@ def choose(
       batches: for calibrated scores, and the first one for latency. By default the inputs of the graph. A tuple
         holds the inputs, after the state if there is one; anything else is the only input.
       allow_inexact: whether to cut groups for which this is not the same as zeroing them.
-      progress: show a bar while calibrating and timing, if stderr is a terminal and rich is installed.
+      progress: show a bar while calibrating, if stderr is a terminal and rich is installed.
 
     Returns:
       The channels that stay, in `Choice.keep`. It is printed as a table.
@@ -182,8 +181,7 @@ def choose(
     [[2.0, 3.0], [6.0, 7.0]]
     """
     if (budget is None) == (counts is None):
-        given = f'budget={budget!r}, counts={counts!r}'
-        raise ValueError(f'give either a budget or counts; got {given}')
+        raise ValueError(f'give a budget or counts; got budget={budget!r}, counts={counts!r}')
     if counts is not None and (round_to != 1 or leave):
         raise ValueError('round_to and leave have no effect with counts; leave them out')
     if not (isinstance(round_to, int) and round_to >= 1):
@@ -192,12 +190,9 @@ def choose(
     of_params.check(params, Cut({}))
     source, groups = graph.trace.source, graph.groups
     sizes = {name: group.size for name, group in groups.items()}
-    samples = source.examples
-    if batches is not None:
-        first, batches = first_batch(batches)
-        samples = as_inputs(first)
-    elif samples is not None:
-        batches = [samples]
+    if batches is None and source.examples is not None:
+        batches = [source.examples]
+    first, batches = (None, None) if batches is None else first_batch(batches)
     milliseconds, remarks = None, {}
     if counts is not None:
         counts = _counts_of_groups(counts, sizes)
@@ -213,11 +208,9 @@ def choose(
                 remarks[name] = 'layers: name them in counts='
         ranked = [name for name in groups if name not in remarks]
         if not ranked:
-            reasons = [f'{name} ({remark})' for name, remark in remarks.items()]
-            words = ', '.join(reasons) or 'the model has none'
-            raise ValueError(f'there is no group to choose from: {words}')
+            raise ValueError(f'there is no group to choose from: {remarks or "the model has none"}')
         of_ranked = {name: sizes[name] for name in ranked}
-        counts, milliseconds = _meet(graph, params, budget, of_ranked, round_to, samples, progress)
+        counts, milliseconds = _meet(graph, params, budget, of_ranked, round_to, first)
     stay = {**sizes, **counts}
     read = read_score(score, params, source.apply_fn, gradients, batches, progress)
     tables: dict[str, np.ndarray] = {}
@@ -261,8 +254,7 @@ def _meet(
     budget: Any,
     sizes: Mapping[str, int],
     round_to: int,
-    samples: Sequence[Any] | None,
-    progress: bool,
+    batch: Any,
 ) -> tuple[dict[str, int], tuple[float, float] | None]:
     """Finds how many channels of these groups stay under a budget: the same share of each, but for rounding.
 
@@ -290,23 +282,22 @@ def _meet(
 
     measure: Callable[[Mapping[str, int]], float] = measure_cost
     numbers: Sequence[int] = range(len(removals) + 1)
-    with progress_bar(None, progress) as show:
-        if quantity == 'latency':
-            # Each candidate is compiled and timed, so that the search is coarse.
-            numbers = np.linspace(0, len(removals), _LATENCIES + 1).astype(int).tolist()
-            measure = latency.latency_function(graph, params, samples, show)
-        whole, least = measure({}), measure(dict(removals))
-        most = share * whole
-        if least > most:
-            raise ValueError(
-                f'budget={budget!r} cannot be met: {least / whole:.4f} of the whole stay even if all channels go that '
-                'may go; give a larger share, or loosen round_to, leave or allow_inexact'
-            )
-        index = bisect.bisect_left(numbers, -most, key=lambda n: -measure(dict(removals[:n])))
-        done = removals[: numbers[index]]
-        counts = dict(done)
-        if quantity == 'latency':
-            return counts, (1e3 * whole, 1e3 * measure(counts))
+    if quantity == 'latency':
+        # Each candidate is compiled and timed, so that the search is coarse.
+        numbers = np.linspace(0, len(removals), _LATENCIES + 1).astype(int).tolist()
+        measure = latency.latency_function(graph, params, batch)
+    whole, least = measure({}), measure(dict(removals))
+    most = share * whole
+    if least > most:
+        raise ValueError(
+            f'budget={budget!r} cannot be met: {least / whole:.4f} of the whole stay even if all channels go that may '
+            'go; give a larger share, or loosen round_to, leave or allow_inexact'
+        )
+    index = bisect.bisect_left(numbers, -most, key=lambda n: -measure(dict(removals[:n])))
+    done = removals[: numbers[index]]
+    counts = dict(done)
+    if quantity == 'latency':
+        return counts, (1e3 * whole, 1e3 * measure(counts))
     # The last removal may have been a large one, such as a whole multiple. What still fits comes back, to the groups
     # that lost last first.
     for name in dict(reversed(done)):

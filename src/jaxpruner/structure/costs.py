@@ -8,9 +8,12 @@ products of counts, which is read off the trace once:
 """
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
+
+import jax
 
 from jaxpruner.structure.axes import Axis, size_with
 from jaxpruner.structure.programs import Trace
@@ -60,11 +63,7 @@ def cost_function(graph: Any) -> Callable[[Mapping[str, int]], Cost]:
     Cost(parameters=20, flops=200, bytes=80)
     """
     trace: Trace = graph.trace
-    variables = trace.program.jaxpr.invars
-    leaves = [
-        (axes, variable.aval.dtype.itemsize)
-        for axes, variable in zip(trace.leaves.values(), variables, strict=False)
-    ]
+    bytes_of_each = [leaf.dtype.itemsize for leaf in jax.tree.leaves(graph.params)]
     conds = [at for at, axes in trace.equations.items() if axes.equation.primitive.name == 'cond']
 
     def branch_around(path: ProgramPath) -> ProgramPath:
@@ -86,14 +85,13 @@ def cost_function(graph: Any) -> Callable[[Mapping[str, int]], Cost]:
         def count_elements(axes: Iterable[Axis]) -> int:
             return math.prod([size_with(axis, sizes) for axis in axes])
 
-        elements = [count_elements(axes) for axes, _ in leaves]
-        bytes_ = [count * size for count, (_, size) in zip(elements, leaves, strict=True)]
+        elements = list(map(count_elements, trace.leaves.values()))
         flops: Counter[ProgramPath] = Counter()
         for branch, factors in contracted:
             flops[branch] += 2 * count_elements(factors)
         for cond in conds:  # those inside others come first
             of_branches = [count for branch, count in flops.items() if branch[:-1] == cond]
             flops[branch_around(cond)] += max(of_branches, default=0)
-        return Cost(sum(elements), flops[()], sum(bytes_))
+        return Cost(sum(elements), flops[()], sum(map(operator.mul, elements, bytes_of_each)))
 
     return cost

@@ -90,8 +90,7 @@ class ChannelGraph:
           state: as in `channel_groups`.
 
         Raises:
-          ValueError: as in `channel_groups`; the graph has this function already; or a leaf of the state has a
-            different number of axes in another program.
+          ValueError: as in `channel_groups`; or the graph has this function already.
 
         >>> import jax.numpy as jnp
         >>> from jaxpruner.structure import channel_groups

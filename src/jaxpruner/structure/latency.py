@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from jaxpruner.oneshot.leaves import as_inputs
 from jaxpruner.structure.programs import is_array
 from jaxpruner.tree import PyTree
 
@@ -64,10 +65,7 @@ def _seconds(call: Call, repeats: int) -> float:
 
 
 def latency_function(
-    graph: Any,
-    params: PyTree,
-    inputs: Sequence[Any] | None,
-    show: Callable[[str, int], None] = lambda description, done: None,
+    graph: Any, params: PyTree, batch: Any
 ) -> Callable[[Mapping[str, int]], float]:
     """How long smaller versions of a model take on the device at hand.
 
@@ -77,9 +75,8 @@ def latency_function(
     Args:
       graph: a `ChannelGraph`.
       params: of the whole model, arrays.
-      inputs: arrays that the model is called with after the parameters: a state if it has one, then a batch of the
-        size that is to be fast.
-      show: is told what is timed, and how many models have been.
+      batch: arrays that the model is called with after the parameters, of the size that is to be fast. A tuple holds
+        several, the state first if there is one.
 
     Returns:
       `{name of a group: how many of its channels stay} -> seconds`. Groups that are not named stay whole.
@@ -91,16 +88,15 @@ def latency_function(
     >>> from jaxpruner.structure import channel_groups
     >>> params, x = {'up': jnp.ones((512, 4096)), 'down': jnp.ones((4096, 512))}, jnp.ones((256, 512))
     >>> graph = channel_groups(lambda p, x: (x @ p['up']) @ p['down'], params, x)
-    >>> latency = latency_function(graph, params, [x])
+    >>> latency = latency_function(graph, params, x)
     >>> 0 < latency({'up[1]': 128}) < latency({})
     True
     """
-    if inputs is None or not all(map(is_array, jax.tree.leaves(inputs))):
+    if batch is None or not all(map(is_array, jax.tree.leaves(batch))):
         raise TypeError(
             'the graph was made with shapes for inputs, which cannot be timed; give batches=… of arrays'
         )
-    show('timing the whole model', 0)
-    arguments = [params, *inputs]
+    arguments = [params, *as_inputs(batch)]
     whole = functools.partial(jax.jit(graph.trace.source.apply_fn), *arguments)
     seconds_of_whole = statistics.median(*in_turns([whole], _ROUNDS))
     ratios = {frozenset[tuple[str, int]](): 1.0}  # the whole model, in which no group is smaller
@@ -108,7 +104,6 @@ def latency_function(
     def seconds(counts: Mapping[str, int]) -> float:
         key = frozenset(counts.items())
         if key not in ratios:
-            show('timing smaller models', len(ratios))
             keep = {name: range(count) for name, count in counts.items()}
             cut = jax.jit(lambda tree: graph.shrink(tree, keep, allow_inexact=True, verify=False))
             trees = 1 + graph.trace.source.has_state

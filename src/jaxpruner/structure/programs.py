@@ -9,6 +9,7 @@ earlier tokens. It returns the state with other numbers. The state is found amon
 {0: ('norm', 'count'), 1: ('norm', 'mean')}
 """
 
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure import rules
-from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, atoms, new_axes, set_pin, sizes_of
+from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, atoms, new_axes, set_pin
 from jaxpruner.structure.traces import EquationAxes, EquationTies, live_in_whole, new_results
 from jaxpruner.trace.interpreter import Interpreter, Position
 from jaxpruner.trace.program import Cond, Program, ProgramPath, Scan, ShardMap, While, shape_of
@@ -119,6 +120,7 @@ def _shapes_by_path(tree: PyTree) -> dict[Path, tuple[int, ...]]:
     return dict(zip(paths, map(jnp.shape, leaves), strict=True))
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Trace(Interpreter[Axes]):
     """A traced program of a model, and the axes of each of its values, which it unifies.
 
@@ -128,7 +130,7 @@ class Trace(Interpreter[Axes]):
     Attributes:
       program: the traced program, a `jax.extend.core.ClosedJaxpr`. Its inputs are the leaves of the parameters, then
         those of the state, then those of the inputs.
-      source: what was traced.
+      source: what was traced, a `ModelProgram`.
       results: structure of the results.
       leaves: path -> the axes of a leaf of the parameters.
       states: path -> the axes of a leaf of the state.
@@ -141,24 +143,19 @@ class Trace(Interpreter[Axes]):
       read: axes of values, or of their parts, that equations read.
     """
 
-    def __init__(
-        self,
-        program: Any,
-        source: Any = None,
-        results: Any = None,
-        leaves: Mapping[Path, Axes] | None = None,
-        states: Mapping[Path, Axes] | None = None,
-    ):
-        self.program = program
-        self.source: ModelProgram = source
-        self.results = jax.tree.structure(results)
-        self.leaves, self.states = leaves or {}, states or {}
-        self.returned = {} if source is None else returned_leaves(source.state, results)
-        self.equations: dict[ProgramPath, EquationAxes] = {}
-        self.constants: dict[ProgramPath, tuple[Axes, ...]] = {}
-        self.trips: dict[ProgramPath, Axis] = {}
-        self.first_uses: dict[Path, float] = {}
-        self.read: list[Axes] = []
+    program: Any
+    source: Any = None
+    results: Any = None
+    leaves: Mapping[Path, Axes] = dataclasses.field(default_factory=dict)
+    states: Mapping[Path, Axes] = dataclasses.field(default_factory=dict)
+    returned: Mapping[int, Path] = dataclasses.field(default_factory=dict)
+    equations: dict[ProgramPath, EquationAxes] = dataclasses.field(default_factory=dict)
+    constants: dict[ProgramPath, tuple[Axes, ...]] = dataclasses.field(default_factory=dict)
+    trips: dict[ProgramPath, Axis] = dataclasses.field(default_factory=dict)
+    first_uses: dict[Path, float] = dataclasses.field(default_factory=dict)
+    read: list[Axes] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self):
         self._path_of = {axes: path for path, axes in self.leaves.items()}
 
     def infer(self, inputs: Sequence[Axes], position: Position) -> list[Axes]:
@@ -251,7 +248,9 @@ def trace_programs(params: PyTree, programs: Iterable[ModelProgram]) -> tuple[Tr
         make_jaxpr = jax.make_jaxpr(source.apply_fn, return_shape=True)
         program, results = make_jaxpr(params, *source.arguments)
         own_states = _axes_of_state(source.state, states, leaves)
-        trace = Trace(program, source, results, leaves, own_states)
+        returned = returned_leaves(source.state, results)
+        structure = jax.tree.structure(results)
+        trace = Trace(program, source, structure, leaves, own_states, returned)
         arguments = [*leaves.values(), *own_states.values()]
         for number, variable in enumerate(program.jaxpr.invars[len(arguments) :]):
             arguments.append(new_axes(shape_of(variable)))
@@ -288,7 +287,7 @@ def _axes_of_state(
     """The axes of the leaves of a state. Leaves with the same path in an earlier program are the same.
 
     Raises:
-      ValueError: a leaf has the path of a parameter, or a different rank in another program.
+      ValueError: a leaf has the path of a parameter.
     """
     paths, leaves, _ = tree_lib.flatten_with_paths(state)
     axes_of_leaves = {}
@@ -299,16 +298,9 @@ def _axes_of_state(
                 f'{name} is the path of a leaf of the state and of a parameter; give the '
                 'state a name, state={"state": state}'
             )
-        own = new_axes(leaf.shape)
+        own = axes_of_leaves[path] = new_axes(leaf.shape)
         others = earlier.setdefault(path, own)
-        if len(others) != len(own):
-            raise ValueError(
-                f'the leaf {name} of the state has shape {sizes_of(others)} in one program and {leaf.shape} in '
-                'another; give different states different names'
-            )
         # Axes of different sizes, such as the batches of a cache, are pinned.
-        Ties(lambda reason, name=name: Pin(f'the state {name}: {reason}', mixes=False)).unify_each(
-            own, others
-        )
-        axes_of_leaves[path] = own
+        ties = Ties(lambda reason, name=name: Pin(f'the state {name}: {reason}', mixes=False))
+        ties.unify_each(own, others)
     return axes_of_leaves

@@ -207,9 +207,8 @@ def _shrunk_module(
     holds = f'; it holds {", ".join(others[:_MOST_NAMES])}' if others else ''
     raise ValueError(
         f'the code of {type(module).__name__} does not follow its smaller arrays: {fault}{holds}. Give shrink the pair '
-        '(apply_fn, params), which has no code that has to follow; or build the module at the smaller sizes; or keep '
-        f'groups whole with leave= (cut were {", ".join(list(keep)[:_MOST_NAMES])}); or take one that runs, and train '
-        'on, with allow_inexact=True'
+        f'(apply_fn, params); or keep groups whole with leave= (cut were {", ".join(list(keep)[:_MOST_NAMES])}); or '
+        'take a module that runs, and train on, with allow_inexact=True'
     )
 
 

@@ -106,14 +106,14 @@ def _run_ruled(
     """
 
     def pull_back(operands: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(_derivatives(small, position, operands, cotangents))
+        found = _derivatives(small, position, operands, cotangents)
+        return tuple(map(found.get, range(len(operands))))
 
     def push_forward(operands: Sequence[Any], tangents: Sequence[Any]) -> tuple[Values, Values]:
         results = function(*operands)
         found = _derivatives(small, position, operands, tangents)
-        for i, result in enumerate(results):
-            found[i] = np.zeros(result.shape, jax.dtypes.float0) if found[i] is None else found[i]
-        return results, found
+        none = [np.zeros(result.shape, jax.dtypes.float0) for result in results]
+        return results, [found.get(i, zeros) for i, zeros in enumerate(none)]
 
     function: Any
     if small.equation.primitive.name in RULED_BACKWARDS:
@@ -127,17 +127,19 @@ def _run_ruled(
 
 def _derivatives(
     small: EquationCut, position: Position, operands: Sequence[Any], seeds: Sequence[Any]
-) -> Values:
+) -> dict[int, Any]:
     """The tangents of a call's results for those of its operands, or the cotangents of operands for those of results.
 
-    `None` for what has no derivative.
+    They are returned by number. What has no derivative is left out.
 
     Raises:
       ValueError: the rule pins an axis that gets smaller, or ties it to one that is cut differently.
     """
     equation, axes, cut = small
-    inputs, outputs = _differentiable(equation.invars), _differentiable(equation.outvars)
     is_backwards = equation.primitive.name in RULED_BACKWARDS
+
+    def shapes(variables: Iterable[Any]) -> Values:
+        return [shape_of_leaf(variable.aval) for variable in variables]
 
     def derivative(values: Values, seeds: Values) -> Any:
         def call(*inexact: Any) -> Values:
@@ -152,23 +154,20 @@ def _derivatives(
             return pull_back(seeds)
         return jax.jvp(call, inexact, seeds)[1]
 
-    def shapes(variables: Iterable[Any]) -> Values:
-        return [shape_of_leaf(variable.aval) for variable in variables]
-
     # At the old shapes.
-    ends = (equation.invars, axes.operands, inputs), (equation.outvars, axes.results, outputs)
-    (seeded, seed_axes, numbers), (target, result_axes, results) = (
-        ends[::-1] if is_backwards else ends
-    )
-    program = jax.make_jaxpr(derivative)(shapes(equation.invars), shapes(pick(seeded, numbers)))
+    inputs, outputs = _differentiable(equation.invars), _differentiable(equation.outvars)
+    of_inputs = inputs, pick(axes.operands, inputs), pick(equation.invars, inputs)
+    of_outputs = outputs, pick(axes.results, outputs), pick(equation.outvars, outputs)
+    ends = (of_outputs, of_inputs) if is_backwards else (of_inputs, of_outputs)
+    (seeded, seed_axes, variables), (derived, axes_of_derived, _) = ends
+    program = jax.make_jaxpr(derivative)(shapes(equation.invars), shapes(variables))
     copies: dict[Axis, Axis] = {}
     trace = Trace(program)
-    inside = position.inside(equation, 0, (True,) * len(results))._replace(path=())
-    given = [_copy(own, copies) for own in axes.operands + pick(seed_axes, numbers)]
-    expected = [_copy(own, copies) for own in pick(result_axes, results)]
-    Ties(functools.partial(pin_at, position, equation)).unify_values(
-        trace.infer(given, inside), expected
-    )
+    inside = position.inside(equation, 0, (True,) * len(derived))._replace(path=())
+    given = [_copy(own, copies) for own in axes.operands + seed_axes]
+    expected = [_copy(own, copies) for own in axes_of_derived]
+    ties = Ties(functools.partial(pin_at, position, equation))
+    ties.unify_values(trace.infer(given, inside), expected)
     copied = Counter([copy.resolved() for copy in copies.values()])
     lists: dict[Axis, Lists] = {}
     for atom in copies.keys() & cut.lists.keys():
@@ -184,10 +183,8 @@ def _derivatives(
         owners, table = cut.lists[atom]
         owners = [(copies.get(owner) or owner).resolved() for owner in owners]
         lists[own] = Lists(tuple(owners), table)
-    arguments = [*operands, *pick(seeds, numbers)]
-    derivatives = Replay(trace, Cut(lists, cut.trips)).run(arguments)
-    by_number = dict(zip(results, derivatives, strict=True))
-    return [by_number.get(i) for i in range(len(target))]
+    arguments = [*operands, *pick(seeds, seeded)]
+    return dict(zip(derived, Replay(trace, Cut(lists, cut.trips)).run(arguments), strict=True))
 
 
 def _differentiable(variables: Sequence[Any]) -> list[int]:
