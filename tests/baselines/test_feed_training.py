@@ -1,4 +1,4 @@
-"""Tasks whose batches come from the host: resumed bit for bit, spread over devices, evaluated in three ways."""
+"""Tasks whose batches come from the host: resumed bit for bit, spread over devices, evaluated in two ways."""
 
 import jax
 import jax.numpy as jnp
@@ -62,25 +62,19 @@ def test_a_killed_sweep_goes_on_bit_for_bit_one_cell_after_the_other(tmp_path, m
 
 def test_bfloat16_trains_and_parameters_stay_float32():
     recipe = RECIPE.updated({'dtype': 'bfloat16', 'steps': 200})
-    before, after, carries = trained(TinyWorkload(evaluates='tests'), recipe, 'no_prune', 200)
+    before, after, carries = trained(TinyWorkload(), recipe, 'no_prune', 200)
     assert after < 0.05 * before
     assert {leaf.dtype for leaf in jax.tree.leaves(carries.params)} == {jnp.dtype('float32')}
 
 
-@pytest.mark.parametrize('evaluates', ['here', 'tests', 'host'])
-def test_the_three_ways_of_evaluating(evaluates):
+@pytest.mark.parametrize('evaluates', ['here', 'host'])
+def test_the_two_ways_of_evaluating(evaluates):
     error, _, _ = trained(TinyWorkload(evaluates=evaluates), steps=0)
     programs = Programs(TinyWorkload(evaluates=evaluates), RECIPE, None)
     carries = programs.start('set', programs.targets('set', [0.5]), [3])
     kernel = np.asarray(carries.params['kernel'][0])
-    inputs = np.random.default_rng(99).normal(size=(37, 8)).astype(np.float32)
-    expected = {
-        'here': np.abs(kernel[:2] - np.eye(2)).sum(),
-        # 37 examples in batches of 16, the last filled up
-        'tests': ((inputs @ kernel - inputs[:, :2]) ** 2).mean(),
-        'host': np.abs(kernel[:2] - np.eye(2)).sum() + 3,
-    }
-    np.testing.assert_allclose(error, [expected[evaluates]], rtol=1e-5)
+    expected = np.abs(kernel[:2] - np.eye(2)).sum() + (3 if evaluates == 'host' else 0)
+    np.testing.assert_allclose(error, [expected], rtol=1e-5)
     assert masks_by_path(carries.opt_state)['kernel'].shape == (1, 8, 2)
     assert programs.prunable() == {'kernel': 16}
 
@@ -89,7 +83,7 @@ def check_the_batch_is_spread_over_the_devices(monkeypatch):
     found = {}
     for devices in (8, 1):
         monkeypatch.setattr(jax, 'local_device_count', lambda devices=devices: devices)
-        workload = TinyWorkload(wants_values=True, evaluates='tests')
+        workload = TinyWorkload(wants_values=True, evaluates='host')
         _, error, carries = trained(workload)
         assert len(carries.params['kernel'].sharding.device_set) == devices
         found[devices] = carries.params['kernel'], masks_by_path(carries.opt_state), error

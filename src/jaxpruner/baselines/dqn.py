@@ -94,7 +94,7 @@ def _atari_task(recipe: Recipe) -> Task:
         loss=learning.loss,
         step=learning.update,
         feed=lambda seed: atari.AtariFeed(recipe, seed),
-        values=learning.values,
+        values=lambda params, state, observations: learning.values(params, observations),
         evaluate_host=evaluate_host,
     )
 

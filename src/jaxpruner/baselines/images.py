@@ -4,14 +4,16 @@ The presets train on scikit-learn's digits (`default`) and on MNIST (`data`); `f
 from disk.
 """
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxpruner import tree as tree_lib
@@ -20,7 +22,7 @@ from jaxpruner.baselines import models, readers
 from jaxpruner.baselines import task as task_lib
 from jaxpruner.baselines.readers import ImageFiles
 from jaxpruner.baselines.recipe import Recipe, read_presets
-from jaxpruner.baselines.task import Examples, Feed, Metric, Metrics, Task, Workload
+from jaxpruner.baselines.task import Examples, Feed, Metric, Metrics, Task, Values, Workload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +66,8 @@ class ImageWorkload(Workload):
             filter_fn=is_kernel,
         )
         if isinstance(data, ImageFiles):
-            return task._replace(feed=functions.feed, tests=functions.tests)
+            own = {'values': functions.values, 'evaluate_host': functions.evaluate_host}
+            return task._replace(feed=functions.feed, **own)
         return task._replace(batch=functions.batch)
 
 
@@ -101,25 +104,32 @@ class _Classification:
         targets = optax.smooth_labels(one_hot, self.recipe.task['label_smoothing'])
         return optax.softmax_cross_entropy(logits, targets).mean(), state
 
-    def evaluate(self, params: Any, state: Any, *batch: Any) -> Metrics:
-        """Mean metrics of all test images, or those of each image of a batch."""
-
+    def evaluate(self, params: Any, state: Any) -> Metrics:
         def model(images):
-            logits, _ = self.model.apply(params, state, images, train=False)
-            return logits
+            return self.model.apply(params, state, images, train=False)[0]
 
-        if batch:
-            images, labels = _images_and_labels(*batch)
-            return task_lib.example_metrics(model(images), labels)
         return task_lib.classification_metrics(model, self.data.x_test, self.data.y_test)
 
     def feed(self, seed: int) -> Feed:
         part = functools.partial(readers.random_part, size=self.recipe.task['image_size'])
         return readers.mixed(self.data.train, part, self.recipe.batch_size, seed)
 
-    def tests(self) -> Iterator[Any]:
+    def values(self, params: Any, state: Any, batch: Any) -> Metrics:
+        """The metrics of each image of a batch from the host."""
+        images, labels = _images_and_labels(batch)
+        logits, _ = self.model.apply(params, state, images, train=False)
+        return task_lib.example_metrics(logits, labels)
+
+    def evaluate_host(self, values: Values, seed: int) -> dict[str, float]:
+        """Mean metrics of the test images on disk."""
+        del seed
+        totals: dict[str, float] = collections.defaultdict(float)
         middle = functools.partial(readers.middle, size=self.recipe.task['image_size'])
-        return readers.in_order(self.data.test, middle, self.recipe.batch_size)
+        for batch in readers.in_order(self.data.test, middle, self.recipe.batch_size):
+            for name, each in values(batch).items():
+                totals[name] += each.sum(dtype=np.float64)
+        count = len(self.data.test)
+        return {name: float(np.float32(total / count)) for name, total in totals.items()}
 
 
 def _images_and_labels(batch: Any) -> Examples:

@@ -1,7 +1,5 @@
 """The compiled programs of a training: of many cells at once, or of one whose batches come from the host."""
 
-import collections
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -90,34 +88,22 @@ class Programs:
         self, algorithm: str, targets: Any, carries: Carry, seeds: Sequence[int]
     ) -> dict[str, np.ndarray]:
         """What the cells have come to: metrics by name, float[cells]."""
-        if self.task.evaluate_host is not None:
-            values = self._bound_values(algorithm, targets, carries)
-            metrics = self.task.evaluate_host(values, *seeds)
-            return {name: np.array([value]) for name, value in metrics.items()}
-        if self.task.tests is None:
+        if self.task.evaluate_host is None:
             metrics = self._run('evaluate', algorithm, self._arrays, carries, (targets,))
             return jax.tree.map(np.array, dict(metrics))
-        # Means over the test batches; a shorter batch is padded to the first's size.
-        totals: dict[str, float] = collections.defaultdict(float)
-        size = examples = 0
-        for batch in self.task.tests():
-            count = len(jax.tree.leaves(batch)[0])
-            size, examples = size or count, examples + count
-            padded = jax.tree.map(functools.partial(_padded, size), batch)
-            (targets, carries), padded = _spread((targets, carries), padded)
-            metrics = self._run('evaluate', algorithm, None, carries, (targets,), padded)
-            for name, each in metrics.items():
-                totals[name] += float(np.asarray(each, np.float64)[0, :count].sum())
-        return {name: np.array([total / examples], np.float32) for name, total in totals.items()}
+        values = self._bound_values(algorithm, targets, carries)
+        metrics = self.task.evaluate_host(values, *seeds)
+        return {name: np.array([value]) for name, value in metrics.items()}
 
     def prunable(self) -> dict[str, int]:
         """The number of weights of each leaf that may be pruned, by path."""
         return Training(self.task, self._recipe, DENSE).prunable()
 
     def _bound_values(self, algorithm: str, targets: Any, carries: Carry) -> Values:
-        def values(observations):
-            of_cells = self._run('values', algorithm, None, carries, (targets,), observations)
-            return np.asarray(of_cells[0])
+        def values(inputs):
+            cells, spread = _spread((carries, targets), inputs)
+            of_cells = self._run('values', algorithm, None, cells[0], cells[1:], spread)
+            return jax.tree.map(lambda leaf: np.asarray(leaf[0]), of_cells)
 
         return values
 
@@ -131,10 +117,6 @@ def masks_by_path(opt_state: Any) -> Masks:
             # A copy: an array of the host may share the memory of carries, which are donated.
             masks[tree_lib.path_string(path)] = np.array(leaf)
     return masks
-
-
-def _padded(size: int, leaf: Any) -> Any:
-    return np.pad(leaf, [(0, size - len(leaf))] + [(0, 0)] * (leaf.ndim - 1))
 
 
 def _spread(tree: Any, batch: Any) -> tuple[Any, Any]:

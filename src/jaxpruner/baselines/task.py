@@ -4,12 +4,11 @@ Since nothing here has a state of its own, many seeds and sparsities train in on
 inside the program, or from a feed on the host.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
-import numpy as np
 import optax
 
 from jaxpruner import tree as tree_lib
@@ -42,7 +41,9 @@ def example_metrics(logits: jax.Array, labels: jax.Array) -> Metrics:
     return {'accuracy': is_right.astype(losses.dtype), 'loss': losses}
 
 
-Values = Callable[[Any], np.ndarray]  # observations -> `Task.values` with the parameters of now
+Values = Callable[
+    [Any], Any
+]  # inputs from the host -> `Task.values` of the model of now, as NumPy arrays
 # Batches from the host, one for each step, in an order that can be taken up again:
 # - next(values): the next batch, a pytree of NumPy arrays with the examples along the first axis, which are not written
 #   to afterwards. `values` is good until this returns; only players of games call it.
@@ -96,8 +97,7 @@ class Task(NamedTuple):
     metric: Metric
     init: Callable[[jax.Array], Any]  # key -> trained parameters
     loss: Callable[..., tuple[jax.Array, Any]]  # parameters, state, batch, key -> loss, state
-    # Parameters, state -> scalars; the metric is among them. With `tests` parameters, state, batch -> the metrics of
-    # each example, float[n]; their means are reported.
+    # Parameters, state -> scalars; the metric is among them.
     evaluate: Callable[..., Metrics] | None = None
     # Parameters, key -> what else is carried.
     init_state: Callable[[Any, jax.Array], Any] = lambda params, key: None
@@ -109,11 +109,10 @@ class Task(NamedTuple):
     filter_fn: FilterFn = NOT_DIM_ONE_FILTER  # (path, leaf) -> whether it may be pruned
     # Seed -> a new feed, for batches from the host; a sweep then trains one cell at a time.
     feed: Callable[[int], Feed] | None = None
-    # Forward parameters, observations -> what `Feed.next` may ask for.
-    values: Callable[[Any, Any], Any] | None = None
-    # In place of `evaluate`, played on the host: bound `values`, seed -> metrics.
+    # Forward parameters, state, inputs from the host -> arrays with a number for each input.
+    values: Callable[[Any, Any, Any], Any] | None = None
+    # In place of `evaluate`, on the host: bound `values`, seed -> metrics.
     evaluate_host: Callable[[Values, int], dict[str, float]] | None = None
-    tests: Callable[[], Iterator[Any]] | None = None  # test batches from the host
 
 
 class Workload:

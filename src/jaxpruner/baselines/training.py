@@ -223,15 +223,15 @@ class Training:
 
         return gradient_step(updater, tx, carry, loss)
 
-    def evaluate(self, carry: Carry, targets: Any, *batch: Any) -> Metrics:
-        """The task's metrics; with its own test batches those of each example of one."""
+    def evaluate(self, carry: Carry, targets: Any) -> Metrics:
+        """The task's metrics."""
         evaluate: Any = self.task.evaluate
-        return evaluate(self._forward(carry, targets), carry.state, *batch)
+        return evaluate(self._forward(carry, targets), carry.state)
 
-    def values(self, carry: Carry, targets: Any, observations: Any) -> Any:
-        """What a feed asks for."""
+    def values(self, carry: Carry, targets: Any, inputs: Any) -> Any:
+        """What the host asks for."""
         values: Any = self.task.values
-        return values(self._forward(carry, targets), observations)
+        return values(self._forward(carry, targets), carry.state, inputs)
 
     def prunable(self) -> dict[str, int]:
         """The number of weights of each leaf that may be pruned, by path."""
