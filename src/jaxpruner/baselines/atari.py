@@ -168,19 +168,6 @@ class FrameReplay:
             terminal=self._at('ending', rows, games) == _ENDED,
         )
 
-    def kept(self) -> dict[str, np.ndarray]:
-        """The rows that are in use, by the names of the arrays; no copies."""
-        return {name: array[: self._added] for name, array in self.arrays.items()}
-
-    def restore(self, kept: Mapping[str, np.ndarray], moves: int) -> None:
-        """Becomes what another buffer was, from its `kept` and its length; its games were cut off."""
-        self._added = moves // self.arrays['action'].shape[1]
-        for name, rows in self.kept().items():
-            rows[:] = kept[name]
-        if self._added:
-            ending = self.arrays['ending'][(self._added - 1) % self._rows]
-            ending[ending == 0] = _CUT
-
     def _at(self, name: str, rows: np.ndarray, games: np.ndarray) -> np.ndarray:
         return self.arrays[name][rows % self._rows, games]
 
@@ -210,25 +197,22 @@ class AtariFeed:
 
     def next(self, values: Values) -> Transitions:
         """As of any feed; `values` are those of each action."""
+        epsilon = float(exploration(self._recipe, self._batches))  # 1 before the first batch
         while len(self._replay) < self._numbers['replay_start']:
-            self._move(values, 1.0)
-        epsilon = float(exploration(self._recipe, self._batches))
+            self._move(values, epsilon)
         for _ in range(self._numbers['moves'] // self._numbers['environments']):
             self._move(values, epsilon)
         self._batches += 1
         return self._replay.sample(self._rng, self._recipe.batch_size)
 
     def state(self) -> dict[str, np.ndarray]:
-        """The buffer and the generator; the games are not kept."""
-        about = self._batches, len(self._replay), self._rng.bit_generator.state
-        text = np.frombuffer(json.dumps(about).encode(), np.uint8)
-        return {'about': text, **self._replay.kept()}
+        """The generator, and how many batches there were; games and buffer are not kept."""
+        about = self._batches, self._rng.bit_generator.state
+        return {'about': np.frombuffer(json.dumps(about).encode(), np.uint8)}
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes up a position; the games begin anew."""
-        about = json.loads(state['about'].tobytes())
-        self._batches, moves, self._rng.bit_generator.state = about
-        self._replay.restore(state, moves)
+        """Takes up a position; the games begin anew, and the buffer is filled anew."""
+        self._batches, self._rng.bit_generator.state = json.loads(state['about'].tobytes())
         self._begin()
 
     def close(self) -> None:
