@@ -95,7 +95,7 @@ def hold_out(images: Images, share: float) -> Images:
     return images._replace(x_train=images.x_train[:kept], y_train=images.y_train[:kept])
 
 
-def read_digits(split_seed: int = 0) -> dict[str, np.ndarray]:
+def read_digits() -> dict[str, np.ndarray]:
     """Reads the 1,797 digits of 8x8 pixels inside the scikit-learn wheel, split alike by class.
 
     A quarter is for testing. Returns `x_train`, `y_train`, `x_test`, `y_test`: pixels from 0 to 16, labels from 0 to 9.
@@ -105,7 +105,7 @@ def read_digits(split_seed: int = 0) -> dict[str, np.ndarray]:
 
     images, labels = datasets.load_digits(return_X_y=True)
     parts: Any = train_test_split(
-        images.reshape(-1, 8, 8), labels, test_size=0.25, random_state=split_seed, stratify=labels
+        images.reshape(-1, 8, 8), labels, test_size=0.25, random_state=0, stratify=labels
     )
     return dict(zip(('x_train', 'x_test', 'y_train', 'y_test'), parts, strict=True))
 

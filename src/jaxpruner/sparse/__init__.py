@@ -19,7 +19,6 @@ from jaxpruner.sparse.storage.packed_files import load as load
 from jaxpruner.sparse.storage.packed_files import open_packed as open_packed
 from jaxpruner.sparse.storage.packed_files import pack as pack
 from jaxpruner.sparse.storage.packed_files import save as save
-from jaxpruner.sparse.storage.packed_files import stored_masks as stored_masks
 from jaxpruner.sparse.storage.packed_files import unpack as unpack
 from jaxpruner.sparse.training.compact_model import BlockPlan as BlockPlan
 from jaxpruner.sparse.training.compact_model import CompactModel as CompactModel

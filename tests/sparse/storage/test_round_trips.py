@@ -104,10 +104,9 @@ def test_every_fitting_format_keeps_every_bit(shape, dtype, pattern, share, seed
     assert_same_bits(sparse.unpack(sparse.pack(array)), array)
     # A mask that is given comes back, also where weights of it are zero.
     array[rng.random(shape) < 0.3] = np.zeros((), array.dtype)
-    packed = sparse.pack({'w': array}, masks={'w': jnp.asarray(mask, jnp.uint8)})
-    assert_same_bits(sparse.unpack(packed)['w'], array)
-    stored = sparse.stored_masks(packed)['w']
-    assert mask.all() if stored is None else (stored == mask).all()
+    name, arrays = packed_files.pack_leaf('w', array, jnp.asarray(mask, jnp.uint8))
+    assert_same_bits(table.FORMATS[name].unpack(arrays), array)
+    assert mask.all() if name == 'dense' else (table.stored_mask(name, arrays) == mask).all()
 
 
 @pytest.mark.parametrize('dtype', DTYPES)

@@ -87,9 +87,6 @@ def test_masks_of_an_optimizer_state(tmp_path):
     assert_same(sparse.load(path, like=params), params)
     np.testing.assert_array_equal(sparse.open_packed(path).stored_mask('w'), masks['w'])
     assert sparse.open_packed(path).stored_mask('b') is None
-    stored = sparse.stored_masks(sparse.pack(params, masks=opt_state))
-    np.testing.assert_array_equal(stored['w'], masks['w'])
-    assert stored['b'] is None
     assert_same(sparse.unpack(sparse.pack(opt_state), like=opt_state), opt_state)
 
 

@@ -111,33 +111,6 @@ def unpack(packed: Any, like: tree_lib.PyTree = None) -> Any:
     return arranged_like(like, by_name, lambda name: _unpacked(*by_name[name]))
 
 
-def stored_masks(packed: Any) -> Any:
-    """Returns the masks of what a packed tree stores: those that `pack` was given, or the weights that are not zero.
-
-    Args:
-      packed: what `pack` or `load_packed` returned.
-
-    Returns:
-      Nested dictionaries of uint8 masks, 1 where a weight is stored, `None` where a leaf is dense. If no mask was
-      given, blocks store all zeros inside of them, too.
-
-    Raises:
-      ValueError: arrays do not belong together.
-
-    >>> weights = np.zeros((8, 256), np.float32)
-    >>> mask = np.zeros((8, 256), np.uint8)
-    >>> mask[2, 7] = 1
-    >>> int(stored_masks(pack({'w': weights}, masks={'w': mask}))['w'].sum())
-    1
-    """
-    masks: dict[tree_lib.Path, Any] = {}
-    for path, node in _nodes(packed).items():
-        masks[path] = None
-        if is_packed(node):
-            masks[path] = table.stored_mask(*_checked(path, node))
-    return _like(packed, masks)
-
-
 def pack_leaf(name: str, values: np.ndarray, mask: Any = None) -> tuple[str, StoredArrays]:
     """Packs a leaf in its smallest format; returns the format's name, and the arrays."""
     values = np.asarray(values, order='C')  # a file would hold a transposed view in the wrong order
