@@ -113,10 +113,11 @@ def test_a_corrupt_checkpoint_is_named_and_its_cells_run_again(damage, digits, t
             path.unlink()
         elif path.is_file():
             path.write_bytes(path.read_bytes()[:3])
-    words = rf'{checkpoint} cannot be resumed from.*removed'
+    words = rf'{checkpoint} cannot be resumed from.*it is now {checkpoint.name}\.corrupt'
     with pytest.warns(UserWarning, match=words):
         assert [step for _, step in chunks_of(digits, tmp_path, SEED_CELLS)] == [4, 8]
-    assert not list((tmp_path / 'checkpoints').iterdir())
+    aside = checkpoint.with_name(checkpoint.name + '.corrupt')
+    assert list((tmp_path / 'checkpoints').glob('*/*')) == [aside]
     assert len(read_cells(tmp_path)) == 2
 
 

@@ -1,6 +1,6 @@
 """Checkpoints of an unfinished sweep: one of orbax for each group of cells that train together.
 
-A checkpoint replaces the one before it only when it is complete; of a damaged one a warning tells, and it is removed.
+A checkpoint replaces the one before it only when it is complete; a damaged one is set aside.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 from jaxpruner.baselines.task import Feed
 from jaxpruner.checkpoints.orbax_folder import orbax_errors
 
+_CORRUPT = '.corrupt'  # what the name of a checkpoint ends in that was set aside
 _NAMES = ocp.path.step.standard_name_format(step_format_fixed_length=6)
 
 
@@ -82,7 +83,7 @@ class Checkpoints:
             manager.save(0 if latest is None else latest + 1, args=items)
 
     def begun(self) -> list[Progress]:
-        """The progress of each group without its arrays, the furthest first; damaged checkpoints are removed."""
+        """The progress of each group without its arrays, the furthest first; damaged checkpoints are set aside."""
         found = [self._read_progress(group) for group in self._groups()]
         return sorted(filter(None, found), key=lambda progress: -progress.step)
 
@@ -104,7 +105,7 @@ class Checkpoints:
             if feed is not None:
                 feed.set_state(arrays['feed'])
         except Exception as error:  # whatever orbax raises for damaged files
-            _remove_damaged(path, error)
+            _set_aside(path, error)
             return None
         snapshots = dict(zip(about['snapshots'], arrays.get('snapshots', ()), strict=True))
         return begun._replace(snapshots=snapshots), treedef.unflatten(stored)
@@ -113,8 +114,14 @@ class Checkpoints:
         """Removes the checkpoints of groups whose cells are all finished."""
         for group in self._groups():
             progress = self._read_progress(group)
-            if progress is None or set(progress.cells) <= set(finished):
-                shutil.rmtree(group)
+            if progress is not None and not set(progress.cells) <= set(finished):
+                continue
+            for path in list(group.iterdir()):
+                # Not those that were set aside, nor files that somebody put there.
+                if path.is_dir() and _CORRUPT not in path.name:
+                    shutil.rmtree(path)
+            if not any(group.iterdir()):
+                group.rmdir()
 
     def _group(self, cells: Sequence[CellKey]) -> Path:
         """The folder of cells that train together."""
@@ -136,7 +143,7 @@ class Checkpoints:
             cells = [CellKey(*cell) for cell in about['cells']]
             return Progress(cells, about['step'], about['seconds'])
         except Exception as error:  # whatever orbax raises for damaged files
-            _remove_damaged(path, error)
+            _set_aside(path, error)
             return None
 
 
@@ -154,10 +161,13 @@ def _read(path: Path, name: str, restore: Any) -> Any:
         return checkpointer.restore(path, items)[name]
 
 
-def _remove_damaged(path: Path, error: Exception) -> None:
+def _set_aside(path: Path, error: Exception) -> None:
+    aside = path.with_name(path.name + _CORRUPT)
+    if aside.exists():
+        shutil.rmtree(aside)
+    path.rename(aside)
     reason = (str(error) or type(error).__name__).splitlines()[0]
-    warnings.warn(f'{path} cannot be resumed from ({reason}), and is removed', stacklevel=3)
-    shutil.rmtree(path)
+    warnings.warn(f'{path} cannot be resumed from ({reason}); it is now {aside.name}', stacklevel=3)
 
 
 def _plain(leaf: Any) -> Any:

@@ -175,7 +175,7 @@ class Sweep:
     ) -> None:
         """Trains cells of one algorithm to the end, from their checkpoint if there is one.
 
-        If the checkpoint cannot be read, nothing is trained.
+        A checkpoint that cannot be read is set aside, and nothing is trained.
         """
         checkpoints, algorithm = self._checkpoints(), group[0].algorithm
         seeds = [cell.seed for cell in group]
