@@ -435,8 +435,7 @@ class BaseUpdater:
                 )
             else:
                 state = control.run_once(is_due, make_masks, state, params, grads)
-                masks = old.masks if self.ranks_next_params else state.masks
-                updates, inner_state = optimize(grads, state.inner_state, params, masks)
+                updates, inner_state = optimize(grads, state.inner_state, params, state.masks)
                 state = state._replace(inner_state=inner_state)
             if self.lands_on_zero:
                 # Where masks are not due, old and new ones are the same.

@@ -547,9 +547,8 @@ class StrategyPruning(base_updater.BaseUpdater):
             targets |= entry.sparsities
         return _tree_of(targets, params)
 
-    def plan(self, params: tree_lib.PyTree, opt_state: Any = None) -> PruningPlan:
+    def plan(self, params: tree_lib.PyTree) -> PruningPlan:
         """What happens to each leaf: what the last entry that means it leaves of it."""
-        del opt_state  # entries decide, not the targets in a state
         dense, why = base_updater.NoPruning().plan(params), 'no entry of the strategy means it'
         plans = {leaf.path: dataclasses.replace(leaf, why_dense=why) for leaf in dense}
         for entry in self._resolve(params):

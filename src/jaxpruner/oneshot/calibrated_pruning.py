@@ -191,7 +191,6 @@ class CalibratedPruning(base_updater.BaseUpdater):
     def plan(
         self,
         params: tree_lib.PyTree,
-        opt_state: Any = None,
         *,
         apply_fn: Callable[..., Any] | None = None,
         batches: Iterable[Any] | None = None,
@@ -202,7 +201,6 @@ class CalibratedPruning(base_updater.BaseUpdater):
 
         Args:
           params: the parameters, or their shapes.
-          opt_state: not read; pruning once leaves no state to go on with.
           apply_fn: `(params, *inputs) -> results`, the model.
           batches: an iterable of inputs, of which the first one's shapes are looked at; an iterator is then one
             further.
@@ -216,7 +214,6 @@ class CalibratedPruning(base_updater.BaseUpdater):
         >>> plan['kernel'].sparsity_type.axis, plan['bias'].why_dense
         (-2, 'no contraction reads it')
         """
-        del opt_state
         if apply_fn is not None or batches is not None:
             return leaves_lib.plan_with_model(self, params, apply_fn, batches)
         leaves = self.describe_leaves(*tree_lib.flatten_with_paths(params)[:2])
