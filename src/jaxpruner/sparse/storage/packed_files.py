@@ -104,10 +104,11 @@ def unpack(packed: Any, like: tree_lib.PyTree = None) -> Any:
     array([[0., 1., 2.],
            [3., 4., 5.]])
     """
-    nodes = _nodes(packed)
+    paths, nodes, _ = tree_lib.flatten_with_paths(packed, is_leaf=is_packed)
+    pairs = list(zip(paths, nodes, strict=True))
     if like is None:
-        return _like(packed, {path: _unpacked(path, node) for path, node in nodes.items()})
-    by_name = {'.'.join(path): (path, node) for path, node in nodes.items()}
+        return _like(packed, {path: _unpacked(path, node) for path, node in pairs})
+    by_name = {'.'.join(path): (path, node) for path, node in pairs}
     return arranged_like(like, by_name, lambda name: _unpacked(*by_name[name]))
 
 
@@ -228,23 +229,9 @@ def _is_array(node: Any) -> bool:
     return hasattr(node, 'shape') and hasattr(node, 'dtype')
 
 
-def _nodes(packed: Any) -> dict[tree_lib.Path, Any]:
-    paths, nodes, _ = tree_lib.flatten_with_paths(packed, is_leaf=is_packed)
-    return dict(zip(paths, nodes, strict=True))
-
-
 def _like(tree: Any, leaves: Mapping[tree_lib.Path, Any]) -> Any:
     """Returns nested dictionaries, or the only leaf if the tree was a single leaf, packed or not."""
     return next(iter(leaves.values())) if _is_array(tree) or is_packed(tree) else nested(leaves)
-
-
-def _checked(path: tree_lib.Path, node: Mapping[str, Any]) -> tuple[str, StoredArrays]:
-    """Returns the format of a packed leaf, and its arrays."""
-    format_name = _FORMAT_NAMES[frozenset(node)]
-    arrays = {key: np.asarray(value) for key, value in node.items()}
-    with _errors_named('.'.join(path), '; pack the tree again'):
-        table.check(format_name, arrays)
-    return format_name, arrays
 
 
 @contextlib.contextmanager
@@ -259,7 +246,10 @@ def _errors_named(name: Any, remedy: str = '') -> Iterator[None]:
 def _unpacked(path: tree_lib.Path, node: Any) -> np.ndarray:
     if not is_packed(node):
         return np.asarray(node)
-    format_name, arrays = _checked(path, node)
+    format_name = _FORMAT_NAMES[frozenset(node)]
+    arrays = {key: np.asarray(value) for key, value in node.items()}
+    with _errors_named('.'.join(path), '; pack the tree again'):
+        table.check(format_name, arrays)
     return table.FORMATS[format_name].unpack(arrays)
 
 
