@@ -57,9 +57,9 @@ def test_prune_then_inspect(capsys):
     assert content['metadata'] == {'format': 'pt'}
     assert content['total']['weights'] == 32776
     (up,) = [leaf for leaf in content['leaves'] if leaf['name'] == 'mlp.up']
-    assert (up['sparsity'], up['bytes'], up['smallest']) == (0.5, 32768, 'n_by_m')
+    assert (up['sparsity'], up['bytes'], up['format']) == (0.5, 32768, 'n_by_m')
     assert up['n_of_m'] == {'n': 2, 'm': 4, 'axis': 1}
-    assert up['formats']['n_by_m'] == up['formats']['bitmask'] == 18432
+    assert up['packed_bytes'] == 18432
 
 
 def test_options_of_prune(capsys):

@@ -40,11 +40,12 @@ def inspect(
             on_leaf(name)
             values = opened.read(name)
             report = inspect_array(name, values)
-            sizes, smallest = packed_files.format_bytes(name, values)
+            kept = packed_files.kept_weights(name, values, None)
+            smallest, plan = packed_files.planned(values, kept)
             entry = {**report._asdict(), 'sparsity': report.sparsity}
             entry['n_of_m'] = report.n_of_m and report.n_of_m._asdict()
-            leaves.append({**entry, 'formats': sizes, 'smallest': smallest})
-            numbers = values.size, report.nonzeros, values.nbytes, sizes[smallest] or 0
+            leaves.append({**entry, 'format': smallest, 'packed_bytes': plan.bytes})
+            numbers = values.size, report.nonzeros, values.nbytes, plan.bytes
             rows.append(TableRow(name, report.shape, report.dtype, *numbers))
     table = SparsityTable(tuple(rows))
     if as_json:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -132,7 +131,7 @@ def compile(
     whole = Products(apply_fn, params, *sample)
     dense = model = _Model(apply_fn, whole)
     matrices = matrices_of(whole, params)
-    made = functools.partial(PackedApply, whole, _pattern_of(matrices), params)
+    made = functools.partial(PackedApply, whole, params)
     if formats in (MEASURE, CHANNELS):
         model = model.without_zero_channels(params, matrices, sample)
         matrices = matrices_of(model.products, model.shrink(params))
@@ -272,7 +271,6 @@ class PackedApply:
     def __init__(
         self,
         whole: Products,
-        pattern: str,
         params: tree_lib.PyTree,
         model: _Model,
         formats: Formats,
@@ -282,7 +280,6 @@ class PackedApply:
         self.products = whole
         self._model = model
         self._formats = formats
-        self._pattern = pattern
         self.packed = self._pack(params)
         self._shapes = _shapes(self.packed)
         self._jitted = jax.jit(self._run)
@@ -294,14 +291,9 @@ class PackedApply:
           params: of the whole model, arrays.
 
         Raises:
-          ValueError: other weights are zero, a removed channel is not, or a leaf has another shape.
+          ValueError: other weights are zero, so that arrays get another size; a removed channel is not zero; or a leaf
+            has another shape.
         """
-        if _pattern_of(matrices_of(self.products, params)) != self._pattern:
-            raise ValueError(
-                'other weights of these parameters are zero than of those that the model was compiled for; compile it '
-                'for them'
-            )
-        # The pattern covers only matrices. Whether a channel can be left out may also depend on its bias.
         graph = self._model.graph
         needed = {} if graph is None else graph.nonzero_channels(params)
         for name, kept in self._model.keep.items():
@@ -311,7 +303,13 @@ class PackedApply:
                     'parameters: a bias, or another weight of theirs, has a part in the results; compile the model for '
                     'them'
                 )
-        return self._pack(params)
+        packed = self._pack(params)
+        if _shapes(packed) != self._shapes:
+            raise ValueError(
+                'other weights of these parameters are zero than of those that the model was compiled for, so that '
+                'arrays get another size; compile it for them'
+            )
+        return packed
 
     def _pack(self, params: tree_lib.PyTree) -> Packed:
         products = self._model.products
@@ -353,12 +351,3 @@ class PackedApply:
 def _shapes(packed: Any) -> Any:
     """Shapes and dtypes of all arrays, in their tree."""
     return jax.tree.map(lambda leaf: (jnp.shape(leaf), str(jnp.result_type(leaf))), packed)
-
-
-def _pattern_of(matrices: Mapping[str, np.ndarray]) -> str:
-    """A digest of the zeros of some leaves."""
-    hasher = hashlib.sha256()
-    for name, values in sorted(matrices.items()):
-        hasher.update(f'{name} {values.shape}'.encode())
-        hasher.update(np.packbits(values != 0).tobytes())
-    return hasher.hexdigest()

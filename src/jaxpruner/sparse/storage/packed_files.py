@@ -26,7 +26,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.files import atomic_files, dtypes, host_arrays, input_files
 from jaxpruner.progress import leaf_progress
 from jaxpruner.sparse.formats import leaf_arrays, table
-from jaxpruner.sparse.formats.leaf_arrays import Kept, StoredArrays
+from jaxpruner.sparse.formats.leaf_arrays import Kept, Plan, StoredArrays
 from jaxpruner.sparse_state import only_sparse_state, outermost_states, unpack_like
 
 if TYPE_CHECKING:
@@ -116,11 +116,17 @@ def pack_leaf(name: str, values: np.ndarray, mask: Any = None) -> tuple[str, Sto
     """Packs a leaf in its smallest format; returns the format's name, and the arrays."""
     values = np.asarray(values, order='C')  # a file would hold a transposed view in the wrong order
     kept = kept_weights(name, values, mask)
+    best, plan = planned(values, kept)
+    return best, table.FORMATS[best].pack(values, kept.mask, plan.settings)
+
+
+def planned(values: np.ndarray, kept: Kept) -> tuple[str, Plan]:
+    """Returns the smallest format of a leaf, and what it takes there."""
     if kept.count == values.size:
-        return 'dense', {'values': values}
+        return 'dense', Plan(values.nbytes)
     plans = table.plans_of(kept, values.itemsize)
     best = table.smallest(kept, values.itemsize, plans)
-    return best, table.FORMATS[best].pack(values, kept.mask, plans[best].settings)
+    return best, plans[best]
 
 
 def kept_weights(name: str, values: np.ndarray, mask: Any) -> Kept:
@@ -564,16 +570,3 @@ def open_packed_or_dense(path: Path) -> 'Checkpoint':
 
     checkpoint = open_checkpoint(path)
     return PackedFile(checkpoint.path) if MANIFEST_KEY in checkpoint.metadata else checkpoint
-
-
-def format_bytes(name: str, values: np.ndarray) -> tuple[dict[str, int | None], str]:
-    """Returns the bytes of a leaf in each format and the smallest of them.
-
-    Formats that the leaf's zeros do not fit, or whose arrays are no smaller than the leaf, have `None`.
-    """
-    kept = kept_weights(name, values, None)
-    plans = table.plans_of(kept, values.itemsize)
-    sizes: dict[str, int | None] = dict.fromkeys(table.FORMATS)
-    sizes |= {each: plan.bytes for each, plan in plans.items() if plan.bytes < values.nbytes}
-    sizes['dense'] = values.nbytes
-    return sizes, table.smallest(kept, values.itemsize, plans)
