@@ -5,9 +5,7 @@ expression over atoms. A reshape turns axes into a product of atoms, a concatena
 
 >>> heads, features = Axis(4), Axis(16)
 >>> merged = product([heads, features])
->>> fused = total([merged, Axis(8), Axis(8)])
->>> print(fused)
-((4*16) + 8 + 8)
+>>> fused = total([merged, Axis(8), Axis(8)])  # 4 * 16 + 8 + 8
 
 Two expressions become one axis. Their atoms become one, or are split until both sides are alike:
 
@@ -29,6 +27,7 @@ What does not fit is pinned. That is always right, since no index of a pinned at
 'returned by the model'
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple, TypeVar
@@ -107,12 +106,6 @@ class Axis:
             first._parent = second
             if first._pin is not None:
                 set_pin(first._pin, second)
-
-    def __repr__(self) -> str:
-        if self.form == 'atom':
-            return str(self.size)
-        sign = '*' if self.form == 'product' else ' + '
-        return f'({sign.join(map(repr, self.parts))})'
 
 
 Axes = tuple[Axis, ...]
@@ -200,12 +193,8 @@ class Ties:
                 first.become(second)
             case _, 'atom':
                 second.become(first)
-            case 'product', 'product':
-                self.align_factors(first.parts, second.parts)
-                first.become(second)
-            case 'sum', 'sum':
-                rest = self._align_from_front('sum', first.parts, second.parts)
-                self.pin('segments that do not fit meet', *rest[0], *rest[1])
+            case form, same if form == same:
+                self.align(form, first.parts, second.parts)
                 first.become(second)
             case form, _:
                 self._distribute(*((first, second) if form == 'product' else (second, first)))
@@ -226,17 +215,11 @@ class Ties:
         self.unify(axis, total(segments))
         return segments
 
-    def align_factors(self, left: Iterable[Axis], right: Iterable[Axis]) -> None:
-        """States that two lists of factors have the same product. Factors are split where the other list needs it."""
-        first, second = self._align_from_front('product', left, right)
-        while first and second and first[-1].size == second[-1].size:
-            self.unify(first.pop(), second.pop())
-        self.pin('the reshape cuts across these sizes', *first, *second)
+    def align(self, form: Form, left: Iterable[Axis], right: Iterable[Axis]) -> None:
+        """States that two lists of factors have the same product, or two lists of segments the same sum.
 
-    def _align_from_front(
-        self, form: Form, left: Iterable[Axis], right: Iterable[Axis]
-    ) -> tuple[list[Axis], list[Axis]]:
-        """Unifies two lists of parts, and splits the longer of two first parts; returns those that cannot be split."""
+        The longer of two first parts is split. What cannot be split is pinned.
+        """
         first, second = _flat_parts(form, left), _flat_parts(form, right)
         while first and second:
             longer, shorter = (first, second) if first[0].size > second[0].size else (second, first)
@@ -254,7 +237,9 @@ class Ties:
                 longer[:1] = [Axis(size), Axis(part.size // size)]
                 self.unify(part, product(longer[:2]))
             first, second = _flat_parts(form, first), _flat_parts(form, second)
-        return first, second
+        while first and second and first[-1].size == second[-1].size:
+            self.unify(first.pop(), second.pop())
+        self.pin('these sizes cut across one another', *first, *second)
 
     def _distribute(self, factors_axis: Axis, segments_axis: Axis) -> None:
         """States that a product is a sum: `(a + b) * c` is `a*c + b*c` if the factors c divide each segment."""
@@ -295,48 +280,39 @@ def occurrences(axis: Axis) -> list[tuple[Axis, np.ndarray]]:
     """The atoms of an expression, each with the positions of its indices: `(atom.size, positions of one index)`.
 
     >>> for atom, positions in occurrences(product([Axis(2), Axis(3)])):
-    ...     print(atom, positions.tolist())
+    ...     print(atom.size, positions.tolist())
     2 [[0, 1, 2], [3, 4, 5]]
     3 [[0, 3], [1, 4], [2, 5]]
     """
     if axis.form == 'atom':
         return [(axis.resolved(), np.arange(axis.size)[:, None])]
     found = []
-    before, outer, inner = 0, 1, axis.size  # sizes of segments before, of factors around and inside
-    for part in axis.parts:
+    sizes = sizes_of(axis.parts)
+    for number, (part, end) in enumerate(zip(axis.parts, itertools.accumulate(sizes), strict=True)):
         if axis.form == 'sum':
-            found += [(atom, before + positions) for atom, positions in occurrences(part)]
-            before += part.size
-            continue
-        inner //= part.size
-        starts = part.size * np.arange(outer)[:, None, None]
+            of_part = np.arange(end - part.size, end)
+        else:
+            of_part = np.moveaxis(np.arange(axis.size).reshape(sizes), number, 0)
+        of_part = of_part.reshape(part.size, -1)
         for atom, positions in occurrences(part):
-            spread = (starts + positions[:, None, :, None]) * inner + np.arange(inner)
-            found.append((atom, spread.reshape(atom.size, -1)))
-        outer *= part.size
+            found.append((atom, np.sort(of_part[positions].reshape(atom.size, -1))))
     return found
 
 
 def indices_of(atom: Axis, axis: Axis) -> list[np.ndarray]:
-    """The indices of an atom at each position along an axis, -1 where there is none.
-
-    A position has an index for each factor that is the atom, so that there is an array for each of them.
+    """For each occurrence of an atom along an axis, its index at each position, -1 where there is none.
 
     >>> channels = Axis(2)
     >>> for indices in indices_of(channels, total([Axis(1), channels, product([channels, channels])])):
     ...     print(indices.tolist())
-    [-1, 0, 1, 0, 0, 1, 1]
+    [-1, 0, 1, -1, -1, -1, -1]
+    [-1, -1, -1, 0, 0, 1, 1]
     [-1, -1, -1, 0, 1, 0, 1]
     """
-    arrays: list[np.ndarray] = []
-    for other, positions in occurrences(axis):
-        if other is not atom:
-            continue
-        free = [indices for indices in arrays if (indices[positions] < 0).all()]
-        if not free:
-            arrays.append(np.full(axis.size, -1))
-            free = arrays[-1:]
-        free[0][positions] = np.arange(atom.size)[:, None]
+    arrays = []
+    for positions in [positions for other, positions in occurrences(axis) if other is atom]:
+        arrays.append(np.full(axis.size, -1))
+        arrays[-1][positions] = np.arange(atom.size)[:, None]
     return arrays
 
 
@@ -354,6 +330,6 @@ def in_table(axes: Axes, owners: Iterable[Axis], i: int, channels: np.ndarray) -
     index = []
     for owner in owners:
         along = next(k for k, axis in enumerate(axes) if owner in atoms(axis))
-        (indices,) = indices_of(owner, axes[along])  # a value has each owner once
-        index.append(spread(along, indices))
+        indices = indices_of(owner, axes[along])  # each in another part of the axis
+        index.append(spread(along, np.max(indices, axis=0)))
     return (*index, spread(i, channels))

@@ -13,6 +13,7 @@ and the zeros are followed to every sum over channels, as they are for exactness
 import dataclasses
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -22,7 +23,7 @@ import numpy as np
 
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure.axes import Axis, Places, in_table, sizes_of
+from jaxpruner.structure.axes import Axis, in_table, sizes_of
 from jaxpruner.structure.cut import check_shape, is_packed
 from jaxpruner.structure.groups import Group, Member
 from jaxpruner.structure.programs import Trace
@@ -37,13 +38,14 @@ class ChannelTable:
     Attributes:
       group: the group.
       shape: of the table, `(*sizes of the owners of lists, channels)`.
-      indices: path of a leaf -> member of the group in the leaf -> the places of its weights' channels in the table. A
-        channel is beyond the end where there is none.
+      indices: path of a leaf -> member of the group in the leaf -> the places of its weights' channels in the table,
+        counted row by row: an array in the leaf's rank, with one element along axes on which they do not depend. A
+        place is beyond the end where there is no channel.
     """
 
     group: Group
     shape: tuple[int, ...]
-    indices: Mapping[Path, Mapping[Member, Places]]
+    indices: Mapping[Path, Mapping[Member, np.ndarray]]
 
     @classmethod
     def of(cls, trace: Trace, group: Group, paths: Mapping[Path, Path]) -> 'ChannelTable':
@@ -54,16 +56,19 @@ class ChannelTable:
           group: one of its groups.
           paths: path of a leaf -> its path in the model. Leaves that are no members are left out.
         """
-        indices: dict[Path, dict[Member, Places]] = {}
+        shape = *sizes_of(group.lists), group.size
+        places = np.arange(math.prod(shape)).reshape(shape)
+        indices: dict[Path, dict[Member, np.ndarray]] = {}
         for path, own in paths.items():
             for member in group.members:
                 if member.path == own:
                     axes = trace.leaves[own]
-                    channels = np.full(axes[member.axis].size, group.size)
+                    channels = np.full(axes[member.axis].size, -1)
                     channels[member.positions()] = np.arange(group.size)[:, None]
                     index = in_table(axes, group.lists, member.axis, channels)
-                    indices.setdefault(path, {})[member] = index
-        return cls(group, (*sizes_of(group.lists), group.size), indices)
+                    found = np.where(index[-1] < 0, places.size, places[index])
+                    indices.setdefault(path, {})[member] = found
+        return cls(group, shape, indices)
 
     def add_up(self, values: Mapping[Path, jax.Array], member: Member | None = None) -> jax.Array:
         """Sums over the weights of each channel, in float32 at least. Leaves without values add nothing.
@@ -79,17 +84,15 @@ class ChannelTable:
         >>> table.add_up({('up',): params['up'], ('down',): params['down']})
         Array([8., 3.], dtype=float32)
         """
-        total = jnp.zeros(self.shape, jnp.float32)
+        total = jnp.zeros(math.prod(self.shape), jnp.float32)
         for path, value in values.items():
-            for index, is_again in self._indices_of(path, member):
-                others = value if is_again is None else jnp.where(is_again, 0, value)
-                # Sums of 16-bit numbers would overflow.
-                dtype = tree_lib.at_least_float32(others.dtype)
-                own = np.broadcast_shapes(*[indices.shape for indices in index])
-                axes = tuple([i for i, size in enumerate(own) if size < others.shape[i]])
+            dtype = tree_lib.at_least_float32(value.dtype)  # sums of 16-bit numbers would overflow
+            for places, is_again in self._indices_of(path, member):
+                axes = tuple([i for i, size in enumerate(places.shape) if size < value.shape[i]])
+                others = jnp.where(is_again, 0, value)
                 sums = jnp.sum(others, axis=axes, keepdims=True, dtype=dtype)
-                total = total + jnp.zeros(self.shape, dtype).at[index].add(sums, mode='drop')
-        return total
+                total = total + jnp.zeros(total.shape, dtype).at[places].add(sums, mode='drop')
+        return total.reshape(self.shape)
 
     def rows(self, value: jax.Array, path: Path, member: Member) -> jax.Array:
         """The weights of each channel in one member, of shape `(*shape of the table, weights of one)`.
@@ -97,18 +100,11 @@ class ChannelTable:
         Take a leaf of 2 rows, which are channels, and 3 columns, which own a list each. Its elements are counted row by
         row. Sorted by owner, then by channel, they are 0, 3, 1, 4, 2 and 5, of shape (3, 2, 1).
         """
-        index = np.broadcast_arrays(*self.indices[path][member])
-        along = [axis for axis, size in enumerate(index[0].shape) if size > 1]
-        inside = np.flatnonzero(index[-1] < self.group.size)
-        by_place = np.lexsort([each.ravel()[inside] for each in reversed(index)])
+        places = self.indices[path][member]
+        along = [axis for axis, size in enumerate(places.shape) if size > 1]
         elements = jnp.moveaxis(jnp.asarray(value), along, range(len(along)))
-        elements = elements.reshape(index[0].size, -1)[inside[by_place]]
-        return elements.reshape(*self.shape, -1)
-
-    def any_along(self, flags: jax.Array, path: Path, axis: int) -> np.ndarray:
-        """Flags the channels along an axis of a leaf that have a flagged weight, in the shape of the table."""
-        own = [member for member in self.indices[path] if member.axis == axis]
-        return np.asarray(sum([self.add_up({path: flags}, member) for member in own]) > 0)
+        by_place = np.argsort(places, axis=None)[: np.sum(places < math.prod(self.shape))]
+        return elements.reshape(places.size, -1)[by_place].reshape(*self.shape, -1)
 
     def look_up(self, table: jax.Array, path: Path) -> jax.Array:
         """The elements of the table for the weights of a leaf, 1 for weights without a channel.
@@ -116,28 +112,24 @@ class ChannelTable:
         The result has one element along axes of the leaf that it does not depend on.
         """
         product = jnp.ones((), table.dtype)
-        for index, is_again in self._indices_of(path):
-            entries = table.at[index].get(mode='fill', fill_value=1)
-            product = product * (entries if is_again is None else jnp.where(is_again, 1, entries))
+        for places, is_again in self._indices_of(path):
+            entries = table.ravel().at[places].get(mode='fill', fill_value=1)
+            product = product * jnp.where(is_again, 1, entries)
         return product
 
     def _indices_of(
         self, path: Path, only: Member | None = None
-    ) -> Iterator[tuple[Places, jax.Array | None]]:
+    ) -> Iterator[tuple[np.ndarray, jax.Array | bool]]:
         """The places of the weights' channels in a leaf, and flags of weights that an earlier place gives this channel.
 
         A weight on the diagonal of a square matrix has one channel, that of its input and of its output.
         """
-        earlier: list[Places] = []
-        for member, index in self.indices[path].items():
-            if only not in (None, member):
-                continue
-            is_again = None
-            for other in earlier:
-                is_same = functools.reduce(jnp.logical_and, map(jnp.equal, index, other))
-                is_again = is_same if is_again is None else is_again | is_same
-            earlier.append(index)
-            yield index, is_again
+        earlier: list[np.ndarray] = []
+        for member, places in self.indices[path].items():
+            if only in (None, member):
+                are_again = [jnp.equal(places, other) for other in earlier]
+                yield places, functools.reduce(jnp.logical_or, are_again, False)
+                earlier.append(places)
 
 
 def paths_in_model(trace: Trace, paths: Collection[Path]) -> dict[Path, Path]:
@@ -166,7 +158,7 @@ def paths_in_model(trace: Trace, paths: Collection[Path]) -> dict[Path, Path]:
 
 
 def nonzero_weights(trace: Trace, tree: PyTree) -> dict[Path, jax.Array]:
-    """Flags the nonzero weights of each parameter that has a value in a tree, by its path there.
+    """Flags the nonzero weights of each parameter that has a value in a tree, by its path in the model.
 
     Args:
       trace: of the model.
@@ -180,9 +172,7 @@ def nonzero_weights(trace: Trace, tree: PyTree) -> dict[Path, jax.Array]:
         tree = sparse_state_lib.only_sparse_state(tree).masks
     paths, leaves, _ = tree_lib.flatten_with_paths(tree_lib.as_arrays(tree))
     if tree_lib.has_traced(leaves):
-        raise TypeError(
-            'traced values do not say which channels are zero; call this outside of jit'
-        )
+        raise TypeError('traced values do not say what is zero; call this outside of jit')
     value_of = dict(zip(paths, leaves, strict=True))
     nonzero = {}
     for path, in_model in paths_in_model(trace, paths).items():
@@ -191,70 +181,61 @@ def nonzero_weights(trace: Trace, tree: PyTree) -> dict[Path, jax.Array]:
         if jnp.shape(value) != expected and is_packed(value, expected):
             value = sparse_state_lib.unpack_like(value, expected)
         check_shape(path, jnp.shape(value), expected)
-        nonzero[path] = jnp.not_equal(value, 0)
+        nonzero[in_model] = jnp.not_equal(value, 0)
     return nonzero
 
 
-def zero_channels(
-    traces: Sequence[Trace], groups: Iterable[Group], nonzero: Mapping[Path, jax.Array]
+def nonzero_channels(
+    traces: Sequence[Trace], groups: Iterable[Group], tree: PyTree
 ) -> dict[str, np.ndarray]:
-    """Finds the channels of exact groups that can be removed without zeroing anything.
-
-    Args:
-      traces: of the programs of the model.
-      groups: of the model.
-      nonzero: flags of nonzero weights by leaf. Nothing is known of other leaves.
-
-    Returns:
-      Name of a group -> a flag for each channel, in the shape of the group's `ChannelTable`. Groups without such
-      channels are left out.
-    """
-    trace = traces[0]
-    paths = paths_in_model(trace, nonzero)
-    tables = [ChannelTable.of(trace, group, paths) for group in groups if group.exact]
+    """Finds the channels that have to stay; see `ChannelGraph.nonzero_channels`."""
+    nonzero = nonzero_weights(traces[0], tree)
+    paths = {path: path for path in nonzero}
+    tables = [ChannelTable.of(traces[0], group, paths) for group in groups if group.exact]
+    tables = [table for table in tables if table.indices]
     zero_members: dict[Axis, list[Members]] = {}  # atom of a group -> of each channel
     for table in tables:
-        flags = {}  # for each member, by its path in the model, whether it is zero in each channel
+        zero: dict[
+            tuple[Path, int], np.ndarray
+        ] = {}  # of each member, the channels in which it is zero
         for path, members in table.indices.items():
-            for axis in sorted({member.axis for member in members}):
-                is_zero = ~table.any_along(nonzero[path], path, axis)
-                flags[paths[path], axis] = is_zero.ravel()
-        of_channels = zip(*flags.values(), strict=True)
-        own = [frozenset(itertools.compress(flags, each)) for each in of_channels]
+            for member in members:
+                is_zero = np.asarray(table.add_up({path: nonzero[path]}, member) == 0).ravel()
+                key = member.path, member.axis
+                zero[key] = is_zero & zero.get(key, True)
+        of_channels = zip(*zero.values(), strict=True)
+        own = [frozenset(itertools.compress(zero, each)) for each in of_channels]
         zero_members[table.group.atom] = own
-    # Sets of members that may suffice, the largest first.
-    undecided = {
-        atom: sorted(filter(None, set(own)), key=len, reverse=True)
-        for atom, own in zero_members.items()
-    }
-    sufficient: list[tuple[Axis, Members]] = []
-    while asked := {atom: sets[0] for atom, sets in undecided.items() if sets}:
+    undecided = {atom: set(filter(None, own)) for atom, own in zero_members.items()}
+    sufficient: dict[Axis, list[Members]] = {atom: [] for atom in zero_members}
+    while asked := {atom: max(sets, key=len) for atom, sets in undecided.items() if sets}:
         insufficient = inexact_atoms(traces, asked)
-        for atom, decided in asked.items():
-            sets = undecided[atom]
+        for atom, members in asked.items():
             if atom in insufficient:  # nor do fewer members suffice
-                undecided[atom] = [members for members in sets if not members <= decided]
+                decided = [each for each in undecided[atom] if each <= members]
             else:  # so do more members
-                undecided[atom] = [members for members in sets if not members >= decided]
-                sufficient.append((atom, decided))
-    found = {}
+                decided = [each for each in undecided[atom] if each >= members]
+                sufficient[atom].append(members)
+            undecided[atom].difference_update(decided)
+    keep = {}
     for table in tables:
-        atom = table.group.atom
-        enough = [members for other, members in sufficient if other is atom]
-        is_enough = [any(map(members.issuperset, enough)) for members in zero_members[atom]]
-        if any(is_enough):
-            found[table.group.name] = np.reshape(is_enough, table.shape)
-    return found
+        enough = sufficient[table.group.atom]
+        of_channels = zero_members[table.group.atom]
+        goes = [any(map(members.issuperset, enough)) for members in of_channels]
+        left = _left_over(np.reshape(goes, table.shape))
+        if left.shape[-1] < table.group.size:
+            keep[table.group.name] = left
+    return keep
 
 
-def left_over(is_zero: np.ndarray) -> np.ndarray:
+def _left_over(is_zero: np.ndarray) -> np.ndarray:
     """The indices of the other channels, ascending, at least one.
 
     Lists that differ between layers get the same length. Shorter ones are filled up with channels that are zero.
 
-    >>> left_over(np.array([[True, False, True], [False, False, True]])).tolist()
+    >>> _left_over(np.array([[True, False, True], [False, False, True]])).tolist()
     [[0, 1], [0, 1]]
-    >>> left_over(np.array([[False, True], [False, True]])).tolist()
+    >>> _left_over(np.array([[False, True], [False, True]])).tolist()
     [0]
     """
     rows = is_zero.reshape(-1, is_zero.shape[-1])

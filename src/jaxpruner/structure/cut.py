@@ -14,7 +14,6 @@ In a tree, such as an optimizer state, an array belongs to the parameter whose p
 packed or not.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -52,6 +51,7 @@ class Cut:
     Attributes:
       lists: atom -> its channels that stay. All channels of other atoms stay.
       trips: in the body of a scan, atom of the trips -> the current trip.
+      owners: the atoms that own lists.
 
     >>> from jaxpruner.structure.axes import product
     >>> heads, features = Axis(2), Axis(3)
@@ -67,11 +67,7 @@ class Cut:
         self.trips = trips or {}
         # Sizes depend on how many channels stay, not on which ones.
         self._sizes = {atom: own.table.shape[-1] for atom, own in lists.items()}
-
-    @functools.cached_property
-    def owners(self) -> frozenset[Axis]:
-        """The atoms that own lists."""
-        return frozenset([owner for own in self.lists.values() for owner in own.owners])
+        self.owners = frozenset([owner for own in lists.values() for owner in own.owners])
 
     def size(self, axis: Axis) -> int:
         """How many positions of an axis stay."""
@@ -81,9 +77,8 @@ class Cut:
         """How many positions before this one stay, where a part of a concatenation begins or ends."""
         parts = axis.parts if axis.form == 'sum' else (axis,)
         ends = itertools.accumulate(sizes_of(parts))
-        return sum(
-            [self.size(part) for part, end in zip(parts, ends, strict=True) if end <= position]
-        )
+        before = [part for part, end in zip(parts, ends, strict=True) if end <= position]
+        return sum(map(self.size, before))
 
     def shape(self, axes: Axes) -> tuple[int, ...]:
         """The shape of a value of these axes after the cut."""
@@ -137,9 +132,7 @@ class Cut:
         """
         axes, i = (*self.trips, *axes), len(self.trips) + i
         flags = np.ones([axis.size if k == i else 1 for k, axis in enumerate(axes)], bool)
-        for atom in dict.fromkeys(atoms(axes[i])):
-            if atom not in self.lists:
-                continue
+        for atom in self.lists.keys() & atoms(axes[i]):
             owners, table = self.lists[atom]
             stays_in_list = np.zeros((*table.shape[:-1], atom.size), bool)
             np.put_along_axis(stays_in_list, table, True, axis=-1)
@@ -152,15 +145,11 @@ class Cut:
     def take(self, value: Any, axes: Axes, first: int = 0) -> Any:
         """Cuts a value along its axes from `first` on; returns the value itself if all of it stays."""
         trips = len(self.trips)
-        for i in self.order(axes):
-            if i < first:
-                continue
+        for i in [i for i in self.order(axes) if i >= first]:
             flags = np.moveaxis(self.stays(axes, i), trips + i, -1)
             *_, kept = np.nonzero(flags)
             kept = np.moveaxis(kept.reshape(*flags.shape[:-1], self.size(axes[i])), -1, trips + i)
-            if max(kept.shape[:trips], default=1) == 1:
-                kept = kept.reshape(kept.shape[trips:])
-            else:  # the positions that stay at the current trips
+            if trips:  # the positions that stay at the current ones
                 numbers = zip(self.trips.values(), kept.shape[:trips], strict=True)
                 kept = jnp.asarray(kept)[tuple([trip if size > 1 else 0 for trip, size in numbers])]
             if kept.size == kept.shape[i]:
@@ -213,8 +202,9 @@ def check_keep(groups: Mapping[str, Any], keep: KeepByGroup, allow_inexact: bool
             )
         foreign = table[(table < 0) | (table >= group.size)]
         if foreign.size:
-            last = group.size - 1
-            raise IndexError(f'{entry} has {foreign[0]}; the group has indices from 0 to {last}')
+            raise IndexError(
+                f'{entry} has {foreign[0]}; the group has indices from 0 to {group.size - 1}'
+            )
         if (np.diff(table.astype(np.int64)) <= 0).any():
             raise ValueError(f'{entry} has indices twice or out of order; give np.unique(indices)')
         if table.shape[-1] == group.size:

@@ -23,13 +23,7 @@ from jaxpruner.structure.axes import sizes_of
 from jaxpruner.structure.blocks import Block, ShallowApply
 from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep, cut_tree
 from jaxpruner.structure.groups import Group, PinnedAxis, find_groups
-from jaxpruner.structure.programs import (
-    ModelProgram,
-    Trace,
-    is_array,
-    shape_of_leaf,
-    trace_programs,
-)
+from jaxpruner.structure.programs import ModelProgram, Trace, shape_of_leaf, trace_programs
 from jaxpruner.structure.small_model import SmallApply, Verification, parts_of
 from jaxpruner.tree import Path, PyTree
 
@@ -41,7 +35,7 @@ _MOST_MEMBERS = 6  # in a row of the table
 class ChannelGraph:
     """The channels of a model: which can be removed together, and which cannot be removed. Made by `channel_groups`.
 
-    Each axis of a leaf is in a group or in `pinned`, unless the leaf is in `unused`.
+    Each axis of more than one element is in a group or in `pinned`, unless its leaf is in `unused`.
 
     Attributes:
       groups: name -> group, in the order in which the model uses their first leaves.
@@ -260,7 +254,7 @@ class ChannelGraph:
         cut = check_keep(self.groups, keep, allow_inexact)
         leaves, structure = jax.tree.flatten(tree)
         expected, own_structure = jax.tree.flatten(self.params)
-        is_model = structure == own_structure and all(map(is_array, leaves))
+        is_model = structure == own_structure and not tree_lib.has_traced(leaves)
         is_model = is_model and list(map(shape_of_leaf, leaves)) == expected
         for trace in self.traces if is_model and verify and cut.lists and not allow_inexact else ():
             source: Any = trace.source
@@ -452,12 +446,7 @@ class ChannelGraph:
         >>> graph.nonzero_channels(params)
         {'up[1]': array([0, 3])}
         """
-        nonzero = channel_tables.nonzero_weights(self.trace, tree)
-        flags = channel_tables.zero_channels(self.traces, self.groups.values(), nonzero)
-        keep = {name: channel_tables.left_over(is_zero) for name, is_zero in flags.items()}
-        return {
-            name: left for name, left in keep.items() if left.shape[-1] < self.groups[name].size
-        }
+        return channel_tables.nonzero_channels(self.traces, self.groups.values(), tree)
 
 
 def channel_groups(
@@ -485,7 +474,8 @@ def channel_groups(
         state, and is cut, if it has the names and shapes of the state or of a named entry of it.
 
     Returns:
-      The groups by name. Each axis of a leaf is in a group or in `pinned`, unless the leaf is in `unused`.
+      The groups by name. Each axis of more than one element is in a group or in `pinned`, unless its leaf is in
+      `unused`.
 
     Raises:
       TypeError: `apply_fn` is neither a function nor such a module; or a leaf of `params` is no array.

@@ -16,16 +16,15 @@ import dataclasses
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure.axes import Axes, Axis, Pin, atoms, occurrences, size_with, sizes_of
+from jaxpruner.structure.axes import Axes, Axis, Pin, atoms, occurrences, product, size_with
 from jaxpruner.structure.programs import Trace
 from jaxpruner.structure.traces import EquationAxes, indices_of_contraction, is_contraction
 from jaxpruner.structure.zeros import inexact_atoms
-from jaxpruner.trace.program import ProgramPath
 from jaxpruner.tree import Path
 
 
@@ -109,23 +108,23 @@ class PinnedAxis:
 
     Attributes:
       path: of the leaf.
-      axis: of the leaf; `None` if no axis of the leaf has more than one element.
+      axis: of the leaf.
       offset: where the part begins.
       size: how many indices it has.
       pin: why.
     """
 
     path: Path
-    axis: int | None
+    axis: int
     offset: int
     size: int
-    pin: Pin | None
+    pin: Pin
 
 
-def _members_of(leaves: Iterable[tuple[Path, Axes]]) -> dict[Axis, list[Member]]:
+def _members_of(leaves: Mapping[Path, Axes]) -> dict[Axis, list[Member]]:
     """Where each atom of more than one index lies along axes of leaves of the parameters, or of the states."""
     members: dict[Axis, list[Member]] = defaultdict(list)
-    for path, axes in leaves:
+    for path, axes in leaves.items():
         for i, axis in enumerate(axes):
             for atom, positions in occurrences(axis):
                 if atom.size > 1:
@@ -144,15 +143,11 @@ def find_groups(
     trace = traces[0]
     uses_of = {path: [each.first_uses[path] for each in traces] for path in trace.leaves}
     leaves = {path: axes for path, axes in trace.leaves.items() if min(uses_of[path]) < math.inf}
-    states: dict[Path, Axes] = {}  # a leaf of several programs counts once
-    for each in traces:
-        states = {**each.states, **states}
-    members_in_states = _members_of(states.items())
+    # A leaf of several programs counts once.
+    states = {path: axes for each in reversed(traces) for path, axes in each.states.items()}
+    members_in_states = _members_of(states)
     members_of, pinned = {}, []
-    for path, axes in leaves.items():
-        if max(sizes_of(axes), default=1) <= 1:
-            pinned.append(PinnedAxis(path, None, 0, 1, None))
-    for atom, members in _members_of(leaves.items()).items():
+    for atom, members in _members_of(leaves).items():
         if atom.pin is None:
             members_of[atom] = members
             continue
@@ -168,24 +163,22 @@ def find_groups(
     trips = {atom for trace in traces for atom in atoms(*trace.trips.values())}
     first_members = {atom: min(members, key=order) for atom, members in members_of.items()}
     groups = {}
-    for atom in sorted(members_of, key=lambda atom: order(first_members[atom])):
-        reason = inexact.get(atom, '')
-        first, members = first_members[atom], members_of[atom]
+    for atom, first in sorted(first_members.items(), key=lambda entry: order(entry[1])):
         name = f'{first.name}[{first.axis}]'
         if atom.size != leaves[first.path][first.axis].size:
             step = f':{first.stride}' if first.stride > 1 else ''
             name += f'[{first.offset}:{first.offset + atom.size * first.stride}{step}]'
         parameters, without = 0, {atom: 0}
-        for path in {member.path for member in members}:
-            sizes = [size_with(axis, without) for axis in leaves[path]]
-            parameters += math.prod(sizes_of(leaves[path])) - math.prod(sizes)
+        for axes in {member.path: leaves[member.path] for member in members_of[atom]}.values():
+            left = [size_with(axis, without) for axis in axes]
+            parameters += math.prod([axis.size for axis in axes]) - math.prod(left)
         groups[name] = Group(
             name=name,
             size=atom.size,
-            members=tuple(members),
+            members=tuple(members_of[atom]),
             parameters=parameters,
-            exact=not reason,
-            reason=reason,
+            exact=atom not in inexact,
+            reason=inexact.get(atom, ''),
             atom=atom,
             lists=owners.get(atom, ()),
             is_depth=atom in trips,
@@ -194,22 +187,14 @@ def find_groups(
     return groups, tuple(pinned), tuple([path for path in trace.leaves if path not in leaves])
 
 
-# The atoms of one part of an axis or of a value, without sums: `(a + b) * c` has the terms (a, c) and (b, c).
-_Term = tuple[Axis, ...]
-_chained = itertools.chain.from_iterable
-
-
-def _terms_of(axis: Axis) -> list[_Term]:
-    """The terms of an expression, in order."""
+def _terms_of(axis: Axis) -> list[tuple[Axis, ...]]:
+    """The atoms of each summand of an expression without brackets: `(a + b) * c` has the terms (a, c) and (b, c)."""
     if axis.form == 'atom':
         return [(axis.resolved(),)]
-    of_parts = list(map(_terms_of, axis.parts))
-    return list(_chained(of_parts)) if axis.form == 'sum' else _products(of_parts)
-
-
-def _products(terms: Iterable[Sequence[_Term]]) -> list[_Term]:
-    """The terms of a product."""
-    return [tuple(_chained(one_of_each)) for one_of_each in itertools.product(*terms)]
+    of_parts = map(_terms_of, axis.parts)
+    if axis.form == 'sum':
+        return list(itertools.chain(*of_parts))
+    return [tuple(itertools.chain(*one_of_each)) for one_of_each in itertools.product(*of_parts)]
 
 
 def _owners_of_lists(
@@ -218,31 +203,26 @@ def _owners_of_lists(
     """For each atom of a group the atoms that own its lists: each of their indices may keep channels of its own."""
     candidates = set(removable)
     mixed: set[tuple[Axis, Axis]] = set()  # a channel's atom, and one whose indices meet for it
-    values: dict[tuple[Axes, Axes], None] = {}  # axes of values, and of the trips around them
+    values: dict[tuple[Axis, ...], None] = {}  # axes of the trips around a value, and its own
     for trace in traces:
         candidates.difference_update(atoms(*trace.trips.values()))  # the order of layers matters
-        places: list[tuple[ProgramPath, tuple[Axes, ...]]] = []
-        places.append(((), (*trace.leaves.values(), *trace.states.values())))
-        for path, equation in trace.equations.items():
-            places.append((path, equation.values))
-            if is_contraction(equation.equation):
-                mixed |= _mixed_in(equation)
-        for path, values_here in places:
-            trips = tuple(atoms(*trace.trips_around(path)))
+        leaves = *trace.leaves.values(), *trace.states.values()
+        values_at = {(): leaves} | {path: each.values for path, each in trace.equations.items()}
+        for path, values_here in values_at.items():
+            trips = trace.trips_around(path)
             for axes in values_here:
-                values[tuple([axis.resolved() for axis in axes]), trips] = None
+                values[tuple([axis.resolved() for axis in (*trips, *axes)])] = None
+        contractions = [each for each in trace.equations.values() if is_contraction(each.equation)]
+        mixed = mixed.union(*map(_mixed_in, contractions))
     # Beside a channel are the trips of scans around its value, and the other atoms of its term. All terms must have the
     # owner once. With heads h and features c, axes (h, c) and (h * c,) do. Axes (h, h * c) have it twice, and axes
     # (h + g, c) have a term without it.
-    owners_of: dict[Axis, list[Axis]] = {}  # those that all values so far have
-    for axes, trips in values:
-        of_axes = list(map(_terms_of, axes))
-        terms = _products([[trips], *of_axes])
-        # Two channels in one axis would need two owners.
-        twice = {atom for term in _chained(of_axes) for atom in term if term.count(atom) > 1}
+    owners_of: dict[Axis, Sequence[Axis]] = {}  # those that all values so far have
+    for axes in values:
+        terms = _terms_of(product(axes))
         for atom in candidates.intersection(atoms(*axes)):
             own = [term for term in terms if atom in term]
-            owners = owners_of.get(atom, dict.fromkeys(own[0])) if atom not in twice else ()
+            owners = owners_of.get(atom, own[0])
             is_once = [all(term.count(owner) == 1 for term in own) for owner in owners]
             owners_of[atom] = list(itertools.compress(owners, is_once))
 

@@ -15,29 +15,19 @@ An axis is pinned if an index says where a window lies along it. A window as lon
 such an axis is not pinned. A primitive without a row pins every axis that it touches; nothing is guessed.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jaxpruner.structure import zeros
 from jaxpruner.structure.axes import Axes, Axis, drop, new_axes, pick, product, sizes_of, total
-from jaxpruner.structure.traces import (
-    EquationCut,
-    EquationTies,
-    Row,
-    indices_of_contraction,
-    new_results,
-)
+from jaxpruner.structure.traces import EquationCut, EquationTies, Row, indices_of_contraction
 from jaxpruner.structure.zeros import moved
 from jaxpruner.trace import contractions, rules, views
-from jaxpruner.trace.rules import GatherAxes
+from jaxpruner.trace.views import all_but
 
 Values = list[Any]
 AxesRule = Callable[[EquationTies], list[Axes]]
-
-_INDEXED = 'an index says where along it'
-_PARTS = 'numbers that make one index lie along it'
 
 
 def elementwise_axes(ties: EquationTies) -> list[Axes]:
@@ -47,10 +37,9 @@ def elementwise_axes(ties: EquationTies) -> list[Axes]:
         return ties.pin_everything('parts of numbers lie along a last axis')
     result = []
     for i, size in enumerate(ties.shape):
-        first, *others = [axes[i] for axes in arrays if axes[i].size == size]
-        for other in others:
-            ties.unify(first, other)
-        result.append(first)
+        whole = [axes[i] for axes in arrays if axes[i].size == size]
+        ties.unify_each(whole[:-1], whole[1:])
+        result.append(whole[0])
     return [tuple(result)]
 
 
@@ -58,23 +47,16 @@ def _along(reason: str) -> AxesRule:
     """The rule of a primitive whose elements meet along some axes. These are pinned, and so are those of the result."""
 
     def rule(ties: EquationTies) -> list[Axes]:
-        first, *others = ties.operands
-        for axes in others:
-            ties.unify_each(first, axes)
-        params = ties.params
+        first, params = ties.operands[0], ties.params
+        ties.unify_values(ties.operands[:-1], ties.operands[1:])
         if 'window_dimensions' in params:
             meeting = [i for i, size in enumerate(params['window_dimensions']) if size > 1]
         else:
             # Older JAX only takes the largest along the last axis.
             last = len(first) - 1
             meeting = params.get('dimensions', [params.get('dimension', params.get('axis', last))])
-        result = list(first)
-        for i, size in enumerate(ties.shape):
-            if size != first[i].size:
-                result[i] = Axis(size)
-            if i in meeting or size != first[i].size:
-                ties.pin(reason, first[i], result[i])
-        return [tuple(result)] * len(ties.equation.outvars)
+        ties.pin(reason, *pick(first, meeting))
+        return [window_axes(first, ties.shape, ties, reason)] * len(ties.equation.outvars)
 
     return rule
 
@@ -94,21 +76,15 @@ def broadcast_axes(ties: EquationTies) -> list[Axes]:
 
 
 def reshape_axes(ties: EquationTies) -> list[Axes]:
-    """The axes of a value in another shape. Axes that stay are not split."""
-    axes = ties.operands[0]
-    order = ties.params.get('dimensions')
-    if order is not None:  # the elements are read in this order of the axes
-        axes = pick(axes, order)
+    """The axes of a value in another shape."""
+    axes, order = ties.operands[0], ties.params['dimensions']
+    axes = pick(axes, order or range(len(axes)))  # the elements are read in this order
     if math.prod(ties.shape) == 0:
-        ties.pin('a value without elements is reshaped', *axes)
-        return new_results(ties.equation)
+        return ties.pin_everything('a value without elements is reshaped')
     result = list(new_axes(ties.shape))
     for runs in views.matching_runs(sizes_of(axes), ties.shape):
-        old, new = axes[runs.old], result[runs.new]
-        if old and len(new) == 1:
-            result[runs.new] = [product(old)]
-        elif old:  # otherwise they are new axes of one element
-            ties.align_factors(old, new)
+        if axes[runs.old]:  # otherwise they are new axes of one element
+            ties.align('product', axes[runs.old], result[runs.new])
     return [tuple(result)]
 
 
@@ -118,9 +94,9 @@ def concatenate_axes(ties: EquationTies) -> list[Axes]:
     if i is None:
         i = ties.params['axis']
         operands = [(*axes[:i], Axis(1), *axes[i:]) for axes in operands]
-    first, *others = operands
-    for axes in others:
-        ties.unify_each(drop(first, [i]), drop(axes, [i]))
+    first = operands[0]
+    others = [drop(axes, [i]) for axes in operands]
+    ties.unify_values(others[:-1], others[1:])
     return [(*first[:i], total([axes[i] for axes in operands]), *first[i + 1 :])]
 
 
@@ -142,13 +118,12 @@ def slice_axes(ties: EquationTies) -> list[Axes]:
         elif step == 1:
             _, sliced, _ = ties.cut(axis, [start, count, axis.size - positions.stop])
         else:
-            sliced = Axis(count)
-            if start < step and count * step == axis.size:  # one of each few neighbours
-                neighbours = Axis(step)
+            sliced, neighbours = Axis(count), Axis(step)
+            is_one_of_each = start < step and count * step == axis.size
+            if is_one_of_each:
                 ties.unify(axis, product([sliced, neighbours]))
-                ties.pin('every few of it are taken', neighbours)
-            else:
-                ties.pin('every few of it are taken', axis, sliced)
+            pinned = [neighbours] if is_one_of_each else [axis, sliced]
+            ties.pin('every few of it are taken', *pinned)
         result.append(sliced)
     return [tuple(result)]
 
@@ -173,31 +148,36 @@ def pad_axes(ties: EquationTies) -> list[Axes]:
     for axis, size, (before, after, between) in zip(
         ties.operands[0], ties.shape, config, strict=True
     ):
+        parts = [Axis(before), axis, Axis(after)]
         if between or min(before, after) < 0:
-            result.append(Axis(size))
-            ties.pin('padding between elements, or less than none', axis, result[-1])
-            continue
-        ends = Axis(before), Axis(after)
-        ties.pin('padding', *ends)
-        result.append(total([ends[0], axis, ends[1]]))
+            parts = [Axis(size)]
+            ties.pin('padding between elements, or less than none', axis)
+        ties.pin('padding', *[part for part in parts if part is not axis])
+        result.append(total(parts))
     return [tuple(result)]
 
 
 def made_resized(small: EquationCut, operands: Values) -> Values:
     """New values are made in the old size and then cut, so that each index keeps its value."""
+    (result,) = small.run(operands)
     rank_of_keys = operands[0].ndim if operands else 0  # axes of keys are cut already
-    take = functools.partial(small.cut.take, first=rank_of_keys)
-    return list(map(take, small.run(operands), small.axes.results))
+    return [small.cut.take(result, small.axes.results[0], first=rank_of_keys)]
 
 
-def window_axes(axes: Axes, shape: Sequence[int], ties: EquationTies) -> Axes:
+def window_axes(
+    axes: Axes,
+    shape: Sequence[int],
+    ties: EquationTies,
+    reason: str = 'an index says where along it',
+) -> Axes:
     """The axes of a window of this shape. Axes that it takes only a part of are pinned, and replaced by new ones."""
-    parts = {}
-    for i, (axis, size) in enumerate(zip(axes, shape, strict=True)):
-        if axis.size != size:
-            parts[i] = Axis(size)
-            ties.pin(_INDEXED, axis, parts[i])
-    return tuple([parts.get(i, axis) for i, axis in enumerate(axes)])
+    window = [
+        axis if axis.size == size else Axis(size) for axis, size in zip(axes, shape, strict=True)
+    ]
+    for axis, part in zip(axes, window, strict=True):
+        if part is not axis:
+            ties.pin(reason, axis, part)
+    return tuple(window)
 
 
 def dynamic_slice_axes(ties: EquationTies) -> list[Axes]:
@@ -212,22 +192,20 @@ def dynamic_update_slice_axes(ties: EquationTies) -> list[Axes]:
     return [base]
 
 
-def gather_axes(ties: EquationTies) -> list[Axes]:
-    """Takes windows at indices."""
-    base, indices = ties.operands
-    axes = GatherAxes.of(ties.equation)
-    window = window_axes(pick(base, axes.kept), pick(axes.sizes, axes.kept), ties)
-    result = list(new_axes(ties.shape))
-    for k, axis in (
-        *zip(axes.kept.values(), window, strict=True),
-        *zip(axes.rows, indices, strict=False),
-    ):
-        result[k] = axis
-    dimension_numbers = ties.params['dimension_numbers']
-    ties.pin(_INDEXED, *pick(base, dimension_numbers.collapsed_slice_dims))
-    ties.unify_each(pick(base, axes.batching), pick(indices, axes.batching_of_indices))
-    ties.pin(_PARTS, indices[-1])
-    return [tuple(result)]
+def indexed_axes(ties: EquationTies) -> list[Axes]:
+    """Takes windows at indices. A scatter replaces those of the first operand, or combines both."""
+    base, (*rows, parts), *updates = ties.operands
+    own, gone, _, batching, batching_of_rows = ties.params['dimension_numbers']
+    ties.pin('an index says where along it', *pick(base, gone))
+    ties.pin('numbers that make one index lie along it', parts)
+    ties.unify_each(pick(base, batching), pick(rows, batching_of_rows))
+    shape = sizes_of(updates[0]) if updates else ties.shape
+    window = window_axes(drop(base, (*gone, *batching)), pick(shape, own), ties)
+    axis_of = dict(zip((*own, *all_but(own, shape)), (*window, *rows), strict=True))
+    windows = tuple([axis_of[k] for k in range(len(shape))])
+    if updates:
+        ties.unify_each(windows, updates[0])
+    return [base if updates else windows]
 
 
 def gather_resized(small: EquationCut, operands: Values) -> Values:
@@ -237,27 +215,10 @@ def gather_resized(small: EquationCut, operands: Values) -> Values:
     return small.run(operands, slice_sizes=tuple(sizes))
 
 
-def scatter_axes(ties: EquationTies) -> list[Axes]:
-    """Replaces elements of the first operand by windows of the third, or combines both."""
-    base, (*rows, parts), updates = ties.operands
-    numbers = ties.params['dimension_numbers']
-    batching = tuple(getattr(numbers, 'operand_batching_dims', ()))
-    in_updates = pick(updates, numbers.update_window_dims)
-    in_base = drop(base, (*numbers.inserted_window_dims, *batching))
-    ties.unify_each(window_axes(in_base, sizes_of(in_updates), ties), in_updates)
-    ties.pin(_INDEXED, *pick(base, numbers.inserted_window_dims))
-    ties.unify_each(rows, drop(updates, numbers.update_window_dims))
-    in_indices = getattr(numbers, 'scatter_indices_batching_dims', ())
-    ties.unify_each(pick(base, batching), pick((*rows, parts), in_indices))
-    ties.pin(_PARTS, parts)
-    return [base]
-
-
 def product_axes(ties: EquationTies) -> list[Axes]:
     """A matrix product, also of groups of rows with a matrix each."""
     left, right = ties.operands[:2]
     if ties.equation.primitive.name in contractions.RAGGED:
-        # Group sizes are data, so that no group can be removed.
         is_plain = contractions.dot_axes(ties.equation) == contractions.PLAIN_RAGGED_DOT
         if (len(left), len(right)) != (2, 3) or not is_plain:
             return ties.pin_everything('groups of rows along several axes')
@@ -283,8 +244,7 @@ def conv_axes(ties: EquationTies) -> list[Axes]:
     outputs, inputs = pick(ties.operands[1], numbers.rhs_spec[:2])
     groups = Axis(ties.params['feature_group_count'])
     ties.unify(channels, product([groups, inputs]))
-    if groups.size > 1:
-        ties.unify(outputs, product([groups, Axis(outputs.size // groups.size)]))
+    ties.unify(outputs, product([groups, Axis(outputs.size // groups.size)]))
     result[numbers.out_spec[0]], result[numbers.out_spec[1]] = batch, outputs
     return [tuple(result)]
 
@@ -355,7 +315,7 @@ _OF_NAMES: Sequence[tuple[Iterable[str], Row]] = [
     (['concatenate', 'stack'], Row(concatenate_axes, moved())),
     (['dynamic_slice'], Row(dynamic_slice_axes, moved(0), _reshaped('slice_sizes'))),
     (['dynamic_update_slice'], Row(dynamic_update_slice_axes, moved(0, 1))),
-    (['gather'], Row(gather_axes, moved(0), gather_resized)),
+    (['gather'], Row(indexed_axes, moved(0), gather_resized)),
     (['pad'], Row(pad_axes, moved(0, 1))),
     (['reshape'], Row(reshape_axes, moved(), _reshaped('new_sizes'))),
     (['slice'], Row(slice_axes, moved(), slice_resized)),
@@ -363,8 +323,8 @@ _OF_NAMES: Sequence[tuple[Iterable[str], Row]] = [
     (['unstack'], Row(split_axes, moved())),
     (['squeeze', 'transpose'], Row(transpose_axes, moved())),
     (['tile'], Row(tile_axes, moved(), tile_resized)),
-    (['scatter', 'scatter-max', 'scatter-min'], Row(scatter_axes, moved(0, 2))),
-    (['scatter-add', 'scatter-mul', 'scatter-sub'], Row(scatter_axes, moved(0, 2, sums=True))),
+    (['scatter', 'scatter-max', 'scatter-min'], Row(indexed_axes, moved(0, 2))),
+    (['scatter-add', 'scatter-mul', 'scatter-sub'], Row(indexed_axes, moved(0, 2, sums=True))),
     (['empty', 'iota', 'random_bits'], Row(made_axes, zeros.unknown_fills, made_resized)),
     (['rev'], Row(_along('it is reversed'), moved())),
     (['cummax', 'cummin', 'sort'], Row(_MEET, moved())),

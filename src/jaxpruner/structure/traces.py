@@ -55,14 +55,13 @@ def is_contraction(equation: Any) -> bool:
 def indices_of_contraction(equation: Any) -> list[Index]:
     """The indices of a contraction, but those of the window of a convolution, and of groups of rows."""
     if equation.primitive.name == 'conv_general_dilated':
-        numbers = equation.params['dimension_numbers']
-        batch, channels, *_ = numbers.lhs_spec
-        outputs, inputs, *_ = numbers.rhs_spec
-        batch_of_result, channels_of_result, *_ = numbers.out_spec
+        image, kernel, result = equation.params[
+            'dimension_numbers'
+        ]  # batch or outputs, then channels
         return [
-            Index(channels, inputs, None),
-            Index(batch, None, batch_of_result),
-            Index(None, outputs, channels_of_result),
+            Index(image[1], kernel[1], None),
+            Index(image[0], None, result[0]),
+            Index(None, kernel[0], result[1]),
         ]
     axes = contractions.dot_axes(equation)
     left, right = [contractions.roles(equation, operand).free for operand in (0, 1)]

@@ -19,14 +19,15 @@ most what the visit before knew. So an atom that one visit rejects is rejected b
 """
 
 import functools
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxpruner.structure.axes import Axes, Axis, atoms, product
-from jaxpruner.structure.traces import has_type_of, indices_of_contraction, pin_at
+from jaxpruner.structure.axes import Axes, Axis, atoms, product, sizes_of
+from jaxpruner.structure.traces import indices_of_contraction, pin_at
 from jaxpruner.trace.interpreter import Interpreter, Position
 from jaxpruner.trace.program import Cond, Loop, Program, ProgramPath, Scan, While
 from jaxpruner.trace.values import Constant
@@ -40,25 +41,16 @@ if TYPE_CHECKING:
 # it may be, whatever the parameters and inputs are.
 Element = tuple[Any, ...]
 Fills = list['Fill']
-# (axis, atom) -> the elements at removed indices of the atom along this axis.
-Find = Callable[[int, Axis], Element]
 # The leaf and axis of some members of a group.
 Members = frozenset[tuple[Path, int]]
 
-_USUAL = 0.25, 50.0  # the least and the largest usual magnitude; others are extreme
+_USUAL = 0.25, 1.0, 2.75, 50.0
 _LARGEST = 1e37
 ZERO: Element = (0,)
-NEVER_NEGATIVE: Element = (0.0, 1e-37, 0.25, 1.0, 2.75, 50.0, 3e4, _LARGEST)
+NEVER_NEGATIVE: Element = (0.0, 1 / _LARGEST, *_USUAL, 3e4, _LARGEST)
 NEVER_POSITIVE: Element = tuple([-number for number in NEVER_NEGATIVE])
 ANY: Element = NEVER_NEGATIVE + NEVER_POSITIVE
-NOT_FINITE: Element = (
-    float('nan'),
-    float('inf'),
-    -float('inf'),
-    0.0,
-    1.0,
-    -1.0,
-)  # at least not always
+NOT_FINITE: Element = (np.nan, np.inf, -np.inf, 0.0, 1.0, -1.0)  # at least not always
 
 
 def is_finite(element: Element) -> bool:
@@ -124,11 +116,6 @@ class Fill(NamedTuple):
         """The fill of a value that may have several sources. Some of its elements may be infinite, but not all."""
         return cls(ANY if everywhere == NOT_FINITE else everywhere, channels)
 
-    @property
-    def is_literal(self) -> bool:
-        """Whether all elements are one number of the model's own, not made by zeroing."""
-        return len(self.everywhere) == 1
-
     def at(self, axis: int | None, atom: Axis) -> Element:
         """The elements at removed indices of an atom along an axis; nothing is known of them if there is no axis."""
         return ANY if axis is None else self.channels.get((axis, atom), self.everywhere)
@@ -164,11 +151,13 @@ class ZeroedEquation(NamedTuple):
     operands: Sequence[Axes]
     results: Sequence[Axes]
 
-    def result(self, find: Find, everywhere: Element = ANY, number: int = 0) -> Fill:
+    def result(
+        self, find: Callable[[int, Axis], Element], everywhere: Element = ANY, number: int = 0
+    ) -> Fill:
         """The fill of a result, with what `find(axis, atom)` returns for each of its axes and atoms."""
-        places = self.walk.places(self.results[number])
         is_known = len(everywhere) == 1
-        return Fill.of(everywhere, {} if is_known else {place: find(*place) for place in places})
+        places = [] if is_known else self.walk.places(self.results[number])
+        return Fill.of(everywhere, {place: find(*place) for place in places})
 
     def reject(self, atom: Axis, reason: str, element: Element) -> None:
         """Notes that removing channels of this atom is not the same as zeroing them, which makes them this element."""
@@ -184,18 +173,6 @@ _IN_NUMPY = {
     for pair in 'div=divide eq=equal ge=greater_equal gt=greater le=less_equal lt=less max=maximum min=minimum '
     'mul=multiply neg=negative sub=subtract'.split()
 }
-
-
-def computed(equation: Any, elements: Sequence[Element], fills: Sequence[Fill]) -> Element:
-    """What is known of the result of an elementwise operation on some elements of operands with these fills."""
-    variables = list(map(id, equation.invars))
-    operands = tuple(
-        [
-            (element, variable.aval.dtype, variables.index(id(variable)), fill.is_literal)
-            for element, variable, fill in zip(elements, equation.invars, fills, strict=True)
-        ]
-    )
-    return _sampled(equation.primitive, tuple(sorted(equation.params.items())), operands)
 
 
 @functools.lru_cache(4096)
@@ -216,18 +193,19 @@ def _sampled(primitive: Any, params: Any, operands: Sequence[tuple[Any, ...]]) -
                 if first < number:
                     arrays.append(arrays[first])
                     continue
-                is_known = len(element) == 1
-                # Numbers that it is compared with are among those that it may be.
-                numbers = np.array(element if is_known else (*element, *filter(np.isfinite, known)))
-                if not is_known and dtype.kind == 'c':
-                    numbers = numbers * (1 + 0.75j)
-                if dtype.kind in 'iu':
-                    info = np.iinfo(dtype)
-                    numbers = np.clip(numbers, float(info.min), float(info.max) / 2)
-                drawn = np.random.default_rng(number).choice(numbers, _COUNT)
-                if is_finite(element) and not (is_known or dtype.kind in 'biu'):
-                    is_usual &= (np.abs(drawn) >= _USUAL[0]) & (np.abs(drawn) <= _USUAL[1])
-                arrays.append(drawn.astype(dtype))
+                drawn = np.array(element)
+                if len(element) > 1:
+                    # Numbers that it is compared with are among those that it may be.
+                    numbers = [*element, *filter(np.isfinite, known)]
+                    drawn = np.random.default_rng(number).choice(numbers, _COUNT)
+                    if dtype.kind in 'iu':
+                        info = np.iinfo(dtype)
+                        drawn = np.clip(drawn, float(info.min), float(info.max) / 2)
+                    elif dtype.kind != 'b' and is_finite(element):
+                        is_usual &= np.isin(np.abs(drawn), _USUAL)
+                    if dtype.kind == 'c':
+                        drawn = drawn * (1 + 0.75j)
+                arrays.append(np.broadcast_to(drawn, _COUNT).astype(dtype))
             name: str = primitive.name
             function = getattr(np, _IN_NUMPY.get(name, name), None)
             if isinstance(function, np.ufunc) and all(each.dtype.kind == 'f' for each in arrays):
@@ -266,13 +244,21 @@ def elementwise_fills(zeroed: ZeroedEquation) -> Fills:
     """Computes the elements of the result from those of the operands."""
     equation, fills = zeroed.equation, zeroed.fills
     if equation.primitive.name in ('add', 'add_any'):
-        for number, other in ((0, 1), (1, 0)):
-            is_same = has_type_of(equation.invars[number].aval, equation.outvars[0].aval)
-            if fills[other].everywhere == ZERO and is_same:
-                return [fills[number]]  # itself, by which a scan knows what a trip does not change
-    everywhere = computed(equation, [fill.everywhere for fill in fills], fills)
+        for fill, axes, other in zip(fills, zeroed.operands, reversed(fills), strict=True):
+            if other.everywhere == ZERO and sizes_of(axes) == sizes_of(zeroed.results[0]):
+                return [fill]  # itself, by which a scan knows what a trip does not change
+    params = tuple(sorted(equation.params.items()))
+    dtypes = [variable.aval.dtype for variable in equation.invars]
+    variables = list(map(id, equation.invars))
+    firsts = list(map(variables.index, variables))
+    are_literals = [len(fill.everywhere) == 1 for fill in fills]
+
+    def compute(elements: Iterable[Element]) -> Element:
+        operands = tuple(zip(elements, dtypes, firsts, are_literals, strict=True))
+        return _sampled(equation.primitive, params, operands)
+
+    everywhere = compute([fill.everywhere for fill in fills])
     if len(everywhere) == 1:
-        are_literals = [fill.is_literal for fill in fills]
         if all(are_literals) or (any(are_literals) and is_finite(everywhere)):
             return [Fill(everywhere)]
         everywhere = ANY
@@ -283,7 +269,7 @@ def elementwise_fills(zeroed: ZeroedEquation) -> Fills:
         for fill, axes in zip(fills, zeroed.operands, strict=True):
             is_repeated = not axes or axes[i].size != size
             elements.append(fill.everywhere if is_repeated else fill.at(i, atom))
-        element = computed(equation, elements, fills)
+        element = compute(elements)
         if not is_finite(element) and all(map(is_finite, elements)):
             reason = (
                 f'{element[0]} at zeroed channels; keep what is divided by away from 0, as by '
@@ -309,31 +295,33 @@ def moved(*numbers: int, sums: bool = False) -> Callable[[ZeroedEquation], Fills
       sums: whether the elements are sums or products of the operands' elements.
     """
 
-    def result(zeroed: ZeroedEquation, number: int) -> Fill:
+    def rule(zeroed: ZeroedEquation) -> Fills:
         chosen = numbers or range(len(zeroed.operands))
-        sources = [(zeroed.fills[n], zeroed.operands[n]) for n in chosen]
+        sources = [(zeroed.fills[number], zeroed.operands[number]) for number in chosen]
         # What a gather fills in for an index beyond the end. NaN would spoil the whole model anyway.
         value = zeroed.equation.params.get('fill_value')
         if value is not None and value == value:
             sources.append((of_constant(value), ()))
 
-        def find(k: int, atom: Axis) -> Element:
+        def find(result: Axes, _: int, atom: Axis) -> Element:
             elements = []
             for fill, axes in sources:
-                with_atom = [i for i, other in zeroed.walk.places(axes) if other is atom]
-                same = [i for i in with_atom if axes[i] is zeroed.results[number][k]]
-                elements += [fill.at(i, atom) for i in same or with_atom]
+                places = zeroed.walk.places(axes)
+                elements += [fill.at(i, atom) for i, other in places if other is atom]
             # Where the result has the atom once more, as when pairs are made, it has other elements at removed indices.
-            counts = [_times_in(atom, product(axes)) for _, axes in sources]
-            if not elements or _times_in(atom, product(zeroed.results[number])) > max(counts):
+            most = max([_times_in(atom, product(axes)) for _, axes in sources])
+            if not elements or _times_in(atom, product(result)) > most:
                 return ANY
             element = one_of(*elements, *[fill.everywhere for fill, axes in sources if not axes])
             return times(element, ANY) if sums else element
 
         everywhere = ANY if sums else one_of(*[fill.everywhere for fill, _ in sources])
-        return zeroed.result(find, everywhere, number)
+        return [
+            zeroed.result(functools.partial(find, result), everywhere, number)
+            for number, result in enumerate(zeroed.results)
+        ]
 
-    return lambda zeroed: [result(zeroed, number) for number in range(len(zeroed.results))]
+    return rule
 
 
 def product_fills(zeroed: ZeroedEquation) -> Fills:
@@ -427,10 +415,8 @@ def inexact_atoms(
             results = walk.run([*fills, *[states[path] for path in walk.trace.states]])
             for number, path in walk.trace.returned.items():
                 states[path] = states[path].joined(results[number])
-    inexact: dict[Axis, str] = {}
-    for walk in reversed(walks):  # the reason in the first program counts
-        inexact |= walk.inexact
-    return inexact
+    # The reason in the first program counts.
+    return dict(ChainMap(*[walk.inexact for walk in walks]))
 
 
 class ZeroWalk(Interpreter[Fill]):
@@ -449,7 +435,6 @@ class ZeroWalk(Interpreter[Fill]):
         self.inexact: dict[Axis, str] = {}
         self.causes: dict[Axis, str] = {}
         self.operands: dict[ProgramPath, Fills] = {}
-        self._candidates: dict[Axis, tuple[Axis, ...]] = {}
 
     def run(self, fills: Sequence[Fill]) -> Fills:
         """Goes through the whole program with these parameters and states; returns the fills of its results."""
@@ -458,13 +443,9 @@ class ZeroWalk(Interpreter[Fill]):
         position = Position.of_whole(self.trace.program)
         return self.visit_program(program, [*fills, *inputs], position)
 
-    def candidates(self, axis: Axis) -> tuple[Axis, ...]:
+    def candidates(self, axis: Axis) -> list[Axis]:
         """The atoms of an axis that could be removed."""
-        axis = axis.resolved()
-        if axis not in self._candidates:
-            own = dict.fromkeys(atoms(axis))
-            self._candidates[axis] = tuple([atom for atom in own if atom in self.removable])
-        return self._candidates[axis]
+        return [atom for atom in atoms(axis) if atom in self.removable]
 
     def places(self, axes: Axes) -> list[tuple[int, Axis]]:
         """The axes of a value, each with each of its atoms that could be removed."""
@@ -494,10 +475,9 @@ class ZeroWalk(Interpreter[Fill]):
         inside = position.in_body(scan)
         for atom in self.candidates(self.trace.trips[position.path]):
             # Without channels, but with what is known of all elements of the slices.
-            constants = [Fill()] * scan.first_carried
             first = [Fill() for _ in before]
             own = [Fill(fill.at(0, atom)) for fill in sliced]
-            inputs = [*constants, *first, *own]
+            inputs = [*[Fill()] * scan.first_carried, *first, *own]
             results = ZeroWalk(self.trace).visit_program(scan.body, inputs, inside)
             returned = zip(first, results, inside.needed, strict=False)
             if not all(last is fill for fill, last, is_needed in returned if is_needed):
