@@ -212,10 +212,10 @@ OTHER_KINDS = [
 
 @pytest.mark.parametrize('model', OTHER_KINDS, ids=lambda value: type(value).__name__)
 def test_other_kinds_are_refused_with_a_remedy(model):
-    remedy = 'pair .apply_fn, params., got .*; with linen apply_fn is lambda variables'
+    remedy = 'got a .*; give .* the pair .apply_fn, params.: with linen lambda variables'
     with pytest.raises(TypeError, match=remedy):
         jaxpruner.shrink(model, X, 'flops=0.5')
-    with pytest.raises(TypeError, match=r'takes a function apply_fn.* with Haiku model\.apply'):
+    with pytest.raises(TypeError, match=r'a function apply_fn.* with Haiku model\.apply'):
         jaxpruner.channel_groups(model, {'up': jnp.ones((3, 8))}, X)
 
 

@@ -67,6 +67,9 @@ class Block(NamedTuple):
     reason: str
 
 
+Blocks = Mapping[str, Block]  # by name
+
+
 class Branch(NamedTuple):
     """An equation that adds a branch to a stream.
 
@@ -157,9 +160,7 @@ def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
     return blocks
 
 
-def chosen_blocks(
-    blocks: Mapping[str, Block], names: Iterable[str], allow_inexact: bool
-) -> list[Block]:
+def chosen_blocks(blocks: Blocks, names: Iterable[str], allow_inexact: bool) -> list[Block]:
     """Finds the blocks with these names.
 
     Raises:
@@ -169,8 +170,7 @@ def chosen_blocks(
     chosen = []
     for name in names:
         if name not in blocks:
-            nearest = tree_lib.nearest(name, blocks)
-            raise KeyError(f'there is no residual block {name!r}; {nearest}')
+            raise KeyError(f'there is no residual block {name!r}; {tree_lib.nearest(name, blocks)}')
         if not (blocks[name].exact or allow_inexact):
             raise ValueError(
                 f'leaving out {name!r} is not the same as zeroing it: {blocks[name].reason}; leave it in, or pass '

@@ -15,7 +15,7 @@ units 2 and 3 stay.
 import bisect
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from jaxpruner import text_tables
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.leaves import first_batch
 from jaxpruner.structure import latency, small_model
-from jaxpruner.structure.costs import Cost, cost_function
+from jaxpruner.structure.costs import Cost, Counts, cost_function
 from jaxpruner.structure.cut import Cut, check_keep
 from jaxpruner.structure.scores import read_score, score_group
 from jaxpruner.tree import PyTree
@@ -195,8 +195,7 @@ def choose(
     first, batches = (None, None) if batches is None else first_batch(batches)
     milliseconds, remarks = None, {}
     if counts is not None:
-        counts = _counts_of_groups(counts, sizes)
-        ranked = list(counts)
+        ranked = counts = _counts_of_groups(counts, sizes)
     else:
         left = matching(leave, groups, 'leave')
         for name, group in groups.items():
@@ -206,11 +205,10 @@ def choose(
                 remarks[name] = 'not exact'
             elif group.is_depth:
                 remarks[name] = 'layers: name them in counts='
-        ranked = [name for name in groups if name not in remarks]
+        ranked = {name: size for name, size in sizes.items() if name not in remarks}
         if not ranked:
             raise ValueError(f'there is no group to choose from: {remarks or "the model has none"}')
-        of_ranked = {name: sizes[name] for name in ranked}
-        counts, milliseconds = _meet(graph, params, budget, of_ranked, round_to, first)
+        counts, milliseconds = _meet(graph, params, budget, ranked, round_to, first)
     stay = {**sizes, **counts}
     read = read_score(score, params, source.apply_fn, gradients, batches, progress)
     tables: dict[str, np.ndarray] = {}
@@ -234,16 +232,13 @@ def choose(
     return Choice(keep, stay, tables, before, after, sizes, remarks, milliseconds)
 
 
-def _counts_of_groups(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, int]:
+def _counts_of_groups(counts: Counts, sizes: Counts) -> dict[str, int]:
     """Checks how many channels are to stay, and says it of each group: the first glob that matches counts."""
     of_groups = {}
     for glob, count in reversed(list(counts.items())):
         for name in matching(glob, sizes, 'counts'):
             if count not in range(1, sizes[name] + 1):
-                size = sizes[name]
-                raise ValueError(
-                    f'counts[{name!r}] is {count!r}; it can be a number from 1 to {size}'
-                )
+                raise ValueError(f'counts[{name!r}] is {count!r}; it can be 1 to {sizes[name]}')
             of_groups[name] = int(count)
     return of_groups
 
@@ -252,7 +247,7 @@ def _meet(
     graph: Any,
     params: PyTree,
     budget: Any,
-    sizes: Mapping[str, int],
+    sizes: Counts,
     round_to: int,
     batch: Any,
 ) -> tuple[dict[str, int], tuple[float, float] | None]:
@@ -277,10 +272,10 @@ def _meet(
     removals.sort(key=lambda removal: -removal[1] / sizes[removal[0]])
     cost = cost_function(graph)
 
-    def measure_cost(counts: Mapping[str, int]) -> float:
+    def measure_cost(counts: Counts) -> float:
         return getattr(cost(counts), quantity)
 
-    measure: Callable[[Mapping[str, int]], float] = measure_cost
+    measure: Callable[[Counts], float] = measure_cost
     numbers: Sequence[int] = range(len(removals) + 1)
     if quantity == 'latency':
         # Each candidate is compiled and timed, so that the search is coarse.
@@ -306,7 +301,7 @@ def _meet(
     return counts, None
 
 
-def matching(names: Names, groups: Iterable[str], setting: str) -> list[str]:
+def matching(names: Names, groups: Collection[str], setting: str) -> list[str]:
     """The names of the groups that some names or globs match, in the order of the groups.
 
     Raises:
@@ -315,13 +310,12 @@ def matching(names: Names, groups: Iterable[str], setting: str) -> list[str]:
     >>> matching('*/up/*', ['0/up/kernel[1]', '1/up/kernel[1]', 'head[0]'], 'leave')
     ['0/up/kernel[1]', '1/up/kernel[1]']
     """
-    all_groups = list(groups)
     matches: set[str] = set()
     for name in tree_lib.as_names(names):
         pattern = str(name).replace('[', '[[]')
-        of_name = [g for g in all_groups if g == name or fnmatch.fnmatchcase(g, pattern)]
+        of_name = [group for group in groups if fnmatch.fnmatchcase(group, pattern)]
         if not of_name:
-            nearest = tree_lib.nearest(str(name), all_groups)
+            nearest = tree_lib.nearest(str(name), groups)
             raise KeyError(f'{setting}: {name!r} matches no group; {nearest}')
         matches.update(of_name)
-    return [group for group in all_groups if group in matches]
+    return [group for group in groups if group in matches]

@@ -21,6 +21,8 @@ from jaxpruner.structure.traces import is_contraction
 from jaxpruner.trace import contractions
 from jaxpruner.trace.program import ProgramPath
 
+Counts = Mapping[str, int]  # name of a group -> how many of its channels stay
+
 
 class Cost(NamedTuple):
     """What a model costs.
@@ -43,7 +45,7 @@ class Cost(NamedTuple):
     bytes: int
 
 
-def cost_function(graph: Any) -> Callable[[Mapping[str, int]], Cost]:
+def cost_function(graph: Any) -> Callable[[Counts], Cost]:
     """Makes a function for the costs of a model's smaller versions.
 
     Args:
@@ -79,7 +81,7 @@ def cost_function(graph: Any) -> Callable[[Mapping[str, int]], Cost]:
             factors = [values[i][axis] for i, axis in contractions.factors(axes.equation)]
             contracted.append((branch_around(path), factors + trace.trips_around(path)))
 
-    def cost(counts: Mapping[str, int]) -> Cost:
+    def cost(counts: Counts) -> Cost:
         sizes = {graph.groups[name].atom: int(count) for name, count in counts.items()}
 
         def count_elements(axes: Iterable[Axis]) -> int:

@@ -508,9 +508,6 @@ def channel_groups(
             raise TypeError('a module holds its own state; leave state= out')
         apply_fn, inputs = arrays.apply, arrays.inputs
         params, state = (*arrays.trees, None)[:2]
-    elif not modules.is_function(apply_fn):
-        expected = 'channel_groups takes a function apply_fn, or an NNX or Equinox module'
-        raise modules.refusal(expected, apply_fn)
     return _analyse(params, [ModelProgram.of(apply_fn, state, inputs)])
 
 

@@ -23,6 +23,9 @@ from jaxpruner.structure.groups import Group
 from jaxpruner.structure.zeros import inexact_atoms
 from jaxpruner.tree import Path
 
+Shapes = Mapping[Path, tuple[int, ...]]
+Targets = Mapping[Path, Any]  # the sparsity of a leaf, or `None`
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class GroupedChannels:
@@ -97,9 +100,7 @@ class GroupedChannels:
     def check_shape(self, shape: Sequence[int], where: str) -> None:
         """Accepts every shape; `join` compares shapes with those of the graph."""
 
-    def join(
-        self, shapes: Mapping[Path, tuple[int, ...]], targets: Mapping[Path, Any]
-    ) -> list[tuple[Path, ChannelTable]]:
+    def join(self, shapes: Shapes, targets: Targets) -> list[tuple[Path, ChannelTable]]:
         """The groups whose leaders have a target: the leader, and the channels in these leaves."""
         trace = self.graph.trace
         paths = paths_in_model(trace, shapes)
@@ -116,9 +117,7 @@ class GroupedChannels:
                 joined.append((leader, ChannelTable.of(trace, group, paths)))
         return joined
 
-    def targets_of(
-        self, shapes: Mapping[Path, tuple[int, ...]], targets: Mapping[Path, Any]
-    ) -> dict[Path, Any]:
+    def targets_of(self, shapes: Shapes, targets: Targets) -> dict[Path, Any]:
         """Gives each leaf of a pruned group a target, and takes it from leaves of no such group.
 
         Biases, which the default filter leaves out, are so removed with their channel. On their own they keep
@@ -163,28 +162,26 @@ class GroupedChannels:
             layer_axis = None
             if of_channels.ndim > 1:  # layers, experts or heads keep channels of their own
                 of_channels, layer_axis = of_channels.reshape(-1, table.group.size), 0
-            sparsity = scored[leader].sparsity
-            pooled.append(ScoredLeaf(of_channels, sparsity, Unstructured(), layer_axis))
+            pooled.append(
+                ScoredLeaf(of_channels, scored[leader].sparsity, Unstructured(), layer_axis)
+            )
         masks = {path: jnp.ones(shape, MASK_DTYPE) for path, shape in shapes.items()}
         for (_, table), verdicts in zip(joined, rank(pooled), strict=True):
             for path in table.indices:
-                mask = table.look_up(verdicts.reshape(table.shape), path).astype(MASK_DTYPE)
-                masks[path] *= jnp.broadcast_to(mask, shapes[path])
+                mask = table.look_up(verdicts.reshape(table.shape), path)
+                masks[path] *= mask.astype(MASK_DTYPE)
         return masks
 
-    def kept_weights(
-        self, shapes: Mapping[Path, tuple[int, ...]], targets: Mapping[Path, Any]
-    ) -> dict[Path, int]:
+    def kept_weights(self, shapes: Shapes, targets: Targets) -> dict[Path, int]:
         """Counts the weights of each leaf that are kept at these targets."""
-        sizes, axes_of = {}, {}
+        sizes, leaves = {}, {}
         for leader, table in self.join(shapes, targets):
             group, share = table.group, float(targets[leader])
             sizes[group.atom] = selection.number_to_keep_on_host(group.size, share)
-            for leaf, (member, *_) in table.indices.items():
-                axes_of[leaf] = self.graph.trace.leaves[member.path]
+            for path, (member, *_) in table.indices.items():
+                leaves[path] = self.graph.trace.leaves[member.path]
         return {
-            leaf: math.prod([size_with(axis, sizes) for axis in axes])
-            for leaf, axes in axes_of.items()
+            path: math.prod(size_with(axis, sizes) for axis in own) for path, own in leaves.items()
         }
 
 

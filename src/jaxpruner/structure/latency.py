@@ -9,12 +9,13 @@ import functools
 import operator
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from jaxpruner.oneshot.leaves import as_inputs
+from jaxpruner.structure.costs import Counts
 from jaxpruner.structure.programs import is_array
 from jaxpruner.tree import PyTree
 
@@ -64,9 +65,7 @@ def _seconds(call: Call, repeats: int) -> float:
     return time.perf_counter() - began
 
 
-def latency_function(
-    graph: Any, params: PyTree, batch: Any
-) -> Callable[[Mapping[str, int]], float]:
+def latency_function(graph: Any, params: PyTree, batch: Any) -> Callable[[Counts], float]:
     """How long smaller versions of a model take on the device at hand.
 
     The whole model is compiled and timed here, and each candidate when it is first asked for. The time does not depend
@@ -93,15 +92,13 @@ def latency_function(
     True
     """
     if batch is None or not all(map(is_array, jax.tree.leaves(batch))):
-        raise TypeError(
-            'the graph was made with shapes for inputs, which cannot be timed; give batches=… of arrays'
-        )
+        raise TypeError('the graph was made with shapes; give batches=… of arrays, to time it')
     arguments = [params, *as_inputs(batch)]
     whole = functools.partial(jax.jit(graph.trace.source.apply_fn), *arguments)
     seconds_of_whole = statistics.median(*in_turns([whole], _ROUNDS))
     ratios = {frozenset[tuple[str, int]](): 1.0}  # the whole model, in which no group is smaller
 
-    def seconds(counts: Mapping[str, int]) -> float:
+    def seconds(counts: Counts) -> float:
         key = frozenset(counts.items())
         if key not in ratios:
             keep = {name: range(count) for name, count in counts.items()}

@@ -1,6 +1,5 @@
 """NNX and Equinox modules as functions of their arrays. Each library is loaded for its modules only."""
 
-import reprlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,6 +7,9 @@ import jax
 
 from jaxpruner.activations import models
 from jaxpruner.tree import PyTree
+
+Call = Callable[..., Any]
+Inputs = tuple[Any, ...]
 
 
 class ModelArrays(NamedTuple):
@@ -21,9 +23,9 @@ class ModelArrays(NamedTuple):
     """
 
     trees: tuple[PyTree, ...]
-    inputs: tuple[Any, ...]
-    make: Callable[..., Any]
-    run: Callable[..., Any]
+    inputs: Inputs
+    make: Call
+    run: Call
 
     def apply(self, params: PyTree, *arguments: Any) -> Any:
         """The module as a function `(params, *inputs)`, or `(params, state, *inputs)` if there is a state."""
@@ -31,10 +33,8 @@ class ModelArrays(NamedTuple):
         return self.run(self.make(params, *state), *arguments)
 
 
-def arrays_of(
-    model: Any, inputs: tuple[Any, ...], call: Callable[..., Any] | None = None
-) -> ModelArrays | None:
-    """The arrays of an NNX or Equinox module; `None` for anything else.
+def arrays_of(model: Any, inputs: Inputs, call: Call | None = None) -> ModelArrays | None:
+    """The arrays of an NNX or Equinox module; `None` for a function.
 
     Functions that Equinox wraps (`equinox.filter_jit`) are of its class, but hold no arrays, and count as functions.
 
@@ -42,15 +42,24 @@ def arrays_of(
       model: any object.
       inputs: of the model.
       call: `(model, *inputs) -> results`. Without it the module itself is called.
+
+    Raises:
+      TypeError: it is neither.
     """
     call = call or (lambda module, *inputs: module(*inputs))
     framework = models.known_framework(model)
     if framework == 'nnx':
         return _nnx_arrays(model, inputs, call)
-    return _equinox_arrays(model, inputs, call) if framework == 'equinox' else None
+    arrays = _equinox_arrays(model, inputs, call) if framework == 'equinox' else None
+    if arrays is None and (framework in ('linen', 'haiku') or not callable(model)):
+        raise TypeError(
+            f'got a {type(model).__name__}; give an NNX or Equinox module, or a function apply_fn, to shrink the pair '
+            '(apply_fn, params): with linen lambda variables, x: module.apply(variables, x), with Haiku model.apply'
+        )
+    return arrays
 
 
-def _nnx_arrays(module: Any, inputs: tuple[Any, ...], call: Callable[..., Any]) -> ModelArrays:
+def _nnx_arrays(module: Any, inputs: Inputs, call: Call) -> ModelArrays:
     """The arrays of a module. The keys of its random numbers stay in it."""
     from flax import nnx
 
@@ -68,9 +77,7 @@ def _nnx_arrays(module: Any, inputs: tuple[Any, ...], call: Callable[..., Any]) 
     return ModelArrays(trees, inputs, make, run)
 
 
-def _equinox_arrays(
-    module: Any, inputs: tuple[Any, ...], call: Callable[..., Any]
-) -> ModelArrays | None:
+def _equinox_arrays(module: Any, inputs: Inputs, call: Call) -> ModelArrays | None:
     """The arrays of a module, and the `equinox.nn.State` among its inputs; `None` if the module has no arrays."""
     import equinox as eqx
 
@@ -98,17 +105,3 @@ def _equinox_arrays(
             raise
 
     return ModelArrays((params, *[inputs[i] for i in positions]), others, make, run)
-
-
-def is_function(model: Any) -> bool:
-    """Whether an object can be called with parameters; a model of linen or Haiku has a function instead."""
-    return callable(model) and models.known_framework(model) not in ('linen', 'haiku')
-
-
-def refusal(expected: str, given: Any) -> TypeError:
-    """The error for an object that is no model."""
-    text = ' '.join(reprlib.repr(given).split())
-    return TypeError(
-        f'{expected}, got {text}; with linen apply_fn is lambda variables, x: module.apply(variables, '
-        'x), with Haiku model.apply'
-    )

@@ -30,6 +30,9 @@ from jaxpruner.tree import Path, PyTree
 # These may read only parts of their operands, so that their results count as read, see `trace_programs`.
 _TAKES_PARTS = frozenset('dynamic_slice gather slice split unstack'.split())
 
+AxesByPath = dict[Path, Axes]
+Values = list[Axes]
+
 
 class ModelProgram(NamedTuple):
     """A function `(params, *arguments) -> results`.
@@ -146,8 +149,8 @@ class Trace(Interpreter[Axes]):
     program: Any
     source: Any = None
     results: Any = None
-    leaves: Mapping[Path, Axes] = dataclasses.field(default_factory=dict)
-    states: Mapping[Path, Axes] = dataclasses.field(default_factory=dict)
+    leaves: AxesByPath = dataclasses.field(default_factory=dict)
+    states: AxesByPath = dataclasses.field(default_factory=dict)
     returned: Mapping[int, Path] = dataclasses.field(default_factory=dict)
     equations: dict[ProgramPath, EquationAxes] = dataclasses.field(default_factory=dict)
     constants: dict[ProgramPath, tuple[Axes, ...]] = dataclasses.field(default_factory=dict)
@@ -178,13 +181,13 @@ class Trace(Interpreter[Axes]):
         self.constants[position.path] = tuple(axes)
         return axes
 
-    def visit_equation(self, equation: Any, operands: list[Axes], position: Position) -> list[Axes]:
+    def visit_equation(self, equation: Any, operands: Values, position: Position) -> Values:
         results = super().visit_equation(equation, operands, position)
         axes = EquationAxes(tuple(operands), tuple(results), rules.row_of(equation), equation)
         self.equations[position.path] = axes
         return results
 
-    def visit_plain(self, equation: Any, operands: list[Axes], position: Position) -> list[Axes]:
+    def visit_plain(self, equation: Any, operands: Values, position: Position) -> Values:
         for axes in operands:
             if axes and axes in self._path_of:
                 self.first_uses.setdefault(self._path_of[axes], len(self.equations))
@@ -194,16 +197,14 @@ class Trace(Interpreter[Axes]):
         self.read += results
         return results
 
-    def visit_shard_map(
-        self, shard_map: ShardMap, operands: list[Axes], position: Position
-    ) -> list[Axes]:
+    def visit_shard_map(self, shard_map: ShardMap, operands: Values, position: Position) -> Values:
         """Pins everything outside. The program of each device is visited for its costs."""
         self.trips[position.path] = Axis(shard_map.devices)
         inputs = [new_axes(shape_of(variable)) for variable in shard_map.program.jaxpr.invars]
         self.visit_call(shard_map, inputs, position)
         return self.visit_plain(shard_map.equation, operands, position)
 
-    def visit_scan(self, scan: Scan, operands: list[Axes], position: Position) -> list[Axes]:
+    def visit_scan(self, scan: Scan, operands: Values, position: Position) -> Values:
         """Carried values keep their axes. The sliced and stacked axes have an index for each trip."""
         _, carried, sliced = scan.split(operands)
         trips = Axis(scan.length)
@@ -221,14 +222,14 @@ class Trace(Interpreter[Axes]):
         ties.unify_values(carried, carried_out)
         return carried + [(trips, *axes) for axes in stacked]
 
-    def visit_while(self, loop: While, operands: list[Axes], position: Position) -> list[Axes]:
+    def visit_while(self, loop: While, operands: Values, position: Position) -> Values:
         _, carried, _ = loop.split(operands)
         self.visit_condition(loop, operands, carried, position)
         results = self.visit_body(loop, operands, carried, [], position)
         EquationTies(loop.equation, operands, position).unify_values(carried, results)
         return carried
 
-    def visit_cond(self, cond: Cond, operands: list[Axes], position: Position) -> list[Axes]:
+    def visit_cond(self, cond: Cond, operands: Values, position: Position) -> Values:
         ties = EquationTies(cond.equation, operands, position)
         first, *others = self.visit_branches(cond, operands, position)
         for results in others:
@@ -241,7 +242,7 @@ def trace_programs(params: PyTree, programs: Iterable[ModelProgram]) -> tuple[Tr
     paths, arrays, _ = tree_lib.flatten_with_paths(params)
     shapes = map(leaf_shape, arrays, paths)  # raises where a leaf is no array
     leaves = dict(zip(paths, map(new_axes, shapes), strict=True))
-    states: dict[Path, Axes] = {}
+    states: AxesByPath = {}
     sources, traces = list(programs), []
     for source in sources:
         owner = 'the model' if len(sources) == 1 else source.name
@@ -249,20 +250,19 @@ def trace_programs(params: PyTree, programs: Iterable[ModelProgram]) -> tuple[Tr
         program, results = make_jaxpr(params, *source.arguments)
         own_states = _axes_of_state(source.state, states, leaves)
         returned = returned_leaves(source.state, results)
-        structure = jax.tree.structure(results)
-        trace = Trace(program, source, structure, leaves, own_states, returned)
-        arguments = [*leaves.values(), *own_states.values()]
-        for number, variable in enumerate(program.jaxpr.invars[len(arguments) :]):
-            arguments.append(new_axes(shape_of(variable)))
-            _pin_each(arguments[-1], f'input {number} of {owner}')
-        of_results = trace.infer(arguments, Position.of_whole(program))
-        for number, axes in enumerate(of_results):
-            where = f'result {number} of {owner}'
-            if number in trace.returned:
-                ties = Ties(lambda reason, where=where: Pin(f'{where}, a state: {reason}'))
-                ties.unify_each(axes, own_states[trace.returned[number]])
-            else:
-                _pin_each(axes, where)
+        trace = Trace(program, source, jax.tree.structure(results), leaves, own_states, returned)
+        first = [*leaves.values(), *own_states.values()]
+        inputs = [new_axes(shape_of(each)) for each in program.jaxpr.invars[len(first) :]]
+        of_results = trace.infer([*first, *inputs], Position.of_whole(program))
+        fixed = [(f'input {n}', axes) for n, axes in enumerate(inputs)]
+        fixed += [(f'result {n}', axes) for n, axes in enumerate(of_results) if n not in returned]
+        for number, path in returned.items():
+            where = f'result {number} of {owner}, a state'
+            ties = Ties(lambda reason, where=where: Pin(f'{where}: {reason}'))
+            ties.unify_each(of_results[number], own_states[path])
+        for where, axes in fixed:
+            for i, axis in enumerate(axes):
+                set_pin(Pin(f'axis {i} of {where} of {owner}', mixes=False), axis)
         for path, is_used in zip(paths, live_in_whole(program.jaxpr).inputs, strict=False):
             place = trace.first_uses.get(path, len(trace.equations))
             trace.first_uses[path] = place if is_used else math.inf
@@ -276,14 +276,7 @@ def trace_programs(params: PyTree, programs: Iterable[ModelProgram]) -> tuple[Tr
     return tuple(traces)
 
 
-def _pin_each(axes: Axes, owner: str) -> None:
-    for i, axis in enumerate(axes):
-        set_pin(Pin(f'axis {i} of {owner}', mixes=False), axis)
-
-
-def _axes_of_state(
-    state: PyTree, earlier: dict[Path, Axes], params: Mapping[Path, Axes]
-) -> dict[Path, Axes]:
+def _axes_of_state(state: PyTree, earlier: AxesByPath, params: AxesByPath) -> AxesByPath:
     """The axes of the leaves of a state. Leaves with the same path in an earlier program are the same.
 
     Raises:

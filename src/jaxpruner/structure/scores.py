@@ -47,7 +47,7 @@ def score_group(trace: Trace, group: Group, cut: Cut, score: Score) -> np.ndarra
       ValueError: a score is not finite, or no member has a score.
     """
     table = ChannelTable.of(trace, group, {path: path for path in trace.leaves})
-    total = None
+    of_members = []
     for member in group.members:
         arrays = {key: by_path.get(member.path) for key, by_path in score.arrays.items()}
         if any(array is None for array in arrays.values()):
@@ -66,13 +66,13 @@ def score_group(trace: Trace, group: Group, cut: Cut, score: Score) -> np.ndarra
                 'gradients and in the batches'
             )
         mean = np.abs(scores).mean()
-        total = (0 if total is None else total) + (scores / mean if mean > 0 else scores)
-    if total is None:
+        of_members.append(scores / mean if mean > 0 else scores)
+    if not of_members:
         raise ValueError(
             f'{group.name}: no member of the group has a score; leave the group alone with leave={group.name!r}, or '
             'take another score'
         )
-    return total
+    return np.sum(of_members, axis=0)
 
 
 def _ask(
@@ -126,9 +126,7 @@ def read_score(
             of_leaves['gradients'] = tree_lib.leaves_like(treedef, gradients)
     elif hasattr(algorithm, 'score_matrices'):
         if batches is None:
-            raise ValueError(
-                f'{name} looks at inputs: give batches=…, or make the graph with arrays'
-            )
+            raise ValueError(f'{name} reads inputs: give batches=…, or make the graph with arrays')
         calibration = oneshot.calibrate(apply_fn, params, batches, progress=progress)
         for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
             parts = []

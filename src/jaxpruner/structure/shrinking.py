@@ -19,7 +19,7 @@ from jaxpruner.oneshot.leaves import as_inputs
 from jaxpruner.structure import modules
 from jaxpruner.structure.axes import atoms, sizes_of
 from jaxpruner.structure.choosing import Choice
-from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep
+from jaxpruner.structure.cut import Cut, KeepByGroup
 from jaxpruner.structure.graph import ChannelGraph, channel_groups
 from jaxpruner.structure.modules import ModelArrays
 from jaxpruner.structure.programs import Trace
@@ -147,9 +147,6 @@ def shrink(
     if arrays is not None:
         apply_fn, inputs = arrays.apply, arrays.inputs
         params, state = (*arrays.trees, None)[:2]
-    elif not is_pair:
-        expected = 'shrink takes an NNX or Equinox module, or a pair (apply_fn, params)'
-        raise modules.refusal(expected, model)
     elif call is not None:
         raise TypeError('call is for modules; a pair has its apply_fn')
     else:
@@ -182,8 +179,7 @@ def _shrunk_module(
     small = [graph.shrink(tree, keep, allow_inexact=True, verify=False) for tree in whole]
     small_apply = SmallApply(graph, 0, keep, allow_inexact=True)
     module = arrays.make(*whole)
-    cut = check_keep(graph.groups, keep, allow_inexact=True)
-    held = _held_numbers(module, graph.trace, cut)
+    held = _held_numbers(module, graph.trace, small_apply.cut)
     of_layers = {name: widths for name, widths in held.items() if widths[1] is not None}
     running, fault = None, ''
     for numbers in ({}, of_layers):
@@ -204,11 +200,11 @@ def _shrunk_module(
     if allow_inexact and running is not None:
         return running
     others = [f'{name}={old}' for name, (old, new) in held.items() if new is None]
-    holds = f'; it holds {", ".join(others[:_MOST_NAMES])}' if others else ''
+    holds, were_cut = (', '.join(names[:_MOST_NAMES]) for names in (others, list(keep)))
     raise ValueError(
-        f'the code of {type(module).__name__} does not follow its smaller arrays: {fault}{holds}. Give shrink the pair '
-        f'(apply_fn, params); or keep groups whole with leave= (cut were {", ".join(list(keep)[:_MOST_NAMES])}); or '
-        'take a module that runs, and train on, with allow_inexact=True'
+        f'the code of {type(module).__name__} does not follow its smaller arrays: {fault}; it holds '
+        f'{holds or "no old width"}. Give shrink the pair (apply_fn, params); or keep groups whole by leave= (cut were '
+        f'{were_cut}); or take a module that runs, and train on, with allow_inexact=True'
     )
 
 
@@ -254,13 +250,10 @@ def _set_numbers(tree: PyTree, kind: type, numbers: Numbers) -> PyTree:
 
     A tree like the module, such as moments, has the structure of the module, numbers included.
     """
-
-    def set_on(node: Any) -> Any:
+    for node in jax.tree.leaves(tree, is_leaf=lambda node: type(node) is kind):
         if type(node) is kind:
             for path, (_, new) in numbers.items():
                 *owner, name = path.split('.')
                 # Modules of Equinox are frozen.
                 object.__setattr__(_submodule(node, owner), name, new)
-        return node
-
-    return jax.tree.map(set_on, tree, is_leaf=lambda node: type(node) is kind)
+    return tree

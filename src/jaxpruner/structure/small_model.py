@@ -12,7 +12,7 @@ the call itself still runs, but taking its derivative is an error.
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -28,6 +28,7 @@ from jaxpruner.trace.program import RULED, RULED_BACKWARDS, Call, Program, Scan,
 from jaxpruner.tree import Path, PyTree
 
 Values = list[Any]
+Trees = Sequence[PyTree]
 
 
 class Replay(Run):
@@ -62,23 +63,39 @@ class Replay(Run):
         return run(small, operands)
 
     def visit_call(self, call: Call, operands: Values, position: Position) -> Values:
-        equation = call.equation
-        if equation.primitive.name not in RULED:
+        name = call.equation.primitive.name
+        if name not in RULED:
             return super().visit_call(call, operands, position)
-        inner = position.inside(equation, 0, position.needed)
+        inner = position.inside(call.equation, 0, position.needed)
+        small = EquationCut(call.equation, self.trace.equations[position.path], self.cut)
 
         def run(*operands: Any) -> Values:
             return self.visit_program(call.program, operands, inner)
 
-        small = EquationCut(equation, self.trace.equations[position.path], self.cut)
-        return _run_ruled(run, small, position, operands)
+        def pull_back(operands: Values, cotangents: Values) -> tuple[Any, ...]:
+            found = _derivatives(small, position, operands, cotangents)
+            return tuple(map(found.get, range(len(operands))))
+
+        def push_forward(operands: Values, tangents: Values) -> tuple[Values, Values]:
+            results = function(*operands)
+            found = _derivatives(small, position, operands, tangents)
+            none = [np.zeros(result.shape, jax.dtypes.float0) for result in results]
+            return results, [found.get(i, zeros) for i, zeros in enumerate(none)]
+
+        function: Any
+        if name in RULED_BACKWARDS:
+            function = jax.custom_vjp(run)
+            function.defvjp(lambda *operands: (run(*operands), operands), pull_back)
+        else:
+            function = jax.custom_jvp(run)
+            function.defjvp(push_forward)
+        return function(*operands)
 
     def slices(self, scan: Scan, position: Position) -> tuple[Any, int]:
         """The numbers of the trips that stay, if channels are listed for each trip."""
         trips = self.trace.trips[position.path]
-        stay = None
-        if not self.cut.owners.isdisjoint(atoms(trips)):
-            stay = self.cut.take(jnp.arange(scan.length), (trips,))
+        is_listed = not self.cut.owners.isdisjoint(atoms(trips))
+        stay = self.cut.take(jnp.arange(scan.length), (trips,)) if is_listed else None
         return stay, self.cut.size(trips)
 
     def inside(self, position: Position, state: Any, element: Any = None) -> 'Replay':
@@ -88,41 +105,6 @@ class Replay(Run):
         indices = jnp.unravel_index(element, sizes_of(trip_atoms))
         trips = {**self.cut.trips, **dict(zip(trip_atoms, indices, strict=True))}
         return Replay(self.trace, Cut(self.cut.lists, trips))
-
-
-def _run_ruled(
-    run: Callable[..., Values], small: EquationCut, position: Position, operands: Values
-) -> Values:
-    """Runs a call with a derivative rule of its own with smaller shapes.
-
-    Args:
-      run: runs the program of the call.
-      small: the call.
-      position: of the call.
-      operands: of the call.
-
-    Raises:
-      ValueError: a derivative is taken, and the rule pins an axis that gets smaller.
-    """
-
-    def pull_back(operands: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
-        found = _derivatives(small, position, operands, cotangents)
-        return tuple(map(found.get, range(len(operands))))
-
-    def push_forward(operands: Sequence[Any], tangents: Sequence[Any]) -> tuple[Values, Values]:
-        results = function(*operands)
-        found = _derivatives(small, position, operands, tangents)
-        none = [np.zeros(result.shape, jax.dtypes.float0) for result in results]
-        return results, [found.get(i, zeros) for i, zeros in enumerate(none)]
-
-    function: Any
-    if small.equation.primitive.name in RULED_BACKWARDS:
-        function = jax.custom_vjp(run)
-        function.defvjp(lambda *operands: (run(*operands), operands), pull_back)
-    else:
-        function = jax.custom_jvp(run)
-        function.defjvp(push_forward)
-    return function(*operands)
 
 
 def _derivatives(
@@ -174,11 +156,10 @@ def _derivatives(
         own = copies[atom].resolved()
         # The rule may have split a copy, or unified it with that of another atom.
         if own.form != 'atom' or own.pin is not None or copied[own] > 1:
-            name = f'{equation.primitive.name} at {position.line(equation)}'
-            reason = f': {own.pin}' if own.pin else ''
+            why = own.pin or 'it becomes another one'
+            reason = f'its derivative rule does not follow the cut of an axis of {own.size} ({why})'
             raise ValueError(
-                f'the derivative rule of {name} cannot be used after an axis of {own.size} was cut{reason}; keep all '
-                'channels of its group, or take no derivative'
+                f'{pin_at(position, equation, reason)}; keep all channels of its group, or take no derivative'
             )
         owners, table = cut.lists[atom]
         owners = [(copies.get(owner) or owner).resolved() for owner in owners]
@@ -204,9 +185,6 @@ def _copy(axes: Axes, copies: dict[Axis, Axis]) -> Axes:
         return product(parts) if axis.form == 'product' else total(parts)
 
     return tuple(map(copy, axes))
-
-
-Verdict = Literal['equal', 'different', 'unproven']
 
 
 class Part(NamedTuple):
@@ -242,91 +220,10 @@ def parts_of(graph: Any, number: int = 0) -> tuple[Part, Part]:
     """The parameters of a model, and the state of the program with this number."""
     trace = graph.traces[number]
     params, state = map(jax.tree.structure, (graph.params, trace.source.state))
-    return (
-        Part('tree of parameters', params, trace.leaves),
-        Part('state', state, trace.states),
-    )
+    return Part('tree of parameters', params, trace.leaves), Part('state', state, trace.states)
 
 
-class SmallApply:
-    """A program of a smaller model. Made by `ChannelGraph.small_apply`.
-
-    For arguments of new shapes the model is traced anew.
-    """
-
-    def __init__(self, graph: Any, number: int, keep: KeepByGroup, allow_inexact: bool):
-        self._cut = check_keep(graph.groups, keep, allow_inexact)
-        self._graph = graph
-        self._number = number
-        self._keep = dict(keep)
-
-    def __call__(self, params: PyTree, *arguments: Any) -> Any:
-        """Runs the smaller model.
-
-        Args:
-          params: what `ChannelGraph.shrink` made of the parameters.
-          *arguments: as the program takes them. The state is what `shrink` made of it, or what the last call returned.
-        """
-        graph, cut = self._graph, self._cut
-        program: ModelProgram = graph.traces[self._number].source
-        of_params, of_state = parts_of(graph, self._number)
-        whole_params = of_params.check(params, cut)
-        shapes = jax.tree.map(shape_of_leaf, arguments)
-        if program.has_state:
-            if not arguments:
-                raise TypeError(f'{program.name} takes a state after the parameters, got none')
-            shapes = (of_state.check(arguments[0], cut), *shapes[1:])
-        traced = graph.params, program.arguments
-        if jax.tree.flatten((whole_params, shapes)) != jax.tree.flatten(traced):
-            program = program._replace(arguments=shapes, examples=None)
-            graph = graph.with_program(self._number, whole_params, program)
-            cut = check_keep(graph.groups, self._keep, allow_inexact=True)
-        trace = graph.traces[self._number]
-        results = Replay(trace, cut).run(jax.tree.leaves((params, arguments)))
-        return jax.tree.unflatten(trace.results, results)
-
-    def verify(
-        self,
-        whole: Sequence[PyTree],
-        inputs: Sequence[Any],
-        small_apply: Callable[..., Any] | None = None,
-    ) -> 'Verification':
-        """Compares the smaller model, or another function of its arrays, with the zeroed one.
-
-        The bound for rounding allows a thousand operations on the largest element. They are in the coarsest dtype of
-        the program.
-
-        Args:
-          whole: parameters of the whole model, and its state if it has one.
-          inputs: the other arguments.
-          small_apply: the other function.
-        """
-        traces, cut = self._graph.traces, self._cut
-        trace = traces[self._number]
-        with jax.default_matmul_precision('highest'):
-            run = jax.jit(trace.source.apply_fn)
-            zeroed = [cut_tree(tree, traces, cut, to_zero=True) for tree in whole]
-            before, expected = (jax.tree.leaves(run(*trees, *inputs)) for trees in (whole, zeroed))
-            for leaves in (before, expected):  # the state among the results is cut
-                for number, path in trace.returned.items():
-                    leaves[number] = cut.take(leaves[number], trace.states[path])
-            small = [cut_tree(tree, traces, cut) for tree in whole]
-            found = jax.tree.leaves(jax.jit(small_apply or self)(*small, *inputs))
-        shapes, own_shapes = (list(map(jnp.shape, each)) for each in (expected, found))
-        if own_shapes != shapes:
-            raise ValueError(f'the smaller model returns {own_shapes} instead of {shapes}')
-        equations = [axes.equation for axes in trace.equations.values()]
-        dtypes = {variable.aval.dtype for equation in equations for variable in equation.outvars}
-        inexact = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.inexact)]
-        precision = max([float(jnp.finfo(dtype).eps) for dtype in inexact], default=0.0)
-        sizes = [abs(_doubles(each)) for each in expected if each.dtype in inexact]
-        largest = max([size[np.isfinite(size)].max(initial=0.0) for size in sizes], default=0.0)
-        return Verification(
-            error=max(map(_distance, expected, found), default=0.0),
-            change=max(map(_distance, before, expected), default=0.0),
-            tolerance=precision**0.5,
-            rounding=1000 * precision * float(largest),
-        )
+Verdict = Literal['equal', 'different', 'unproven']
 
 
 class Verification(NamedTuple):
@@ -368,9 +265,84 @@ class Verification(NamedTuple):
         )
 
 
+class SmallApply:
+    """A program of a smaller model. Made by `ChannelGraph.small_apply`.
+
+    For arguments of new shapes the model is traced anew.
+    """
+
+    def __init__(self, graph: Any, number: int, keep: KeepByGroup, allow_inexact: bool):
+        self.cut = check_keep(graph.groups, keep, allow_inexact)
+        self._graph = graph
+        self._number = number
+        self._keep = dict(keep)
+
+    def __call__(self, params: PyTree, *arguments: Any) -> Any:
+        """Runs the smaller model.
+
+        Args:
+          params: what `ChannelGraph.shrink` made of the parameters.
+          *arguments: as the program takes them. The state is what `shrink` made of it, or what the last call returned.
+        """
+        graph, cut = self._graph, self.cut
+        program: ModelProgram = graph.traces[self._number].source
+        of_params, of_state = parts_of(graph, self._number)
+        whole_params = of_params.check(params, cut)
+        shapes = jax.tree.map(shape_of_leaf, arguments)
+        if program.has_state:
+            if not arguments:
+                raise TypeError(f'{program.name} takes a state after the parameters, got none')
+            shapes = (of_state.check(arguments[0], cut), *shapes[1:])
+        traced = graph.params, program.arguments
+        if jax.tree.flatten((whole_params, shapes)) != jax.tree.flatten(traced):
+            program = program._replace(arguments=shapes, examples=None)
+            graph = graph.with_program(self._number, whole_params, program)
+            cut = check_keep(graph.groups, self._keep, allow_inexact=True)
+        trace = graph.traces[self._number]
+        results = Replay(trace, cut).run(jax.tree.leaves((params, arguments)))
+        return jax.tree.unflatten(trace.results, results)
+
+    def verify(self, whole: Trees, inputs: Trees, small_apply: Any = None) -> Verification:
+        """Compares the smaller model, or another function of its arrays, with the zeroed one.
+
+        The bound for rounding allows a thousand operations on the largest element. They are in the coarsest dtype of
+        the program.
+
+        Args:
+          whole: parameters of the whole model, and its state if it has one.
+          inputs: the other arguments.
+          small_apply: the other function.
+        """
+        traces, cut = self._graph.traces, self.cut
+        trace = traces[self._number]
+        with jax.default_matmul_precision('highest'):
+            run = jax.jit(trace.source.apply_fn)
+            zeroed = [cut_tree(tree, traces, cut, to_zero=True) for tree in whole]
+            before, expected = (jax.tree.leaves(run(*trees, *inputs)) for trees in (whole, zeroed))
+            for leaves in (before, expected):  # the state among the results is cut
+                for number, path in trace.returned.items():
+                    leaves[number] = cut.take(leaves[number], trace.states[path])
+            small = [cut_tree(tree, traces, cut) for tree in whole]
+            found = jax.tree.leaves(jax.jit(small_apply or self)(*small, *inputs))
+        shapes, own_shapes = (list(map(jnp.shape, each)) for each in (expected, found))
+        if own_shapes != shapes:
+            raise ValueError(f'the smaller model returns {own_shapes} instead of {shapes}')
+        equations = [axes.equation for axes in trace.equations.values()]
+        dtypes = {variable.aval.dtype for equation in equations for variable in equation.outvars}
+        inexact = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.inexact)]
+        precision = max([float(jnp.finfo(dtype).eps) for dtype in inexact], default=0.0)
+        sizes = [abs(_doubles(each)) for each in expected if each.dtype in inexact]
+        largest = max([size[np.isfinite(size)].max(initial=0.0) for size in sizes], default=0.0)
+        return Verification(
+            error=max(map(_distance, expected, found), default=0.0),
+            change=max(map(_distance, before, expected), default=0.0),
+            tolerance=precision**0.5,
+            rounding=1000 * precision * float(largest),
+        )
+
+
 def _doubles(array: Any) -> np.ndarray:
-    is_complex = jnp.issubdtype(array.dtype, jnp.complexfloating)
-    return np.asarray(array).astype(np.complex128 if is_complex else np.float64)
+    return np.asarray(array).astype(np.complex128)
 
 
 def _distance(first: Any, second: Any) -> float:
