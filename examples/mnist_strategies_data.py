@@ -22,7 +22,7 @@ def load_dataset(data_dir: Path | None, split_seed: int = 0) -> Dataset:
     """Returns MNIST from `data_dir`, or scikit-learn's digits where no folder is named.
 
     Raises:
-      jaxpruner.baselines.data.DataError: the folder or a file in it is missing, cut short or of another kind.
+      ValueError: the folder or a file in it is missing, cut short or of another kind.
     """
     if data_dir is None:
         return _as_dataset('digits', read_digits(split_seed), brightest=16)

@@ -8,7 +8,6 @@ import pytest
 
 from helpers import files_of_data
 from jaxpruner.baselines import readers
-from jaxpruner.baselines.data import DataError
 
 
 def test_pictures_and_their_labels(tmp_path):
@@ -28,12 +27,12 @@ def test_damaged_images_are_named(tmp_path):
     train = readers.read_imagenet(tmp_path).train
     damaged = tmp_path / 'train' / 'bee' / 'bee_0.JPEG'
     damaged.write_bytes(damaged.read_bytes()[:300])
-    with pytest.raises(DataError, match=r'bee_0\.JPEG cannot be read as an image .*again'):
+    with pytest.raises(ValueError, match=r'bee_0\.JPEG cannot be read as an image .*again'):
         [readers.middle(picture, 4) for picture in train]
     (tmp_path / 'val' / 'wasp').mkdir()
-    with pytest.raises(DataError, match='train has 2 folders and val has 3'):
+    with pytest.raises(ValueError, match='train has 2 folders and val has 3'):
         readers.read_imagenet(tmp_path)
-    with pytest.raises(DataError, match='must hold train/<class>/'):
+    with pytest.raises(ValueError, match='must hold train/<class>/'):
         readers.read_imagenet(tmp_path / 'train')
 
 
@@ -83,7 +82,7 @@ def test_texts_are_packed(tmp_path):
 def test_texts_that_are_refused(tmp_path, monkeypatch):
     files_of_data.parquet_files(tmp_path, column='content')
     words = r"0000\.parquet cannot be read as a parquet file with a column 'text'"
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(ValueError, match=words):
         readers.read_corpus(tmp_path, 100)
     monkeypatch.setitem(sys.modules, 'pyarrow.parquet', None)
     with pytest.raises(ImportError, match=r'parquet files need pyarrow, .*jaxpruner\[readers\]'):
@@ -103,8 +102,8 @@ def test_clients_are_read_and_damaged_ones_are_named(tmp_path):
     connection.execute("UPDATE federated_data SET data = x'00' WHERE num_examples = 4")
     connection.commit()
     connection.close()
-    with pytest.raises(DataError, match=r'train\.sqlite cannot be read behind writer 1 '):
+    with pytest.raises(ValueError, match=r'train\.sqlite cannot be read behind writer 1 '):
         readers.read_emnist(path)
     path.write_bytes(b'no database, and long enough to be sure of it' * 9)
-    with pytest.raises(DataError, match=r'train\.sqlite cannot be read .*not a database'):
+    with pytest.raises(ValueError, match=r'train\.sqlite cannot be read .*not a database'):
         readers.read_emnist(path)

@@ -16,10 +16,6 @@ from jaxpruner.baselines.recipe import Recipe
 DOWNLOAD_AGAIN = 'copy or download it again'
 
 
-class DataError(ValueError):
-    """A data folder or file that cannot be used; the message names it and says what to do."""
-
-
 class Images(NamedTuple):
     """Images float32[n, height, width, 1] with mean 0 and deviation 1, labels int32[n] in 0..9."""
 
@@ -49,7 +45,7 @@ def imported(name: str, use: str, extra: str = 'readers') -> Any:
 def check_no_folder(name: str, folder: Path | None) -> None:
     """Refuses a folder for data that come with a package: it would not be read."""
     if folder is not None:
-        raise DataError(
+        raise ValueError(
             f'{name} is read from no folder: leave --data-dir {folder} out, or name other data'
         )
 
@@ -95,7 +91,7 @@ def hold_out(images: Images, share: float) -> Images:
     return images._replace(x_train=images.x_train[:kept], y_train=images.y_train[:kept])
 
 
-def read_digits() -> dict[str, np.ndarray]:
+def read_digits(split_seed: int = 0) -> dict[str, np.ndarray]:
     """Reads the 1,797 digits of 8x8 pixels inside the scikit-learn wheel, split alike by class.
 
     A quarter is for testing. Returns `x_train`, `y_train`, `x_test`, `y_test`: pixels from 0 to 16, labels from 0 to 9.
@@ -105,7 +101,7 @@ def read_digits() -> dict[str, np.ndarray]:
 
     images, labels = datasets.load_digits(return_X_y=True)
     parts: Any = train_test_split(
-        images.reshape(-1, 8, 8), labels, test_size=0.25, random_state=0, stratify=labels
+        images.reshape(-1, 8, 8), labels, test_size=0.25, random_state=split_seed, stratify=labels
     )
     return dict(zip(('x_train', 'x_test', 'y_train', 'y_test'), parts, strict=True))
 
@@ -114,24 +110,24 @@ def read_mnist(folder: Path) -> dict[str, np.ndarray]:
     """Reads `mnist.npz`, as Keras has it, from a folder.
 
     Returns `x_train`, `y_train`, `x_test`, `y_test`: pixels from 0 to 255, labels from 0 to 9. A
-    file that is missing, cut short or of another kind is a `DataError`.
+    file that is missing, cut short or of another kind is a `ValueError`.
     """
     path = Path(folder) / 'mnist.npz'
     if not path.is_file():
-        raise DataError(f'{path} does not exist: name a folder that holds mnist.npz')
+        raise ValueError(f'{path} does not exist: name a folder that holds mnist.npz')
     try:
         # Opened here, so that it is closed even where NumPy fails.
         with path.open('rb') as file, np.load(file) as archive:
             arrays = {name: archive[name] for name in Images._fields}
     except Exception as error:  # of the system, NumPy or zip
-        raise DataError(f'{path} cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
+        raise ValueError(f'{path} cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
     for part in ('train', 'test'):
         images, labels = arrays[f'x_{part}'], arrays[f'y_{part}']
         sides = arrays['x_train'].shape[1:]
         is_images = images.dtype == np.uint8 and images.ndim == 3 and images.shape[1:] == sides
         is_labels = np.issubdtype(labels.dtype, np.integer) and labels.shape == images.shape[:1]
         if not (is_images and is_labels and set(labels.tolist()) <= {*range(10)}):
-            raise DataError(
+            raise ValueError(
                 f'{path}: x_{part} is {images.dtype}{list(images.shape)} and y_{part} {labels.dtype}'
                 f'{list(labels.shape)}, not uint8[images, height, width] of one size with a label from 0 to 9 each: '
                 'use the original file'

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpruner.baselines.data import DOWNLOAD_AGAIN, DataError, imported
+from jaxpruner.baselines.data import DOWNLOAD_AGAIN, imported
 from jaxpruner.baselines.task import Values
 
 _EPOCHS = 2**20  # more than anyone waits for; without a number lengths no longer fit into 64 bits
@@ -119,7 +119,7 @@ def read_imagenet(folder: Path) -> ImageFiles:
             (path, label) for label, each in enumerate(folders) for path in sorted(each.iterdir())
         ]
     if not parts['train'] or classes['train'] != classes['val']:
-        raise DataError(
+        raise ValueError(
             f'{folder} must hold train/<class>/*.JPEG and val/<class>/*.JPEG of the same classes; train has '
             f'{len(classes["train"])} folders and val has {len(classes["val"])}'
         )
@@ -132,7 +132,7 @@ def random_part(
     """A random part, half of the time mirrored: `image` uint8[size, size, 3], `label` int32.
 
     As Szegedy et al. 2015 (https://arxiv.org/abs/1409.4842), the middle where no part of a few fits; a damaged picture
-    is a `DataError`.
+    is a `ValueError`.
     """
     image = _decoded(picture[0])
     width, height = image.size
@@ -170,7 +170,9 @@ def _decoded(path: Path) -> Any:
         with module.open(path) as file:
             return file.convert('RGB')
     except (OSError, SyntaxError, ValueError, module.DecompressionBombError) as error:
-        raise DataError(f'{path} cannot be read as an image ({error}): {DOWNLOAD_AGAIN}') from error
+        raise ValueError(
+            f'{path} cannot be read as an image ({error}): {DOWNLOAD_AGAIN}'
+        ) from error
 
 
 def _pillow(name: str) -> Any:
@@ -202,7 +204,7 @@ class ParquetParts:
             with self._parquet.ParquetFile(path) as file:
                 yield file
         except (OSError, ValueError, KeyError) as error:
-            raise DataError(
+            raise ValueError(
                 f"{path} cannot be read as a parquet file with a column 'text' ({error}): {DOWNLOAD_AGAIN}"
             ) from error
 
@@ -211,13 +213,13 @@ def read_corpus(folder: Path, test_bytes: int) -> tuple[ParquetParts, np.ndarray
     """Finds parquet files; returns parts that stay on disk, and the beginning of the test part, uint8[n].
 
     Files in whose path is `validation` are for testing, others with `train` for training; where
-    one of the two is missing a `DataError` says so.
+    one of the two is missing a `ValueError` says so.
     """
     names = {path: str(path.relative_to(folder)) for path in sorted(folder.rglob('*.parquet'))}
     test = [path for path, name in names.items() if 'validation' in name]
     train = [path for path, name in names.items() if 'train' in name and path not in test]
     if not (train and test):
-        raise DataError(
+        raise ValueError(
             f'{folder} does not hold files *train*.parquet and *validation*.parquet: put both parts there'
         )
     beginning = b''
@@ -232,7 +234,7 @@ def read_emnist(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     """What each writer wrote, in one of FedJAX's files: images float32[n, 28, 28, 1] and labels int32[n].
 
     Images are 0 where there is no ink; labels are from 0 to 61: digits, capitals, small letters. A file that is missing
-    or damaged is a `DataError`.
+    or damaged is a `ValueError`.
     """
     msgpack = imported('msgpack', "FedJAX's files")
 
@@ -252,5 +254,5 @@ def read_emnist(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
                 clients.append((images, labels))
     except Exception as error:  # of SQLite, zlib, msgpack or NumPy
         writer = f'behind writer {len(clients)} '
-        raise DataError(f'{path} cannot be read {writer}({error}): {DOWNLOAD_AGAIN}') from error
+        raise ValueError(f'{path} cannot be read {writer}({error}): {DOWNLOAD_AGAIN}') from error
     return clients
