@@ -113,6 +113,7 @@ ANOTHER_INDEX = '{"version": 1, "groups": {"up[1]": {"size": 6, "keep": [0, 9]}}
 NOT_THREE = np.ones((4, 2), np.float32)
 SPOILT = [
     (with_bytes(lambda content: content[:-5]), 'is no safetensors file, or only a part'),
+    (with_bytes(lambda c: c[:-1] + bytes([c[-1] ^ 1])), 'its arrays are damaged'),
     (with_plan(None), 'has no plan of channels .*jaxpruner_plan'),
     (with_plan('{}'), r"has no plan of channels of this model \('version'\)"),
     (with_plan('{'), 'no plan of channels of this model'),

@@ -46,9 +46,9 @@ def save_small_model(
 ) -> None:
     """Saves a smaller model as a safetensors file: its arrays, and in the header what was kept.
 
-    The plan has the size and the kept channels of each group that is cut. Any library that reads safetensors reads the
-    arrays, under the dotted names that `save_safetensors` gives them. The file appears when it is whole, and replaces
-    one that is there. Needs the extra `jaxpruner[checkpoint]`.
+    The plan has the size and the kept channels of each group that is cut, and a checksum of arrays. Any library that
+    reads safetensors reads the arrays, under the dotted names that `save_safetensors` gives them. The file appears when
+    it is whole, and replaces one that is there. Needs the extra `jaxpruner[checkpoint]`.
 
     Args:
       graph: of the whole model.
@@ -80,10 +80,13 @@ def save_small_model(
         if tree is not None:
             part.check(tree, cut)
             arrays |= zip(map('.'.join, part.leaves), jax.tree.leaves(tree), strict=True)
+    from jaxpruner.checkpoints import writing  # loads libraries that the core does without
+
     groups = {}
     for name, indices in keep.items():
         groups[name] = {'size': graph.groups[name].size, 'keep': np.asarray(indices).tolist()}
-    plan = json.dumps({'version': _VERSION, 'groups': groups})
+    checksum = writing.digest_of(*map(host_arrays.on_host, arrays.values()))
+    plan = json.dumps({'version': _VERSION, 'groups': groups, 'checksum': checksum})
     save_safetensors(arrays, Path(path), {_PLAN: plan})
 
 
@@ -100,7 +103,7 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
     Raises:
       OSError: the file cannot be read.
       ValueError: it is no safetensors file, or a part of one; it has no plan, or that of another model; its arrays are
-        not those that the plan says; or JAX would round them, since they have 64 bits.
+        not those that the plan says, or are damaged; or JAX would round them, since they have 64 bits.
 
     >>> import tempfile
     >>> import jax.numpy as jnp
@@ -115,7 +118,7 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
     >>> graph.small_apply(small.keep)(small.params, jnp.ones((1, 2))).tolist()
     [[6.0]]
     """
-    from jaxpruner.checkpoints import open_checkpoint  # loads libraries that the core does without
+    from jaxpruner.checkpoints import open_checkpoint, writing  # load libraries, as above
 
     path = Path(path)
     checkpoint = open_checkpoint(path)
@@ -150,8 +153,9 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
                 'such array); save the model anew'
             )
 
-    def read(name: str) -> jax.Array:
-        return host_arrays.on_device(f'{path}: {name}', checkpoint.read(name))
-
-    params, *state = jax.tree.map(read, trees)
+    arrays = {name: checkpoint.read(name) for name in expected}
+    if writing.digest_of(*arrays.values()) != plan.get('checksum'):
+        raise ValueError(f'{path}: its arrays are damaged; save the model anew')
+    on_device = {name: host_arrays.on_device(f'{path}: {name}', arrays[name]) for name in arrays}
+    params, *state = jax.tree.map(on_device.get, trees)
     return SmallModel(params, keep, *state)
