@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 TABLE = np.sin(np.arange(6.0, dtype=np.float32) + 1)
+ROWS = np.array([[True], [False]])
 
 
 def two_pass_norm(h):
@@ -127,6 +128,10 @@ MODELS = {
         True,
     ),
     'logarithm in a branch of where': (lambda h: jnp.where(h > 0.1, jnp.log(h), h), True),
+    'rows masked in float16': (
+        lambda h: h * jnp.exp(jnp.where(ROWS, h.astype(jnp.float16), -np.inf)),
+        True,
+    ),
     'times infinity': (lambda h: h * np.array([1, 1, 1, np.inf, 1, 1], np.float32), False),
     'masked by minus infinity': (lambda h: jnp.exp(jnp.where(h > 1, h, -np.inf)), True),
     'table without a sum': (lambda h: h + TABLE, True),

@@ -29,7 +29,7 @@ from jax.extend.core import Literal
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure.axes import sizes_of
 from jaxpruner.structure.programs import ModelProgram, Trace, shape_of_leaf
-from jaxpruner.structure.traces import has_type_of, live_in_whole, pin_at
+from jaxpruner.structure.traces import live_in_whole, pin_at
 from jaxpruner.structure.zeros import ZERO, Fill, ZeroWalk
 from jaxpruner.trace.interpreter import Position, Run
 from jaxpruner.trace.program import Program
@@ -104,9 +104,9 @@ def find_branches(jaxpr: Any, paths: Sequence[Path]) -> dict[Paths, Branch]:
 
 
 def _adds_arrays(equation: Any) -> bool:
-    """Whether an equation adds two arrays of the same shape and dtype."""
+    """Whether an equation adds two arrays of the same shape."""
     return equation.primitive.name == 'add' and not any(
-        isinstance(operand, Literal) or not has_type_of(operand.aval, equation.outvars[0].aval)
+        isinstance(operand, Literal) or operand.aval.shape != equation.outvars[0].aval.shape
         for operand in equation.invars
     )
 

@@ -27,7 +27,6 @@ from jaxpruner.trace import contractions, rules, views
 from jaxpruner.trace.views import all_but
 
 Values = list[Any]
-AxesRule = Callable[[EquationTies], list[Axes]]
 
 
 def elementwise_axes(ties: EquationTies) -> list[Axes]:
@@ -43,7 +42,7 @@ def elementwise_axes(ties: EquationTies) -> list[Axes]:
     return [tuple(result)]
 
 
-def _along(reason: str) -> AxesRule:
+def _along(reason: str) -> Callable[[EquationTies], list[Axes]]:
     """The rule of a primitive whose elements meet along some axes. These are pinned, and so are those of the result."""
 
     def rule(ties: EquationTies) -> list[Axes]:

@@ -116,11 +116,6 @@ class Row(NamedTuple):
     resized: Callable[[Any, list[Any]], list[Any]] | None = None
 
 
-def has_type_of(aval: Any, other: Any) -> bool:
-    """Whether two values have the same shape and dtype."""
-    return aval.shape == other.shape and aval.dtype == other.dtype
-
-
 def live_in_whole(jaxpr: Any) -> Live:
     """What the results of a whole program depend on."""
     return live(jaxpr, (True,) * len(jaxpr.outvars))

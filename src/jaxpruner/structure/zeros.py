@@ -197,7 +197,7 @@ def _sampled(primitive: Any, params: Any, operands: Sequence[tuple[Any, ...]]) -
                 if len(element) > 1:
                     # Numbers that it is compared with are among those that it may be.
                     numbers = [*element, *filter(np.isfinite, known)]
-                    drawn = np.random.default_rng(number).choice(numbers, _COUNT)
+                    drawn = np.random.default_rng(number).choice(np.real(numbers), _COUNT)
                     if dtype.kind in 'iu':
                         info = np.iinfo(dtype)
                         drawn = np.clip(drawn, float(info.min), float(info.max) / 2)
@@ -219,7 +219,8 @@ def _sampled(primitive: Any, params: Any, operands: Sequence[tuple[Any, ...]]) -
     made = array[~np.isfinite(array)]
     if 0 < made.size < array.size and (not is_zeroed or set(made.tolist()) <= set(own)):
         # Infinite literals are the model's own, such as that of a mask.
-        array = np.clip(array[array == array], -_LARGEST, _LARGEST)
+        array = array[array == array].astype(np.result_type(array, np.float64))
+        array = np.clip(array, -_LARGEST, _LARGEST)
     return known_of(array)
 
 
