@@ -353,16 +353,6 @@ class ExecutionReport:
         return '\n'.join(lines)
 
 
-def matrices_of(products: Products, params: tree_lib.PyTree) -> dict[str, np.ndarray]:
-    """The matrices of the leaves of parameters."""
-    matrices = {}
-    for name, leaf in products.leaves(params).items():
-        matrix_leaf = products.by_leaf[name]
-        values = np.asarray(matrix_leaf.to_matrix(leaf))
-        matrices[name] = values.reshape(-1, matrix_leaf.inputs, matrix_leaf.outputs)
-    return matrices
-
-
 def measured_formats(
     products: Products, matrices: Matrices, rounds: int, progress: bool
 ) -> tuple[Formats, dict[str, dict[str, float]]]:

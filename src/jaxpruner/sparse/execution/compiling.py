@@ -10,16 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.sparse.execution.choosing import (
-    DENSE,
-    ExecutionReport,
-    Formats,
-    LayerExecution,
-    asked_formats,
-    matrices_of,
-    measured_formats,
-    used_lines,
-)
+from jaxpruner.sparse.execution import choosing
 from jaxpruner.sparse.products import Products
 from jaxpruner.structure import channel_groups
 from jaxpruner.structure.latency import in_turns
@@ -54,7 +45,7 @@ class Compiled(NamedTuple):
 
     apply: 'PackedApply'
     packed: Packed
-    report: ExecutionReport
+    report: choosing.ExecutionReport
 
 
 def compile(
@@ -130,36 +121,37 @@ def compile(
             raise TypeError(f'compile: {leaf} has no values; call it outside of jit, with arrays')
     whole = Products(apply_fn, params, *sample)
     dense = model = _Model(apply_fn, whole)
-    matrices = matrices_of(whole, params)
-    made = functools.partial(PackedApply, whole, params)
     if formats in (MEASURE, CHANNELS):
-        model = model.without_zero_channels(params, matrices, sample)
-        matrices = matrices_of(model.products, model.shrink(params))
-    chosen: Formats = {}
+        model = dense.without_zero_channels(params, sample)
+    chosen: choosing.Formats = {}
     milliseconds = {}
+    matrices = model.matrices(params)
     if formats == MEASURE:
-        chosen, milliseconds = measured_formats(model.products, matrices, rounds, progress)
+        chosen, milliseconds = choosing.measured_formats(model.products, matrices, rounds, progress)
     elif formats != CHANNELS:
-        chosen = asked_formats(model.products, matrices, formats)
-    layers, removed = {}, {}
-    for name, leaf in model.products.by_leaf.items():
-        shape, density = (*leaf.layers, leaf.inputs, leaf.outputs), (matrices[name] != 0).mean()
-        format = str(chosen.get(name, DENSE))
-        layers[name] = LayerExecution(shape, float(density), format, milliseconds.get(name, {}))
-    for name, kept in model.keep.items():
-        removed[name] = model.graph.groups[name].size - np.shape(kept)[-1]
-    report = ExecutionReport(layers, whole.refused, removed)
-    apply = made(model, chosen, report)
+        chosen = choosing.asked_formats(model.products, matrices, formats)
+
+    def version(model: _Model, chosen: choosing.Formats) -> PackedApply:
+        layers, removed = {}, {}
+        for name, matrix in model.matrices(params).items():
+            leaf, format = model.products.by_leaf[name], str(chosen.get(name, choosing.DENSE))
+            shape, density = (*leaf.layers, leaf.inputs, leaf.outputs), float((matrix != 0).mean())
+            times = milliseconds.get(name, {})
+            layers[name] = choosing.LayerExecution(shape, density, format, times)
+        for name, kept in model.keep.items():
+            removed[name] = model.graph.groups[name].size - np.shape(kept)[-1]
+        report = choosing.ExecutionReport(layers, whole.refused, removed)
+        return PackedApply(whole, params, model, chosen, report)
+
+    versions = [(dense, {})]
+    if model.keep:
+        versions.append((model, {}))
+    if chosen:
+        versions.append((model, chosen))
     if formats == MEASURE:
-        # What was measured stands in the report of a model that stays dense, too.
-        in_dense = {name: dataclasses.replace(each, format=DENSE) for name, each in layers.items()}
-        report = dataclasses.replace(report, layers=in_dense)
-        applies = [made(dense, {}, dataclasses.replace(report, channels={}))]
-        if report.channels:
-            applies.append(made(model, {}, report))
-        if chosen:
-            applies.append(apply)
-        apply = _fastest(applies, sample, rounds)
+        apply = _fastest([version(*each) for each in versions], sample, rounds)
+    else:
+        apply = version(*versions[-1])
     return Compiled(apply, apply.packed, apply.report)
 
 
@@ -232,13 +224,20 @@ class _Model(NamedTuple):
     graph: Any = None
     keep: Mapping[str, np.ndarray] = {}
 
-    def without_zero_channels(
-        self, params: tree_lib.PyTree, matrices: Mapping[str, np.ndarray], sample: tuple[Any, ...]
-    ) -> '_Model':
+    def matrices(self, params: tree_lib.PyTree) -> dict[str, np.ndarray]:
+        """The matrices [layers, inputs, outputs] of its leaves, from the parameters of the whole model."""
+        matrices = {}
+        for name, leaf in self.products.leaves(self.shrink(params)).items():
+            matrix_leaf = self.products.by_leaf[name]
+            values = np.asarray(matrix_leaf.to_matrix(leaf))
+            matrices[name] = values.reshape(-1, matrix_leaf.inputs, matrix_leaf.outputs)
+        return matrices
+
+    def without_zero_channels(self, params: tree_lib.PyTree, sample: tuple[Any, ...]) -> '_Model':
         """The model without channels that are zero in these parameters; the same model if there are none."""
         used = []
-        for name, matrix in matrices.items():
-            used += used_lines(self.products.by_leaf[name], matrix != 0)
+        for name, matrix in self.matrices(params).items():
+            used += choosing.used_lines(self.products.by_leaf[name], matrix != 0)
         if all(lines.all() for lines in used):
             return self  # an analysis would find no channel
         graph = channel_groups(self.apply_fn, params, *sample)
@@ -273,8 +272,8 @@ class PackedApply:
         whole: Products,
         params: tree_lib.PyTree,
         model: _Model,
-        formats: Formats,
-        report: ExecutionReport,
+        formats: choosing.Formats,
+        report: choosing.ExecutionReport,
     ):
         self.report = report
         self.products = whole
@@ -313,8 +312,8 @@ class PackedApply:
 
     def _pack(self, params: tree_lib.PyTree) -> Packed:
         products = self._model.products
-        small = self._model.shrink(params)
-        packed, matrices = products.by_name(small), matrices_of(products, small)
+        packed = products.by_name(self._model.shrink(params))
+        matrices = self._model.matrices(params)
         for name, format in self._formats.items():
             leaf, arrays = products.by_leaf[name], {}
             for key, array in format.pack(matrices[name], leaf).items():
