@@ -193,6 +193,7 @@ def choose(
     if batches is None and source.examples is not None:
         batches = [source.examples]
     first, batches = (None, None) if batches is None else first_batch(batches)
+    read = read_score(score, params, source.apply_fn, gradients, batches, progress)
     milliseconds, remarks = None, {}
     if counts is not None:
         ranked = counts = _counts_of_groups(counts, sizes)
@@ -210,7 +211,6 @@ def choose(
             raise ValueError(f'there is no group to choose from: {remarks or "the model has none"}')
         counts, milliseconds = _meet(graph, params, budget, ranked, round_to, first)
     stay = {**sizes, **counts}
-    read = read_score(score, params, source.apply_fn, gradients, batches, progress)
     tables: dict[str, np.ndarray] = {}
 
     def highest(name: str, others: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -244,12 +244,7 @@ def _counts_of_groups(counts: Counts, sizes: Counts) -> dict[str, int]:
 
 
 def _meet(
-    graph: Any,
-    params: PyTree,
-    budget: Any,
-    sizes: Counts,
-    round_to: int,
-    batch: Any,
+    graph: Any, params: PyTree, budget: Any, sizes: Counts, round_to: int, batch: Any
 ) -> tuple[dict[str, int], tuple[float, float] | None]:
     """Finds how many channels of these groups stay under a budget: the same share of each, but for rounding.
 

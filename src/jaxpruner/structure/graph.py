@@ -386,12 +386,7 @@ class ChannelGraph:
             programs.append(trace.source._replace(apply_fn=shallow_apply))
         return _analyse(blocks_lib.drop(self.params, chosen), programs)
 
-    def drop_blocks(
-        self,
-        tree: PyTree,
-        names: Iterable[str],
-        allow_inexact: bool = False,
-    ) -> Any:
+    def drop_blocks(self, tree: PyTree, names: Iterable[str], allow_inexact: bool = False) -> Any:
         """Replaces the leaves of some residual blocks by `None`, so that they take no memory and are not trained.
 
         Args:
