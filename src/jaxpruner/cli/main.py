@@ -1,4 +1,16 @@
-"""`jaxpruner COMMAND …`: tyro reads the options, a function runs, and errors are one line."""
+"""Pruning and sparse training for JAX.
+
+  jaxpruner compare digits-resnet --algorithms magnitude rigl --sparsities 0.8
+  jaxpruner inspect model.safetensors
+  jaxpruner prune model.safetensors --sparsity 0.8 --out sparse.safetensors
+  jaxpruner pack sparse.safetensors --out packed.safetensors
+  jaxpruner table out/digits-resnet out/vit --out table.md
+  jaxpruner plot out/digits-resnet --kind sparsity --out plot.png
+
+`jaxpruner --version` names the release; --traceback, anywhere, shows where an error comes from.
+"""
+
+# What stands above is the help of the command. tyro reads the options, a function runs, and errors are one line.
 
 import io
 import os
@@ -10,18 +22,6 @@ from importlib import metadata
 from typing import Any
 
 from jaxpruner.text_tables import printable
-
-_DESCRIPTION = """Pruning and sparse training for JAX.
-
-  jaxpruner compare digits-resnet --algorithms magnitude rigl --sparsities 0.8
-  jaxpruner inspect model.safetensors
-  jaxpruner prune model.safetensors --sparsity 0.8 --out sparse.safetensors
-  jaxpruner pack sparse.safetensors --out packed.safetensors
-  jaxpruner table out/digits-resnet out/vit --out table.md
-  jaxpruner plot out/digits-resnet --kind sparsity --out plot.png
-
-`jaxpruner --version` names the release; --traceback, anywhere, shows where an error comes from.
-"""
 
 
 def commands() -> dict[str, Callable[..., Any]]:
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # The line of code that warns says nothing to the user of a command.
             warnings.showwarning = lambda message, *where: _say(f'warning: {message}')
             status = tyro.extras.subcommand_cli_from_dict(
-                commands(), prog='jaxpruner', description=_DESCRIPTION, args=command_line
+                commands(), prog='jaxpruner', description=__doc__, args=command_line
             )
             sys.stdout.flush()  # while an error can be shown
             return status or 0
