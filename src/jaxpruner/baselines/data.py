@@ -113,14 +113,14 @@ def read_mnist(folder: Path) -> dict[str, np.ndarray]:
     file that is missing, cut short or of another kind is a `ValueError`.
     """
     path = Path(folder) / 'mnist.npz'
-    if not path.is_file():
-        raise ValueError(f'{path} does not exist: name a folder that holds mnist.npz')
     try:
         # Opened here, so that it is closed even where NumPy fails.
         with path.open('rb') as file, np.load(file) as archive:
             arrays = {name: archive[name] for name in Images._fields}
     except Exception as error:  # of the system, NumPy or zip
-        raise ValueError(f'{path} cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
+        raise ValueError(
+            f'{path} cannot be read ({error}): name a folder that holds it, or {DOWNLOAD_AGAIN}'
+        ) from error
     for part in ('train', 'test'):
         images, labels = arrays[f'x_{part}'], arrays[f'y_{part}']
         sides = arrays['x_train'].shape[1:]

@@ -291,12 +291,8 @@ class T5Workload(Workload):
 
             return Text.of('\n'.join(topics[key] for key in sorted(topics)).encode())
         if recipe.data == 'tinyshakespeare':
-            path = require_folder(recipe, data_dir, SHAKESPEARE) / SHAKESPEARE
-            if not path.is_file():
-                raise ValueError(
-                    f'{path} does not exist: put tiny Shakespeare (one text file) there'
-                )
-            return Text.of(path.read_bytes())
+            folder = require_folder(recipe, data_dir, SHAKESPEARE)
+            return Text.of((folder / SHAKESPEARE).read_bytes())
         if recipe.data == 'c4':
             test_bytes = recipe.task['length'] * recipe.task['test_examples']
             folder = require_folder(recipe, data_dir, 'C4')
