@@ -49,7 +49,8 @@ def _along(reason: str) -> Callable[[EquationTies], list[Axes]]:
         first, params = ties.operands[0], ties.params
         ties.unify_values(ties.operands[:-1], ties.operands[1:])
         if 'window_dimensions' in params:
-            meeting = [i for i, size in enumerate(params['window_dimensions']) if size > 1]
+            steps = zip(params['window_dimensions'], params['window_strides'], strict=True)
+            meeting = [i for i, each in enumerate(steps) if max(each) > 1]
         else:
             # Older JAX only takes the largest along the last axis.
             last = len(first) - 1
@@ -107,6 +108,13 @@ def split_axes(ties: EquationTies) -> list[Axes]:
     return [(*axes[:i], *([segment] if sizes else []), *axes[i + 1 :]) for segment in segments]
 
 
+def split_resized(small: EquationCut, operands: Values) -> Values:
+    """The sizes of the parts are a parameter."""
+    i = small.equation.params['axis']
+    sizes = [small.cut.size(axes[i]) for axes in small.axes.results]
+    return small.run(operands, sizes=tuple(sizes))
+
+
 def slice_axes(ties: EquationTies) -> list[Axes]:
     """Takes a range of an axis, or one of each few neighbours."""
     result = []
@@ -154,13 +162,6 @@ def pad_axes(ties: EquationTies) -> list[Axes]:
         ties.pin('padding', *[part for part in parts if part is not axis])
         result.append(total(parts))
     return [tuple(result)]
-
-
-def made_resized(small: EquationCut, operands: Values) -> Values:
-    """New values are made in the old size and then cut, so that each index keeps its value."""
-    (result,) = small.run(operands)
-    rank_of_keys = operands[0].ndim if operands else 0  # axes of keys are cut already
-    return [small.cut.take(result, small.axes.results[0], first=rank_of_keys)]
 
 
 def window_axes(
@@ -275,36 +276,34 @@ def tile_axes(ties: EquationTies) -> list[Axes]:
     return [tuple([product([Axis(count), axis]) for axis, count in pairs])]
 
 
-def made_axes(ties: EquationTies) -> list[Axes]:
-    """Makes values without operands, or with keys for some of their axes, so that the value at each index is known."""
-    keys = ties.operands[0] if ties.operands else ()
-    return [keys + new_axes(ties.shape[len(keys) :])]
-
-
 def tile_resized(small: EquationCut, operands: Values) -> Values:
     """The number of repetitions of each axis is a parameter."""
     sizes = zip(small.result_shape, operands[0].shape, strict=True)
     return small.run(operands, reps=tuple([after // before for after, before in sizes]))
 
 
-def split_resized(small: EquationCut, operands: Values) -> Values:
-    """The sizes of the parts are a parameter."""
-    i = small.equation.params['axis']
-    sizes = [small.cut.size(axes[i]) for axes in small.axes.results]
-    return small.run(operands, sizes=tuple(sizes))
+def made_axes(ties: EquationTies) -> list[Axes]:
+    """Makes values without operands, or with keys for some of their axes, so that the value at each index is known."""
+    keys = ties.operands[0] if ties.operands else ()
+    return [keys + new_axes(ties.shape[len(keys) :])]
+
+
+def made_resized(small: EquationCut, operands: Values) -> Values:
+    """New values are made in the old size and then cut, so that each index keeps its value."""
+    (result,) = small.run(operands)
+    rank_of_keys = operands[0].ndim if operands else 0  # axes of keys are cut already
+    return [small.cut.take(result, small.axes.results[0], first=rank_of_keys)]
 
 
 _MEET = _along('elements follow one another along it')
 _LARGEST = _along('the largest along it are taken')
 _WINDOW = _along('the window moves along it')
-_PINNED = Row(
-    lambda ties: ties.pin_everything('nothing is known of this operation'), zeros.unknown_fills
-)
-# They compute one result from all operands.
+_PINNED = Row(EquationTies.pin_everything, zeros.unknown_fills)
+# These compute one result from all operands.
 _COMPUTING = rules.ARITHMETIC | set(
     'bitcast_convert_type convert_element_type random_fold_in random_seed reduce_precision select_n'.split()
 )
-_OF_NAMES: Sequence[tuple[Iterable[str], Row]] = [
+_TABLE: Sequence[tuple[Iterable[str], Row]] = [
     (_COMPUTING, Row(elementwise_axes, zeros.elementwise_fills)),
     (rules.SAME - _COMPUTING, Row(lambda ties: list(ties.operands), lambda zeroed: zeroed.fills)),
     (['dot_general', *contractions.RAGGED], Row(product_axes, zeros.product_fills)),
@@ -332,7 +331,7 @@ _OF_NAMES: Sequence[tuple[Iterable[str], Row]] = [
     (['reduce_window_max'], Row(_WINDOW, moved())),
     (['reduce_window_sum'], Row(_WINDOW, moved(sums=True))),
 ]
-ROWS = {name: row for names, row in _OF_NAMES for name in names}
+ROWS = {name: row for names, row in _TABLE for name in names}
 
 
 def row_of(equation: Any) -> Row:

@@ -88,7 +88,7 @@ class EquationTies(Ties):
         self.operands = operands
         self.shape = shape_of(equation.outvars[0]) if equation.outvars else ()
 
-    def pin_everything(self, reason: str) -> list[Axes]:
+    def pin_everything(self, reason: str = 'nothing is known of this operation') -> list[Axes]:
         """Pins the axes of all operands and results; returns those of the results."""
         results = new_results(self.equation)
         for axes in (*self.operands, *results):
