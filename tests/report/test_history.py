@@ -35,7 +35,7 @@ def test_counts_are_those_of_the_masks():
         masks = jax.tree.leaves(jaxpruner.sparse_states(state)[0].masks)
         expected.append([int(np.array(mask).sum()) for mask in masks])
     counts = recorded.counts
-    assert len(recorded) == 5
+    assert len(recorded.counts.steps) == 5
     assert counts.leaves == ('first/kernel', 'second/kernel')
     assert counts.weights.tolist() == [384, 360]
     assert counts.kept.tolist() == expected

@@ -185,18 +185,9 @@ def paired_difference(
     mean = float(differences.mean())
     half = math.inf
     if len(seeds) > 1:
+        import scipy.special  # comes with JAX
+
+        quantile = float(scipy.special.stdtrit(len(seeds) - 1, 0.975))  # of Student's t
         with np.errstate(invalid='ignore'):  # the deviation of an infinite loss is NaN
-            half = student_quantile(len(seeds) - 1) * float(differences.std(ddof=1))
-        half /= math.sqrt(len(seeds))
+            half = quantile * float(differences.std(ddof=1)) / math.sqrt(len(seeds))
     return Difference(mean, mean - half, mean + half, len(seeds))
-
-
-def student_quantile(degrees: int) -> float:
-    """Computes the 97.5 % quantile of Student's t.
-
-    >>> round(student_quantile(2), 4)
-    4.3027
-    """
-    import scipy.special  # comes with JAX
-
-    return float(scipy.special.stdtrit(degrees, 0.975))

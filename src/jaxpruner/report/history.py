@@ -63,10 +63,6 @@ class MaskHistory:
         self._weights: dict[str, int] = {}  # by leaf
         self._records: list[Any] = []  # what `_count` returned, on the device or fetched
 
-    def __len__(self) -> int:
-        """Counts the records."""
-        return len(self._records)
-
     def record(self, opt_state: Any, step: int | None = None) -> None:
         """Records the masks of an optimizer state.
 
@@ -106,7 +102,7 @@ class MaskHistory:
             names = sorted(sizes.keys() ^ self._weights.keys())
             raise ValueError(f'{names} are in one record alone; make a MaskHistory for each model')
         if step is None:
-            step = len(self) if states[0].count is None else states[0].count
+            step = len(self._records) if states[0].count is None else states[0].count
         self._records.append(_count(step, targets, masks))
 
     @property

@@ -64,12 +64,10 @@ def check(arrays: StoredArrays) -> tuple[int, ...]:
     if falls.size:
         raise ValueError(f'row_offsets fall behind row {falls[0]}; they must never fall')
     leaf_arrays.check_groups('column_indices', columns[:, None], width)
-    ascends = columns[1:] > columns[:-1]
-    # The first column of a row may be smaller than the last one of the row before.
-    is_inner = (offsets > 0) & (offsets < len(columns))
-    ascends[offsets[is_inner] - 1] = True
-    if not ascends.all():
-        before, after = columns[np.argmin(ascends) :][:2]
+    rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    wrong = np.flatnonzero((rows[1:] == rows[:-1]) & (columns[1:] <= columns[:-1]))
+    if wrong.size:
+        before, after = columns[wrong[0] :][:2]
         raise ValueError(
             f'column_indices has {before} before {after} in one row; columns of a row must ascend, each once'
         )
