@@ -19,7 +19,7 @@ import tyro
 import jaxpruner
 from jaxpruner.cli.main import main as run_command
 from jaxpruner.files import atomic_files
-from jaxpruner.report import figures, masks, plots, read_cells, to_csv
+from jaxpruner.report import figures, masks, plots, read_cells
 from jaxpruner.report.experiments import DENSE, group_cells
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -89,7 +89,7 @@ def draw_masks(figure: Any) -> None:
 
 
 def draw_accuracy(figure: Any, folder: Path) -> str:
-    """Draws the accuracies over the sparsity; returns their values as CSV."""
+    """Draws the accuracies over the sparsity; returns their means, deviations and numbers of seeds as CSV."""
     cells = read_cells(folder)
     (experiment,) = group_cells(cells)
     axes = figure.subplots()
@@ -103,7 +103,13 @@ def draw_accuracy(figure: Any, folder: Path) -> str:
     seeds = len({cell.seed for cell in cells})
     title = f'LeNet-300-100 on digits, mean ± deviation of {seeds} seeds'
     figure.suptitle(title, fontsize=12, color=figures.INK)
-    return to_csv(cells)
+    lines = ['algorithm,sparsity,mean,std,n']
+    for name in experiment.algorithms:
+        for sparsity in [0.0] if name == DENSE else experiment.sparsities:
+            summary = experiment.summarize(name, sparsity)
+            if summary is not None:
+                lines.append(','.join(map(str, [name, sparsity, *summary])))
+    return '\n'.join([*lines, ''])
 
 
 def main() -> None:

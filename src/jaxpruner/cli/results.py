@@ -8,22 +8,20 @@ from jaxpruner import report
 from jaxpruner.cli.options import Folders
 from jaxpruner.files import atomic_files
 
-_WRITERS = {'.md': report.to_markdown, '.csv': report.to_csv}
-
 
 def table(results: Folders = (), *, out: Path | None = None) -> None:
     """Show results as a table: mean ± standard deviation over seeds, the best of a row marked.
 
     Args:
       results: folders of results, as `jaxpruner compare` and `jaxpruner run` leave them.
-      out: a file to write instead, .md or .csv.
+      out: a Markdown file to write instead, .md.
     """
     if out is None:
         print(report.to_text(_read(results), shutil.get_terminal_size().columns))
         return
-    if out.suffix not in _WRITERS:
-        raise ValueError(f'--out {out}: end it in .md or .csv')
-    text = _WRITERS[out.suffix](_read(results))
+    if out.suffix != '.md':
+        raise ValueError(f'--out {out}: end it in .md')
+    text = report.to_markdown(_read(results))
     atomic_files.replace_file(out, lambda temporary: temporary.write_text(text))
     print(out)
 

@@ -16,6 +16,5 @@ from jaxpruner.report.plots import plot_metric_against_sparsity as plot_metric_a
 from jaxpruner.report.results import Cell as Cell
 from jaxpruner.report.results import read_cells as read_cells
 from jaxpruner.report.results import write_cell as write_cell
-from jaxpruner.report.tables import to_csv as to_csv
 from jaxpruner.report.tables import to_markdown as to_markdown
 from jaxpruner.report.tables import to_text as to_text

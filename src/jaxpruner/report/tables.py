@@ -1,12 +1,10 @@
-"""Results as a table, from cells of one or several folders: as text for the terminal, Markdown or CSV.
+"""Results as a table, from cells of one or several folders: as text for the terminal or Markdown.
 
 Cells that were trained with different recipes are never mixed, and dense ones stand beside every sparsity of their
 workload.
 """
 
 import contextlib
-import csv
-import io
 import math
 from collections.abc import Iterable
 
@@ -108,33 +106,6 @@ def to_markdown(cells: Iterable[Cell]) -> str:
     written = [f'| {" | ".join(texts)} |\n' for texts in lines]
     rule = f'|:---{"|---:" * (len(names) + 2)}|\n'
     return ''.join([written[0], rule, *written[1:]])
-
-
-def to_csv(cells: Iterable[Cell]) -> str:
-    """Writes one line for each workload, algorithm and sparsity, with values in the metric's own unit.
-
-    Args:
-      cells: of any workloads, algorithms, sparsities and seeds.
-
-    Raises:
-      ValueError: there is no cell, or one occurs twice with different values.
-
-    >>> cell = Cell('resnet', 'digits', 'rigl', 0.8, 0, 'accuracy', 'high', 0.97, {}, 0.8, {}, 1000, 12.3, '5d41402a')
-    >>> print(to_csv([cell]))
-    workload,data,recipe,algorithm,sparsity,metric,better,mean,std,n
-    resnet,digits,5d41402a,rigl,0.8,accuracy,high,0.97,,1
-    """
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator='\n')
-    writer.writerow('workload data recipe algorithm sparsity metric better mean std n'.split())
-    for one in group_cells(cells):
-        for name in one.algorithms:
-            for sparsity in [0.0] if name == DENSE else one.sparsities:
-                summary = one.summarize(name, sparsity)
-                if summary is not None:
-                    origin = one.workload, one.data, one.recipe, name, sparsity
-                    writer.writerow([*origin, one.metric, one.better, *summary])
-    return file.getvalue()
 
 
 def _texts_with_marks(experiment: Experiment, sparsity: float) -> dict[str, tuple[str, str]]:
