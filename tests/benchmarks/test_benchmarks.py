@@ -20,7 +20,7 @@ from benchmarks import (
 )
 from benchmarks.step import KEEP_MEMORY
 from benchmarks.timing import IN_PLACE, Ratio, Timing, interleaved, interval, ratio
-from jaxpruner.structure import latency
+from jaxpruner.structure import costs
 
 SLOW = (
     'global',
@@ -70,7 +70,7 @@ def test_each_subject_runs(subject, capfd, monkeypatch):
     monkeypatch.setattr(cold_prunes, 'MOST_PROCESSES', 1)
     # No time is read here, so that short ones will do; a search for a latency still takes the median of 30 rounds.
     monkeypatch.setattr(timing, 'LONG_ENOUGH', 1e-3)
-    monkeypatch.setattr(latency, 'LONG_ENOUGH', 4e-3)
+    monkeypatch.setattr(costs, 'LONG_ENOUGH', 4e-3)
     assert benchmarks.main([subject, '--size', 'small', '--rounds', '2', '--json']) == 0
     printed = json.loads(capfd.readouterr().out)
     assert printed['subject'] == subject

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxpruner
-from jaxpruner.structure import channel_groups, latency
+from jaxpruner.structure import channel_groups, choosing
 from uses.table import scan
 
 # Of 'a[1]' channel 3 is the largest, then 1, 2, 0; of 'b[1]' each is larger than the one before.
@@ -35,10 +35,11 @@ def counts_of(choice):
 
 
 @pytest.mark.parametrize(
-    ('quantity', 'share'), [('parameters', 0.2), ('flops', 0.5), ('bytes', 0.9)]
+    ('quantity', 'share', 'ranking'),
+    [('parameters', 0.2, 'all'), ('flops', 0.5, 'each'), ('bytes', 0.9, 'all')],
 )
-def test_budgets_are_met_and_nothing_more_would_fit(quantity, share):
-    choice = GRAPH.choose(PARAMS, f'{quantity}={share}')
+def test_budgets_are_met_and_nothing_more_would_fit(quantity, share, ranking):
+    choice = GRAPH.choose(PARAMS, f'{quantity}={share}', ranking=ranking)
     a, b = counts_of(choice)
     assert choice.before.parameters == parameters(4, 8)
     assert choice.after.parameters == parameters(a, b) <= share * parameters(4, 8)
@@ -51,19 +52,22 @@ def test_budgets_are_met_and_nothing_more_would_fit(quantity, share):
             assert name not in choice.keep
 
 
-# Settings -> how many stay of a and of b.
+# Settings -> how many stay of a and of b. Of squares mean scores of a are 1.05, 1.75, 1.19, 4.01, those of b
+# 1.04, 1.16, 1.35, 1.63, 1.98, 2.41, 2.92, 3.51.
 SETTINGS = {
     'each loses the same share': ({'budget': 'parameters=0.5'}, (2, 6)),
     'multiples': ({'budget': 'parameters=0.5', 'round_to': 2}, (2, 6)),
     'left alone': ({'budget': 'parameters=0.5', 'leave': 'a[1]'}, (4, 3)),
     'others left alone': ({'budget': 'parameters=0.5', 'leave': ['b*']}, (1, 8)),
-    'whatever the scores': ({'budget': 'parameters=0.3', 'score': jnp.square}, (2, 3)),
+    'ranked in each group': ({'budget': 'parameters=0.3', 'score': jnp.square}, (2, 3)),
+    'ranked in all': ({'budget': 'parameters=0.3', 'score': jnp.square, 'ranking': 'all'}, (1, 5)),
 }
 
 
-def test_no_budget_is_exceeded():
+@pytest.mark.parametrize('ranking', ['each', 'all'])
+def test_no_budget_is_exceeded(ranking):
     for share in np.linspace(0.2, 0.9, 15):
-        choice = GRAPH.choose(PARAMS, f'parameters={share}')
+        choice = GRAPH.choose(PARAMS, f'parameters={share}', ranking=ranking)
         assert choice.after.parameters <= share * parameters(4, 8)
 
 
@@ -195,7 +199,7 @@ def test_latency_is_met_with_a_handful_of_candidates(monkeypatch):
 
         return seconds
 
-    monkeypatch.setattr(latency, 'latency_function', latency_function)
+    monkeypatch.setattr(choosing, 'latency_function', latency_function)
     choice = GRAPH.choose(PARAMS, 'latency=0.5', batches=[jnp.ones((7, 3))], progress=False)
     before, after = choice.milliseconds
     assert before == pytest.approx(11)
@@ -237,6 +241,7 @@ SHAPES = channel_groups(apply, PARAMS, jax.eval_shape(lambda: X))
 REFUSED = [
     ({}, ValueError, 'budget=None, counts=None'),
     ({'counts': {'a[1]': 2}, 'round_to': 2}, ValueError, 'round_to and leave have no'),
+    ({**HALF, 'ranking': 'al'}, ValueError, "ranking='al'.*'all'"),
     ({'budget': 'flop=0.5'}, ValueError, 'flop=0.5.*flops'),
     ({'budget': 0.5}, ValueError, 'budget=0.5'),
     ({**HALF, 'round_to': 0}, ValueError, 'round_to=0: give a whole number'),

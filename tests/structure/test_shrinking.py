@@ -224,6 +224,8 @@ def test_arguments_that_do_not_fit():
         jaxpruner.shrink(MLP, X[0])
     with pytest.raises(TypeError, match='call is for modules'):
         jaxpruner.shrink((two_layers, {}), X, 'flops=0.5', call=two_layers)
+    with pytest.raises(TypeError, match='a function as a pair'):
+        jaxpruner.shrink(two_layers, X, 'flops=0.5')
     with pytest.raises(TypeError, match='state'):
         jaxpruner.channel_groups(MLP, X[0], state={'mean': jnp.zeros(8)})
     with pytest.raises(TypeError) as error:

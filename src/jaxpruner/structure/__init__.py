@@ -40,7 +40,7 @@ first. Read the files in this order:
     blocks                   residual blocks of unrolled models, and the model without some of them
     channel_tables           values of weights as values of channels, and the other way round; channels that are zero
     scores → choosing        scores of weights, then of channels; the order in which channels go, and how many go
-    costs, latency           parameters, bytes, operations and seconds as functions of how many channels stay
+    costs                    parameters, bytes, operations and seconds as functions of how many channels stay
     graph                    the class `ChannelGraph`, whose methods are all of this
     modules → shrinking      from a module to a smaller one in one call
     grouped_channels         training that removes channels

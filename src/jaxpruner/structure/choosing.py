@@ -23,8 +23,8 @@ import numpy as np
 from jaxpruner import text_tables
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.leaves import first_batch
-from jaxpruner.structure import latency, small_model
-from jaxpruner.structure.costs import Cost, Counts, cost_function
+from jaxpruner.structure import small_model
+from jaxpruner.structure.costs import Cost, Counts, cost_function, latency_function
 from jaxpruner.structure.cut import Cut, check_keep
 from jaxpruner.structure.scores import read_score, score_group
 from jaxpruner.tree import PyTree
@@ -114,6 +114,7 @@ def choose(
     *,
     counts: Mapping[str, int] | None = None,
     score: Any = 'magnitude',
+    ranking: str = 'each',
     round_to: int = 1,
     leave: Names = (),
     gradients: PyTree | None = None,
@@ -127,9 +128,10 @@ def choose(
     channel is the sum over the members. Where `Group.lists` has atoms, each of their indices
     (layer of a scan, expert, head) keeps channels of its own, and all keep the same number.
 
-    All groups lose the same share of their channels, but for rounding, until the budget is met. Layers of a scan
-    (`Group.is_depth`) only go if `counts` names them. The weights of a channel that other groups remove do not count: a
-    head does not count for features that go, nor a feature for heads that go.
+    All groups lose the same share of their channels, but for rounding, until the budget is met. Or channels of all
+    groups are ranked together, and the lowest scores go first. Layers of a scan (`Group.is_depth`) only go if `counts`
+    names them. The weights of a channel that other groups remove do not count: a head does not count for features that
+    go, nor a feature for heads that go.
 
     Groups are given by names or globs. `*` and `?` are special in globs, brackets are not. If several globs of a
     mapping match a group, the first one counts.
@@ -145,6 +147,7 @@ def choose(
         channels in one member, `(channels, weights of each)`. It returns numbers of shape `(channels,)` or
         `(channels, weights)`, which are summed, or `None` for no score. It also gets the arguments that it names:
         `gradients` (such a matrix), `member` and `group`.
+      ranking: which channels are ranked together: those of each group (`'each'`), or of all groups (`'all'`).
       round_to: the number of channels that stay is a multiple of this, or all of them.
       leave: names or globs of groups that are left alone.
       gradients: a tree like `params`, for scores by gradients, or of anything that the function `score` reads.
@@ -182,8 +185,10 @@ def choose(
     """
     if (budget is None) == (counts is None):
         raise ValueError(f'give a budget or counts; got budget={budget!r}, counts={counts!r}')
-    if counts is not None and (round_to != 1 or leave):
-        raise ValueError('round_to and leave have no effect with counts; leave them out')
+    if counts is not None and (round_to != 1 or leave or ranking != 'each'):
+        raise ValueError('ranking, round_to and leave have no effect with counts; leave them out')
+    if ranking not in ('each', 'all'):
+        raise ValueError(f"ranking={ranking!r}: give 'each' or 'all'")
     if not (isinstance(round_to, int) and round_to >= 1):
         raise ValueError(f'round_to={round_to!r}: give a whole number, 1 or more')
     of_params, _ = small_model.parts_of(graph)
@@ -209,24 +214,31 @@ def choose(
         ranked = {name: size for name, size in sizes.items() if name not in remarks}
         if not ranked:
             raise ValueError(f'there is no group to choose from: {remarks or "the model has none"}')
-        counts, milliseconds = _meet(graph, params, budget, ranked, round_to, first)
-    stay = {**sizes, **counts}
-    tables: dict[str, np.ndarray] = {}
 
-    def highest(name: str, others: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Scores a group without the weights that others remove; the best channels. Of equal ones the first stay."""
+    def scored(name: str, others: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Scores the channels of a group, without the weights that the other groups remove."""
         others = {other: kept for other, kept in others.items() if other != name}
         cut = check_keep(groups, others, allow_inexact=True)
-        tables[name] = score_group(graph.trace, groups[name], cut, read)
+        return score_group(graph.trace, groups[name], cut, read)
+
+    tables = {name: scored(name, {}) for name in ranked}
+    if counts is None:
+        removals = _removals(tables, ranking, round_to)
+        counts, milliseconds = _meet(graph, params, budget, removals, round_to, first)
+    stay = {**sizes, **counts}
+
+    def highest(name: str) -> np.ndarray:
+        """The channels of a group with the highest scores. Of equal ones the first stay."""
         highest_first = np.argsort(-tables[name], axis=-1, kind='stable')
         return np.sort(highest_first[..., : stay[name]], axis=-1)
 
-    keep = {name: highest(name, {}) for name in ranked}
+    keep = {name: highest(name) for name in ranked}
     keep = {name: kept for name, kept in keep.items() if stay[name] < sizes[name]}
     # These scores are of the whole model. There a head still counts for features that go, and a feature for heads that
     # go. So each group is ranked once more, without the weights that the other groups remove.
     for name in keep:
-        keep[name] = highest(name, keep)
+        tables[name] = scored(name, keep)
+        keep[name] = highest(name)
     check_keep(groups, keep, allow_inexact)
     before, after = map(cost_function(graph), ({}, stay))
     return Choice(keep, stay, tables, before, after, sizes, remarks, milliseconds)
@@ -243,10 +255,35 @@ def _counts_of_groups(counts: Counts, sizes: Counts) -> dict[str, int]:
     return of_groups
 
 
+def _removals(
+    tables: Mapping[str, np.ndarray], ranking: str, round_to: int
+) -> list[tuple[str, int]]:
+    """The removals in their order: each leaves a group with its next smaller count.
+
+    >>> tables = {'up': np.array([2.0, 1.0, 6.0, 5.0]), 'gate': np.array([3.0, 4.0])}
+    >>> _removals(tables, 'all', 1), _removals(tables, 'each', 2)
+    ([('up', 3), ('up', 2), ('gate', 1), ('up', 1)], [('up', 2)])
+    """
+    removals: list[tuple[float, str, int]] = []
+    for name, table in tables.items():
+        size = table.shape[-1]
+        # Where a group has lists, what they lose together with their first channel, and so on.
+        losses = np.sort(table).reshape(-1, size).mean(axis=0)
+        for count in reversed(range(round_to, size, round_to)):
+            lost = size - count
+            removals.append((lost / size if ranking == 'each' else losses[lost - 1], name, count))
+    return [(name, count) for _, name, count in sorted(removals, key=lambda removal: removal[0])]
+
+
 def _meet(
-    graph: Any, params: PyTree, budget: Any, sizes: Counts, round_to: int, batch: Any
+    graph: Any,
+    params: PyTree,
+    budget: Any,
+    removals: Sequence[tuple[str, int]],
+    round_to: int,
+    batch: Any,
 ) -> tuple[dict[str, int], tuple[float, float] | None]:
-    """Finds how many channels of these groups stay under a budget: the same share of each, but for rounding.
+    """Finds how many channels stay under a budget, by the fewest of these removals.
 
     Returns:
       Name of a group -> how many stay; and milliseconds before and after, if the budget is a latency.
@@ -262,9 +299,6 @@ def _meet(
     if quantity not in _QUANTITIES or not 0 < share < 1:
         words = f'{", ".join(_QUANTITIES)}, and the share that stays, between 0 and 1'
         raise ValueError(f"budget={budget!r}: give one of {words}, such as 'flops=0.5'")
-    # In their order: each leaves a group with its next smaller count.
-    removals = [(name, n) for name, size in sizes.items() for n in range(round_to, size, round_to)]
-    removals.sort(key=lambda removal: -removal[1] / sizes[removal[0]])
     cost = cost_function(graph)
 
     def measure_cost(counts: Counts) -> float:
@@ -275,7 +309,7 @@ def _meet(
     if quantity == 'latency':
         # Each candidate is compiled and timed, so that the search is coarse.
         numbers = np.linspace(0, len(removals), _LATENCIES + 1).astype(int).tolist()
-        measure = latency.latency_function(graph, params, batch)
+        measure = latency_function(graph, params, batch)
     whole, least = measure({}), measure(dict(removals))
     most = share * whole
     if least > most:
@@ -291,7 +325,7 @@ def _meet(
     # The last removal may have been a large one, such as a whole multiple. What still fits comes back, to the groups
     # that lost last first.
     for name in dict(reversed(done)):
-        larger = {**counts, name: min(counts[name] + round_to, sizes[name])}
+        larger = {**counts, name: min(counts[name] + round_to, graph.groups[name].size)}
         counts = larger if measure(larger) <= most else counts
     return counts, None
 

@@ -147,8 +147,10 @@ def shrink(
     if arrays is not None:
         apply_fn, inputs = arrays.apply, arrays.inputs
         params, state = (*arrays.trees, None)[:2]
-    elif call is not None:
-        raise TypeError('call is for modules; a pair has its apply_fn')
+    elif not is_pair or call is not None:
+        raise TypeError(
+            'call is for modules, and shrink takes a function as a pair (apply_fn, params)'
+        )
     else:
         (apply_fn, params), state = model, None
     if batches is not None and state is not None:

@@ -28,7 +28,7 @@ from jaxpruner.sparse import csr_matrix
 from jaxpruner.sparse.block_matrix import BlockMatrix, BlockShape
 from jaxpruner.sparse.formats.blocks import in_blocks
 from jaxpruner.sparse.products import Convolution, MatrixLeaf, Products, multiply
-from jaxpruner.structure.latency import in_turns
+from jaxpruner.structure.costs import in_turns
 from jaxpruner.text_tables import Column, to_text
 from jaxpruner.trace import Use
 from jaxpruner.trace.program import bind

@@ -13,7 +13,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.sparse.execution import choosing
 from jaxpruner.sparse.products import Products
 from jaxpruner.structure import channel_groups
-from jaxpruner.structure.latency import in_turns
+from jaxpruner.structure.costs import in_turns
 
 Packed = dict[str, Any]
 
