@@ -1,8 +1,8 @@
 """The cost of a model, and how long it takes on the device at hand, as functions of how many channels stay.
 
-Costs are counted without tracing the smaller model. The parameters of a leaf are a product of the sizes of its axes. So are the multiplications of a contraction. An axis is
-an expression over atoms, and the atom of a group has one index for each channel that stays. So a cost is a sum of
-products of counts, which is read off the trace once:
+Costs are counted without tracing the smaller model. The parameters of a leaf are a product of the sizes of its axes. So
+are the multiplications of a contraction. An axis is an expression over atoms, and the atom of a group has one index for
+each channel that stays. So a cost is a sum of products of counts, which is read off the trace once:
 
     x @ up @ down, 5 rows of 3, u units, 2 results:  3*u + u*2 parameters,  2 * (5*3*u + 5*u*2) operations
 
