@@ -268,7 +268,7 @@ def _removals(
     for name, table in tables.items():
         size = table.shape[-1]
         # Where a group has lists, what they lose together with their first channel, and so on.
-        losses = np.sort(table).reshape(-1, size).mean(axis=0)
+        losses = np.sort(table).reshape(-1, size).mean(axis=0).tolist()
         for count in reversed(range(round_to, size, round_to)):
             lost = size - count
             removals.append((lost / size if ranking == 'each' else losses[lost - 1], name, count))
