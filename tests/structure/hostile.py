@@ -87,6 +87,12 @@ def accumulated(h, step):
 
 MODELS = {
     'relu': (jax.nn.relu, True),
+    'mean over a mapped batch': (
+        lambda h: jax.vmap(lambda row: row - lax.pmean(row, 'batch'), axis_name='batch')(h),
+        True,
+    ),
+    'Fourier transform of the batch': (lambda h: jnp.fft.fft(h, axis=0).real, True),
+    'largest row': (lambda h: h * jnp.argmax(jnp.abs(h), axis=0), True),
     'softmax over channels': (jax.nn.softmax, False),
     'largest channel': (lambda h: h * h.max(-1, keepdims=True), False),
     'largest of relu': (lambda h: largest(h, jax.nn.relu(h)), True),

@@ -81,7 +81,7 @@ PINNED = {
     'pure_callback: nothing is known of this operation': lambda h: jax.pure_callback(
         np.asarray, jax.ShapeDtypeStruct(h.shape, h.dtype), h
     ),
-    'fft: nothing is known of this operation': lambda h: jnp.fft.fft(h).real,
+    'fft: a Fourier transform goes along it': lambda h: jnp.fft.fft(h).real,
     'gather: an index says where along it': lambda h: jnp.take_along_axis(h, jnp.int32(h), 1),
     'reduce_window_max: the window moves along it': lambda h: lax.reduce_window(
         h, -jnp.inf, lax.max, (1, 2), (1, 1), 'SAME'

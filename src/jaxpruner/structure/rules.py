@@ -55,6 +55,8 @@ def _along(reason: str) -> Callable[[EquationTies], list[Axes]]:
             # Older JAX only takes the largest along the last axis.
             last = len(first) - 1
             meeting = params.get('dimensions', [params.get('dimension', params.get('axis', last))])
+        if 'fft_lengths' in params:
+            meeting = range(len(first))[-len(params['fft_lengths']) :]
         ties.pin(reason, *pick(first, meeting))
         return [window_axes(first, ties.shape, ties, reason)] * len(ties.equation.outvars)
 
@@ -258,8 +260,18 @@ def conv_resized(small: EquationCut, operands: Values) -> Values:
 
 
 def reduce_axes(ties: EquationTies) -> list[Axes]:
-    """A reduction."""
-    return [drop(ties.operands[0], ties.params['axes'])]
+    """A reduction; one over an axis that `vmap` has named is one of arrays, else devices exchange values."""
+    axes, params = ties.params['axes'], ties.params
+    is_of_arrays = all(isinstance(axis, int) for axis in axes)
+    if 'axis_index_groups' in params and (params['axis_index_groups'] or not is_of_arrays):
+        return ties.pin_everything('devices, or parts of an axis, exchange values')
+    return [drop(operand, axes) for operand in ties.operands]
+
+
+def index_axes(ties: EquationTies) -> list[Axes]:
+    """The index of the largest or smallest along an axis."""
+    ties.pin('its result is an index along it', *pick(ties.operands[0], ties.params['axes']))
+    return reduce_axes(ties)
 
 
 def transpose_axes(ties: EquationTies) -> list[Axes]:
@@ -309,6 +321,7 @@ _TABLE: Sequence[tuple[Iterable[str], Row]] = [
     (['dot_general', *contractions.RAGGED], Row(product_axes, zeros.product_fills)),
     (['conv_general_dilated'], Row(conv_axes, zeros.product_fills, conv_resized)),
     (zeros.REDUCTIONS, Row(reduce_axes, zeros.reduce_fills)),
+    (['argmax', 'argmin'], Row(index_axes, zeros.unknown_fills)),
     (['broadcast_in_dim'], Row(broadcast_axes, moved(), _reshaped('shape'))),
     (['concatenate', 'stack'], Row(concatenate_axes, moved())),
     (['dynamic_slice'], Row(dynamic_slice_axes, moved(0), _reshaped('slice_sizes'))),
@@ -325,6 +338,7 @@ _TABLE: Sequence[tuple[Iterable[str], Row]] = [
     (['scatter-add', 'scatter-mul', 'scatter-sub'], Row(indexed_axes, moved(0, 2, sums=True))),
     (['empty', 'iota', 'random_bits'], Row(made_axes, zeros.unknown_fills, made_resized)),
     (['rev'], Row(_along('it is reversed'), moved())),
+    (['fft'], Row(_along('a Fourier transform goes along it'), moved(sums=True))),
     (['cummax', 'cummin', 'sort'], Row(_MEET, moved())),
     (['cumsum'], Row(_MEET, moved(sums=True))),
     (['top_k'], Row(_LARGEST, lambda zeroed: [moved()(zeroed)[0], zeros.Fill()])),

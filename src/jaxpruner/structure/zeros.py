@@ -357,30 +357,34 @@ REDUCTIONS: dict[str, np.ufunc] = {
     'reduce_or': np.logical_or,
     'reduce_prod': np.multiply,
     'reduce_sum': np.add,
+    'pmax': np.maximum,
+    'pmin': np.minimum,
+    'psum': np.add,
 }
 
 
 def reduce_fills(zeroed: ZeroedEquation) -> Fills:
-    """A reduction of an operand, which has to stay the same without removed channels."""
-    (fill,), (axes,) = zeroed.fills, zeroed.operands
+    """A reduction of each operand, which has to stay the same without removed channels."""
     combine = REDUCTIONS[zeroed.equation.primitive.name]
     reduced = zeroed.equation.params['axes']
-    numbers = np.array(fill.everywhere)
-    for i in reduced:
-        for atom in zeroed.walk.candidates(axes[i]):
-            element = fill.at(i, atom)
-            is_known = len(element) == 1
-            if not is_known or (combine(numbers, element[0]) != numbers).any():
-                found = element[0] if is_known or not is_finite(element) else 'unknown'
-                zeroed.reject(
-                    atom, f'meets {found} at zeroed channels, which may change it', element
-                )
-    kept = all_but(reduced, axes)
+    results = []
+    for number, (fill, axes) in enumerate(zip(zeroed.fills, zeroed.operands, strict=True)):
+        numbers = np.array(fill.everywhere)
+        for i in reduced:
+            for atom in zeroed.walk.candidates(axes[i]):
+                element = fill.at(i, atom)
+                is_known = len(element) == 1
+                if not is_known or (combine(numbers, element[0]) != numbers).any():
+                    found = element[0] if is_known or not is_finite(element) else 'unknown'
+                    reason = f'meets {found} at zeroed channels, which may change it'
+                    zeroed.reject(atom, reason, element)
+        kept = all_but(reduced, axes)
 
-    def find(k: int, atom: Axis) -> Element:
-        return repeated(combine, fill.at(kept[k], atom))
+        def find(k: int, atom: Axis, fill: Fill = fill, kept: Sequence[int] = kept) -> Element:
+            return repeated(combine, fill.at(kept[k], atom))
 
-    return [zeroed.result(find, repeated(combine, fill.everywhere))]
+        results.append(zeroed.result(find, repeated(combine, fill.everywhere), number))
+    return results
 
 
 def inexact_atoms(
