@@ -167,11 +167,7 @@ class Sweep:
         return [cell for cell in cells if cell not in finished]
 
     def _run_group(
-        self,
-        programs: Programs,
-        group: list[CellKey],
-        begun: Progress | None,
-        on_chunk: Callable,
+        self, programs: Programs, group: list[CellKey], begun: Progress | None, on_chunk: Callable
     ) -> None:
         """Trains cells of one algorithm to the end, from their checkpoint if there is one.
 

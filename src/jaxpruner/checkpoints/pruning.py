@@ -17,10 +17,7 @@ from jaxpruner.files import atomic_files
 
 
 def prune(
-    checkpoint: Checkpoint,
-    out: Path,
-    choices: Mapping[str, Choice | str],
-    overwrite: bool = False,
+    checkpoint: Checkpoint, out: Path, choices: Mapping[str, Choice | str], overwrite: bool = False
 ) -> dict[str, int]:
     """Writes a checkpoint with zeros where weights are removed; other tensors, dtypes and metadata stay as they are.
 

@@ -233,11 +233,7 @@ class Walk(Interpreter[Value]):
         return results
 
     def _settle(
-        self,
-        loop: Loop,
-        first: Values,
-        walk_body: Callable[[Values], Values],
-        position: Position,
+        self, loop: Loop, first: Values, walk_body: Callable[[Values], Values], position: Position
     ) -> tuple[Values, Values]:
         """Walks through a loop's body until the carried values stay the same. Only findings of the last walk are kept.
 
