@@ -112,8 +112,7 @@ def masks_by_path(opt_state: Any) -> Masks:
     """Copies of the masks in an optimizer's state, by the path of their leaf; dense leaves have none."""
     masks = {}
     for state in sparse_states(opt_state):
-        paths, leaves, _ = tree_lib.flatten_with_paths(state.masks)
-        for path, leaf in zip(paths, leaves, strict=True):
+        for path, leaf in tree_lib.zip_with_paths(state.masks):
             # A copy: an array of the host may share the memory of carries, which are donated.
             masks[tree_lib.path_string(path)] = np.array(leaf)
     return masks

@@ -236,9 +236,8 @@ class Training:
     def prunable(self) -> dict[str, int]:
         """The number of weights of each leaf that may be pruned, by path."""
         params = jax.eval_shape(self.task.init, jax.random.key(0))
-        paths, leaves, _ = tree_lib.flatten_with_paths(params)
         sizes = {}
-        for path, leaf in zip(paths, leaves, strict=True):
+        for path, leaf in tree_lib.zip_with_paths(params):
             if self.task.filter_fn(path, leaf):
                 sizes[tree_lib.path_string(path)] = leaf.size
         return sizes

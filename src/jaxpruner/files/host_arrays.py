@@ -17,9 +17,8 @@ def named_arrays(tree: tree_lib.PyTree) -> dict[str, tuple[tree_lib.Path, Any]]:
       TypeError: a leaf is no array whose values this process has.
       ValueError: two leaves have one name.
     """
-    paths, leaves, _ = tree_lib.flatten_with_paths(tree)
     arrays: dict[str, tuple[tree_lib.Path, Any]] = {}
-    for path, leaf in zip(paths, leaves, strict=True):
+    for path, leaf in tree_lib.zip_with_paths(tree):
         name = '.'.join(path)
         if name in arrays:
             raise ValueError(

@@ -80,10 +80,8 @@ class MaskHistory:
         masks, targets = [], []
         states = sparse_state_lib.sparse_states(opt_state)
         for state in states:
-            paths, leaves, treedef = tree_lib.flatten_with_paths(state.masks)
-            leaf_targets = tree_lib.leaves_like(treedef, sparse_state_lib.leaf_targets(state))
-            packed = tree_lib.leaves_like(treedef, state.sizes)
-            for path, mask, size, target in zip(paths, leaves, packed, leaf_targets, strict=True):
+            of_leaves = state.sizes, sparse_state_lib.leaf_targets(state)
+            for path, mask, size, target in tree_lib.zip_with_paths(state.masks, *of_leaves):
                 name = tree_lib.path_string(path)
                 name = f'{name} (another pruner)' if name in sizes else name
                 sizes[name] = np.size(mask) if size is None else size

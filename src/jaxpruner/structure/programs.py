@@ -282,9 +282,8 @@ def _axes_of_state(state: PyTree, earlier: AxesByPath, params: AxesByPath) -> Ax
     Raises:
       ValueError: a leaf has the path of a parameter.
     """
-    paths, leaves, _ = tree_lib.flatten_with_paths(state)
     axes_of_leaves = {}
-    for path, leaf in zip(paths, leaves, strict=True):
+    for path, leaf in tree_lib.zip_with_paths(state):
         name = tree_lib.path_string(path)
         if path in params:
             raise ValueError(
