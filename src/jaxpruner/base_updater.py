@@ -613,16 +613,14 @@ def _masks_or_updates(pruner, is_due, make_masks, optimize, grads, state, params
         return jax.tree.map(lambda c, g: c.astype(g.dtype), carried, grads)
 
     def only_masks(carry, params):
-        carried, state = carry
-        new = make_masks(state, params, gradients(carried))
-        updates = jax.tree.map(jnp.zeros_like, carried)
+        updates, state = jax.tree.map(jnp.zeros_like, carry[0]), carry[1]
+        new = make_masks(state, params, gradients(carry[0]))
         if pruner.regrows_from_zero and pruner.lands_on_zero:
             updates = sparse_state_lib.land(updates, params, state.masks, new.masks)
         return updates, new
 
     def only_update(carry, params, masks):
-        carried, inner_state = carry
-        return optimize(gradients(carried), inner_state, params, masks)
+        return optimize(gradients(carry[0]), carry[1], params, masks)
 
     updates, state = control.run_once(is_due, only_masks, (carried, state), params)
     if is_due is not True:

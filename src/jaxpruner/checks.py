@@ -69,10 +69,6 @@ def _are_stacks(value):
     return all(_is_text(name, depth=1) and _is_whole(axis) for name, axis in value.items())
 
 
-def _are_blocks(value):
-    return not isinstance(value, str) and _is_text(value, depth=3)
-
-
 def _is_schedule(value):
     methods = ('is_mask_update_iter', 'get_sparsity_at_step')
     return not isinstance(value, type) and all(hasattr(value, name) for name in methods)
@@ -138,7 +134,10 @@ SETTINGS |= {
     'per': _one_of('output', 'layer'),
     'owl_per': _one_of('block', 'leaf'),
     'owl_multiple': _number('a finite number above 0', math.ulp(0.0)),
-    'blocks': _must_be('a list with a glob or a list of globs for each block', _are_blocks),
+    'blocks': _must_be(
+        'a list with a glob or a list of globs for each block',
+        lambda value: not isinstance(value, str) and _is_text(value, depth=3),
+    ),
 }
 
 DISTRIBUTION_KEYS = ('dist_type', 'sparsity', 'filter_fn', 'custom_sparsity_map')

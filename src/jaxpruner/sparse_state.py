@@ -397,14 +397,9 @@ def apply_mask(param: PyTree, mask: PyTree, is_packed: bool = False) -> PyTree:
     del is_packed
 
     def masked(leaf, leaf_mask):
-        return leaf if leaf_mask is None else _masked(leaf, leaf_mask)
+        return leaf if leaf_mask is None else jnp.where(leaf_mask != 0, leaf, jnp.zeros_like(leaf))
 
     return tree_lib.map_with_missing(masked, param, unpack_masks(mask, param))
-
-
-@functools.partial(jax.jit, inline=True)
-def _masked(leaf, mask):
-    return jnp.where(mask != 0, leaf, jnp.zeros_like(leaf))
 
 
 @jax.custom_jvp

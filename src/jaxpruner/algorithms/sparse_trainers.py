@@ -175,25 +175,24 @@ class SET(StaticRandomSparse):
                 leaves = tree_lib.leaves_like(treedef, weights)
                 return [selection.lazily(function, leaf) for leaf in leaves]
             method = getattr(self, f'_{hook}')
-            of_leaves = checks.call(method, sparse_state, params, grads, **extra_args)
-            return tree_lib.leaves_like(treedef, of_leaves)
+            own = checks.call(method, sparse_state, params, grads, **extra_args)
+            return tree_lib.leaves_like(treedef, own)
 
         drop, grow = scores('get_drop_scores', params), scores('get_grow_scores', grads)
         masked: dict[int, mask_calculator.MaskedLeaf] = {}
         for i, leaf in enumerate(self.describe_leaves(paths, arrays)):
             if masks[i] is not None:
-                mask_calculator.check_scores(drop[i], leaf.name)
-                mask_calculator.check_scores(grow[i], leaf.name)
+                for scored in (drop[i], grow[i]):
+                    mask_calculator.check_scores(scored, leaf.name)
                 masked[i] = mask_calculator.MaskedLeaf(
                     masks[i], drop[i], grow[i], leaf.sparsity_type, leaf.layer_axis
                 )
         if is_together:
-            new_masks = mask_calculator.drop_and_grow(list(masked.values()), fraction)
+            replaced = mask_calculator.drop_and_grow(list(masked.values()), fraction)
         else:
-            new_masks = [self._update_leaf(leaf, fraction) for leaf in masked.values()]
-        for i, mask in zip(masked, new_masks, strict=True):
-            masks[i] = mask
-        new_masks = tree_lib.unflatten(treedef, masks, arrays)
+            replaced = [self._update_leaf(leaf, fraction) for leaf in masked.values()]
+        new = dict(zip(masked, replaced, strict=True))
+        new_masks = tree_lib.unflatten(treedef, map(new.get, range(len(masks))), arrays)
         regrown = tree_lib.map_with_missing(
             lambda new, old: (new != 0) & (old == 0), new_masks, sparse_state.masks
         )
