@@ -84,10 +84,10 @@ from jaxpruner.jax_pruning import pruning as pruning
 from jaxpruner.jax_pruning import pruning_apply as pruning_apply
 from jaxpruner.oneshot import plan as plan
 from jaxpruner.oneshot import prune as prune
+from jaxpruner.saving import SmallModel as SmallModel
+from jaxpruner.saving import load_small_model as load_small_model
 from jaxpruner.saving import save_safetensors as save_safetensors
-from jaxpruner.small_models import SmallModel as SmallModel
-from jaxpruner.small_models import load_small_model as load_small_model
-from jaxpruner.small_models import save_small_model as save_small_model
+from jaxpruner.saving import save_small_model as save_small_model
 from jaxpruner.sparse_state import SparseState as SparseState
 from jaxpruner.sparse_state import sparse_states as sparse_states
 from jaxpruner.sparse_state import unpack_masks as unpack_masks
