@@ -36,12 +36,14 @@ class Site:
       equation: the equation itself, `None` for a result of the program.
       operand: the number of the operand, or of the result, that is read from the parameter.
       view: how it is read.
+      callers: the equations around it, the innermost last.
     """
 
     path: ProgramPath
     equation: Any
     operand: int
     view: Any
+    callers: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ CONTRIBUTING.md lists where a new primitive goes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -347,57 +347,23 @@ def _element_in_each_trip(axis: ViewAxis, indices: np.ndarray) -> ViewAxis | Non
     return ViewAxis(factors, length=indices.size, start=int(hits[0]))
 
 
-class GatherAxes(NamedTuple):
-    """What a gather does with axes.
-
-    Attributes:
-      indexed: axes of the operand along which indices say where a window begins.
-      gone: axes of the operand that the result does not have.
-      kept: axis of the operand that the result has -> axis of the result.
-      rows: axes of the result along which the indices lie.
-      sizes: of the window, for each axis of the operand.
-      batching: axes that the operand shares with the indices.
-      batching_of_indices: these axes in the indices.
-    """
-
-    indexed: Sequence[int]
-    gone: Sequence[int]
-    kept: dict[int, int]
-    rows: Sequence[int]
-    sizes: Sequence[int]
-    batching: Sequence[int]
-    batching_of_indices: Sequence[int]
-
-    @classmethod
-    def of(cls, equation: Any) -> 'GatherAxes':
-        """Reads the equation."""
-        dimension_numbers = equation.params['dimension_numbers']
-        offset_dims = dimension_numbers.offset_dims
-        # Older JAX has no shared axes.
-        batching = getattr(dimension_numbers, 'operand_batching_dims', ())
-        gone = (*dimension_numbers.collapsed_slice_dims, *batching)
-        kept = views.all_but(gone, shape_of(equation.invars[0]))
-        return cls(
-            indexed=dimension_numbers.start_index_map,
-            gone=gone,
-            kept=dict(zip(kept, offset_dims, strict=True)),
-            rows=views.all_but(offset_dims, shape_of(equation.outvars[0])),
-            sizes=equation.params['slice_sizes'],
-            batching=batching,
-            batching_of_indices=getattr(dimension_numbers, 'start_indices_batching_dims', ()),
-        )
-
-
 @_rule('gather')
 def _(equation: Any, values: Values) -> Results:
     """Elements at indices that are no data: permutations, tables of positions, single elements, or unknown ones."""
     operand, indices = values
     _refuse_views(equation, [indices])
-    gather = GatherAxes.of(equation)
-    new_shape = shape_of(equation.outvars[0])
-    starts = None if gather.batching else indices.array
+    numbers, sizes = equation.params['dimension_numbers'], equation.params['slice_sizes']
+    shape, new_shape = shape_of(equation.invars[0]), shape_of(equation.outvars[0])
+    # Axes that the operand shares with the indices; older JAX has none.
+    batching = getattr(numbers, 'operand_batching_dims', ())
+    gone = (*numbers.collapsed_slice_dims, *batching)
+    # Axis of the operand -> axis of the result. Along the other axes of the result lie the indices.
+    kept = dict(zip(views.all_but(gone, shape), numbers.offset_dims, strict=True))
+    targets = views.all_but(numbers.offset_dims, new_shape)
+    indexed = numbers.start_index_map  # where indices say at which element a window begins
+    starts = None if batching else indices.array
     if starts is not None:
-        last = np.subtract(shape_of(equation.invars[0]), gather.sizes)[list(gather.indexed)]
+        last = np.subtract(shape, sizes)[list(indexed)]
         # The mode of the gather says what happens outside.
         if not starts.size or ((starts < 0) | (starts > last)).any():
             starts = None
@@ -405,22 +371,22 @@ def _(equation: Any, values: Values) -> Results:
 
     def window(view: View) -> View | None:
         if starts is None:
-            return views.transpose(_indexed(equation, view, gather.sizes), gather.kept)
-        taken = list(map(range, gather.sizes))
-        for axis, start in zip(gather.indexed, starts.tolist(), strict=True):
-            taken[axis] = range(start, start + gather.sizes[axis])
+            return views.transpose(_indexed(equation, view, sizes), kept)
+        taken = list(map(range, sizes))
+        for axis, start in zip(indexed, starts.tolist(), strict=True):
+            taken[axis] = range(start, start + sizes[axis])
         part = views.cut(view, taken)
-        return None if part is None else views.transpose(part, gather.kept, step)
+        return None if part is None else views.transpose(part, kept, step)
 
     def rows(view: View) -> View:
-        _refuse_parts(equation, [view.axes[axis] for axis in gather.indexed])
+        _refuse_parts(equation, [view.axes[axis] for axis in indexed])
         axes = list(map(views.copies, new_shape))
-        picked = sorted({*gather.gone, *gather.indexed})
+        picked = sorted({*gone, *indexed})
         factors = [factor for axis in picked for factor in view.axes[axis].factors]
-        for target in gather.rows:
+        for target in targets:
             axes[target] = views.mixed(factors, new_shape[target])
-        for i, target in gather.kept.items():
-            axes[target] = view.axes[i].resized(gather.sizes[i])
+        for i, target in kept.items():
+            axes[target] = view.axes[i].resized(sizes[i])
         return view.computed(axes) if starts is None else view.moved(axes, step)
 
-    return [map_views(rows if gather.rows else window, operand.views)]
+    return [map_views(rows if targets else window, operand.views)]

@@ -316,7 +316,7 @@ class Walk(Interpreter[Value]):
                 trips=round(own_trips) if are_known else None,
                 exact=view.exact,
                 where=_line(equation, position),
-                site=Site(position.path, equation, operand, view),
+                site=Site(position.path, equation, operand, view, position.callers),
             )
 
     def _leaf_axes(self, view: View, axes: Sequence[int]) -> tuple[int, ...]:
