@@ -50,6 +50,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner import tree as tree_lib
+from jaxpruner.oneshot import leaves as leaves_lib
 from jaxpruner.oneshot import matrices as matrices_lib
 from jaxpruner.trace import Use, UseGraph, contractions, param_uses
 from jaxpruner.trace.interpreter import Position, Run
@@ -199,26 +200,33 @@ class MatrixLeaf:
     """A leaf that is a matrix by which data are multiplied, or one matrix for each layer.
 
     Attributes:
-      path: of the leaf.
+      matrices: how the model reads it.
+      shape: of the leaf.
+      dtype: of the leaf.
+      op: `'dot'`, or `'conv'`, whose inputs are the elements of a window, channels innermost.
       layers: lengths of the axes along which there are several matrices: trips of scans, and experts. `()` if there is
         one matrix.
       inputs: rows of a matrix.
       outputs: its columns.
-      op: `'dot'`, or `'conv'`, whose inputs are the elements of a window, channels innermost.
-      uses: where the program multiplies data by it.
-      shape: of the leaf.
-      dtype: of the leaf.
     """
 
-    path: tree_lib.Path
+    matrices: matrices_lib.WeightMatrices = dataclasses.field(repr=False)
+    shape: tuple[int, ...]
+    dtype: jnp.dtype
+    op: str
     layers: tuple[int, ...]
     inputs: int
     outputs: int
-    op: str
-    uses: tuple[Use, ...]
-    shape: tuple[int, ...]
-    dtype: jnp.dtype
-    matrices: matrices_lib.WeightMatrices = dataclasses.field(repr=False)
+
+    @property
+    def path(self) -> tree_lib.Path:
+        """The path of the leaf."""
+        return self.matrices.path
+
+    @property
+    def uses(self) -> tuple[Use, ...]:
+        """Where the program multiplies data by it."""
+        return self.matrices.uses
 
     @property
     def flops(self) -> int:
@@ -248,54 +256,35 @@ class MatrixLeaf:
         return self.matrices.write(matrices, like).astype(matrices.dtype)
 
 
-def matrix_leaf_of(graph: UseGraph, path: tree_lib.Path) -> MatrixLeaf:
-    """Describes a leaf as a matrix.
+def matrix_leaf_of(
+    graph: UseGraph, followed: leaves_lib.FollowedLeaves, path: tree_lib.Path
+) -> MatrixLeaf:
+    """Describes a leaf of a model as a matrix.
 
     Raises:
       RefusedLeafError: the leaf is no matrix that data are multiplied by.
     """
-    if path in graph.unused:
-        raise RefusedLeafError('it has no part in the results')
-    if path in graph.opaque:
-        raise RefusedLeafError(graph.opaque[path])
-    uses = graph[path]
-    if not any(use.op in ('dot', 'conv') for use in uses):
-        raise RefusedLeafError('no contraction reads it')
-    for use in uses:
-        _check_use(graph, use)
-    leaf = graph.program.in_avals[uses[0].site.view.leaf]
-    if not leaf.size:
-        raise RefusedLeafError('it has no elements')
-    try:
-        parts = matrices_lib.find_matrices(graph, path)
-    except matrices_lib.UnknownWeightsError as error:
-        raise RefusedLeafError(error.reason) from error
-    matrices, *others = parts
+    if path not in followed.matrices:
+        raise RefusedLeafError(followed.reasons[path])
+    for use in graph[path]:
+        _check_use(use)
+    matrices, *others = followed.matrices[path]
     if others:
-        shapes = [part.shape for part in parts]
+        shapes = [part.shape for part in (matrices, *others)]
         raise RefusedLeafError(f'it is read in parts of the shapes {shapes}; split it into leaves')
     if not matrices.fills_stacks:
         raise RefusedLeafError('other parameters lie in the same stack')
+    leaf = graph.program.in_avals[matrices.uses[0].site.view.leaf]
     *layers, inputs, outputs = matrices.shape
     if math.prod(matrices.shape) != leaf.size:
         raise RefusedLeafError('only a part of it is multiplied')
     ops = {use.op for use in matrices.uses}
     if len(ops) > 1:
         raise RefusedLeafError('products and convolutions read it')
-    return MatrixLeaf(
-        path=path,
-        layers=tuple(layers),
-        inputs=inputs,
-        outputs=outputs,
-        op=ops.pop(),
-        uses=matrices.uses,
-        shape=leaf.shape,
-        dtype=leaf.dtype,
-        matrices=matrices,
-    )
+    return MatrixLeaf(matrices, leaf.shape, leaf.dtype, ops.pop(), tuple(layers), inputs, outputs)
 
 
-def _check_use(graph: UseGraph, use: Use) -> None:
+def _check_use(use: Use) -> None:
     """Refuses a use in which no operator can take the place of the leaf."""
     if use.op not in ('dot', 'conv'):
         raise RefusedLeafError(f'{_OTHER_USES[use.op]} ({use.where})')
@@ -316,27 +305,12 @@ def _check_use(graph: UseGraph, use: Use) -> None:
         reason = 'its algorithm has no name; take one of lax.DotAlgorithmPreset'
     elif site.view.shape != tuple([axis.size for axis in axes]):
         reason = 'other parameters are put beside it'
-    elif _is_ruled(graph.program.jaxpr, site.path):
+    elif any(caller.primitive.name in RULED for caller in site.callers):
         reason = 'a call with a derivative rule of its own reads it'
     elif len(set(loops)) < len(loops) or loops != sorted(loops, key=len):
         reason = 'loops take it apart in another order'
     if reason:
         raise RefusedLeafError(f'{reason} ({use.where})')
-
-
-def _is_ruled(program: Any, path: ProgramPath) -> bool:
-    """Whether an equation lies in a call with a derivative rule of its own.
-
-    Its path has the numbers of the equations around it, outermost first, and behind each that of the inner program.
-    """
-    for number, within in zip(path[:-1:2], path[1::2], strict=True):
-        equation = program.eqns[number]
-        if equation.primitive.name in RULED:
-            return True
-        around = vars(inside(equation))
-        parts = [value for value in around.values() if isinstance(value, Program)]
-        program = around.get('branches', parts)[within].jaxpr
-    return False
 
 
 class _Traced(NamedTuple):
@@ -422,19 +396,14 @@ class Products:
           weights: the parameters, in which a leaf that is a matrix may be an `Operator`.
           *inputs: of any shapes; new shapes are traced anew.
         """
-        leaves, shapes, operators = [], [], {}
-        for number, leaf in enumerate(self._treedef.flatten_up_to(weights)):
-            if hasattr(leaf, 'multiply'):
-                operators[number] = leaf
-                leaves.append(None)
-                shapes.append(self._shapes[number])
-            else:
-                leaves.append(leaf)
-                shapes.append(_shapes(leaf))
+        leaves = self._treedef.flatten_up_to(weights)
+        operators = {n: leaf for n, leaf in enumerate(leaves) if hasattr(leaf, 'multiply')}
+        leaves = [None if n in operators else leaf for n, leaf in enumerate(leaves)]
+        shapes = [
+            self._shapes[n] if n in operators else _shapes(leaf) for n, leaf in enumerate(leaves)
+        ]
         traced = self._trace(shapes, inputs)
-        uses: list[Use] = []
-        for number in operators:
-            uses += traced.matrix_leaves[number].uses
+        uses = [use for n in operators for use in traced.matrix_leaves[n].uses]
         run = _ProductRun(uses, operators)
         values = leaves + jax.tree.leaves(inputs)
         program, position = Program.of(traced.program), Position.of_whole(traced.program)
@@ -454,10 +423,11 @@ class Products:
             return leaves
 
         graph = param_uses(flat, params, *inputs)
+        followed = leaves_lib.follow_leaves(graph, self.paths.values())
         matrix_leaves, refused = {}, {}
         for number, (name, path) in enumerate(self.paths.items()):
             try:
-                matrix_leaves[number] = matrix_leaf_of(graph, path)
+                matrix_leaves[number] = matrix_leaf_of(graph, followed, path)
             except RefusedLeafError as error:
                 refused[name] = str(error)
         traced = _Traced(graph.program, matrix_leaves, refused, structures[-1])
