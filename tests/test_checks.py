@@ -168,6 +168,7 @@ def at_08(cls, *arguments, **settings):
 # A pruner, and what its warning has to name: class, value, leaf or remedy.
 WARNINGS = {
     'no schedule': (at_08('MagnitudePruning'), 'MagnitudePruning.*NoUpdateSchedule'),
+    'nothing replaced': (at_08('RigL'), 'RigL never updates.*NoUpdateSchedule'),
     'no multiple': (at_08('MagnitudePruning', NO_MULTIPLE), '1000.*1.*500'),
     'phases that never begin': (at_08('ACDC', NO_MULTIPLE), 'ACDC'),
     'ends short': (at_08('MagnitudePruning', TOO_SHORT), '100.*150.*update_end_step=101'),
