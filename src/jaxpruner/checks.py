@@ -399,11 +399,15 @@ def check_plan(pruner: Any, plan: Any) -> None:
         return
     steps = update_steps(pruner.scheduler)
     if steps is not None and not steps:
+        schedule, once = 'PeriodicSchedule(update_freq)', ''
+        if not pruner.starts_sparse:
+            schedule = 'PolynomialSchedule(update_freq, update_start_step, update_end_step)'
+            once = 'instant_sparsify to prune once without training, or '
         caller_warnings.warn(
             f'{plan.algorithm} never updates its masks, which stay as they are first made: {pruner.scheduler!r} has no '
-            'update step. Give a schedule that updates, such as PolynomialSchedule(update_freq, update_start_step, '
-            'update_end_step); or call instant_sparsify to prune once without training, or pruner.new_masks where '
-            'your own loop decides. A class of your own whose first masks are sparse says so: starts_sparse = True'
+            f'update step. Give a schedule that updates, such as {schedule} (in a configuration update_start_step, '
+            f'too); or call {once}pruner.new_masks where your own loop decides. A class of your own whose first masks '
+            'are sparse says so: starts_sparse = True'
         )
     # Of N:M any sparsity above 0 means N of M.
     elif not pruner.starts_sparse and share_at_end(pruner.scheduler) < 0.999:

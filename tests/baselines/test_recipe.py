@@ -9,7 +9,7 @@ import pytest
 
 import jaxpruner
 from jaxpruner import api
-from jaxpruner.baselines import WORKLOADS
+from jaxpruner.baselines import WORKLOADS, sweeps
 from jaxpruner.baselines.recipe import (
     Optimizer,
     Pruning,
@@ -146,6 +146,15 @@ def test_fields_of_an_algorithm_of_ones_own_are_keys(decaying, tmp_path):
     assert (pruner.decay, pruner.bands, pruner.mode) == (1.0, (3,), 'slow')
     assert make_updater('decaying', {'w': 0.5}, BASE).decay == 0.9
     assert type(make_updater('magnitude', {'w': 0.5}, recipe)) is jaxpruner.MagnitudePruning
+
+
+def test_a_field_that_only_the_new_recipe_sets_makes_it_another(decaying, tmp_path):
+    BASE.write(tmp_path / 'recipe.toml')
+    (tmp_path / 'cells').mkdir()
+    (tmp_path / 'cells/decaying_0.8_0.json').touch()
+    recipe, words = BASE.updated(parse_override('pruning.decay=1')), "'nothing' there, 'decay = 1.0"
+    with pytest.raises(ValueError, match=words), sweeps.claimed(tmp_path, recipe):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -46,14 +46,18 @@ def claimed(out: Path, recipe: Recipe) -> Iterator[None]:
         for folder in ('cells', 'masks'):
             atomic_files.remove_strays(out / folder)
         path = out / _RECIPE
-        if path.exists() and _has_begun(out) and (existing := read_recipe(path, recipe)) != recipe:
-            texts = (recipe.to_toml().splitlines(), existing.to_toml().splitlines())
-            different = (pair for pair in zip(*texts, strict=False) if pair[0] != pair[1])
-            new_line, old_line = next(different, ('', ''))
-            raise ValueError(
-                f'{path} is another recipe ({old_line!r} there, {new_line!r} now); its results cannot be continued: '
-                'choose another --out, or the same recipe'
-            )
+        if path.exists() and _has_begun(out):
+            # Fields of algorithms of one's own stand in a file only if that recipe sets them.
+            pruning = dataclasses.replace(recipe.pruning, own={})
+            existing = read_recipe(path, dataclasses.replace(recipe, pruning=pruning))
+            old, new = existing.to_toml().splitlines(), recipe.to_toml().splitlines()
+            there = next((line for line in old if line not in new), 'nothing')
+            now = next((line for line in new if line not in old), 'nothing')
+            if existing != recipe:
+                raise ValueError(
+                    f'{path} is another recipe ({there!r} there, {now!r} now); its results cannot be continued: choose '
+                    'another --out, or the same recipe'
+                )
         yield
 
 
