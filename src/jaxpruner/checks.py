@@ -76,7 +76,8 @@ def _is_schedule(value):
 
 def _check_distribution(key, value):
     """Refuses what is no distribution, and wrong numbers in the usual one, which is a partial with keywords."""
-    _must_be('a function of the parameters', callable)(key, value)
+    words = 'a function of the parameters, such as functools.partial(erk, sparsity=0.9)'
+    _must_be(words, callable)(key, value)
     keywords = getattr(value, 'keywords', {})
     for name in ('sparsity', 'filter_fn', 'custom_sparsity_map'):
         if keywords.get(name) is not None:
@@ -98,6 +99,7 @@ _STEPS = (
     'update_start_step update_end_step init_dense_steps_end final_sparse_steps_start cycle_sparse_steps '
     'cycle_dense_steps'
 )
+_DECAY = 'optax.cosine_decay_schedule(0.3, last_step)'
 _check_step = sparsity_schedules.checked_step
 _check_sparsity = lambda key, value: sparsity_distributions.check_sparsity(value, key)  # noqa: E731
 
@@ -113,7 +115,7 @@ SETTINGS: dict[str, Callable[[str, Any], Any]] = {
         ('drop_fraction owl_deviation', _number('a number between 0 and 1', 0, 1)),
         ('filter_fn', _must_be('a function (path, leaf) -> bool', callable)),
         ('topk_fn', _must_be('a function (scores, sparsity) -> mask', callable)),
-        ('drop_fraction_fn', _must_be('a function of the step, as those of optax', callable)),
+        ('drop_fraction_fn', _must_be(f'a function of the step, such as {_DECAY}', callable)),
     )
     for key in keys.split()
 }

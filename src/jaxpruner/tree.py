@@ -134,8 +134,9 @@ def _entries_by_name(treedef, tree):
     if lacking or besides:
         lists = [sorted(map(path_string, names))[:4] for names in (lacking, besides)]
         raise ValueError(
-            f'a tree does not fit the structure of the parameters: it lacks {lists[0]} and has {lists[1]} besides; '
-            'give one entry (an array or None) for each parameter, the tree without None first'
+            'a tree of masks, scores, gradients or sparsities does not fit the structure of the parameters: it lacks '
+            f'{lists[0] or "nothing"} and has {lists[1] or "nothing"} besides; give one entry for each parameter, an '
+            'array or None, and where the state holds the masks, the parameters that it was made for'
         )
     return [entry_by_name.get(name) for name in names]
 
