@@ -4,7 +4,6 @@ In each round derivatives are summed over the batches, weights are scored by the
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, NoReturn
 
@@ -204,24 +203,19 @@ def _sum_over_batches(loss_fn: LossFn, derive: Callable[..., Any]) -> Callable[.
     def put_back(leaf: Any, weight: jax.Array | None, mask: Any) -> Any:
         return leaf if weight is None else jnp.where(mask != 0, weight, 0)
 
-    @functools.partial(jax.jit, donate_argnums=0)
-    def add(total: Any, sums: Any, params: Any, masks: Any, *inputs: Any) -> Any:
+    @jax.jit
+    def terms_of(params: Any, masks: Any, sums: Any, *inputs: Any) -> Any:
         def loss(weights: tree_lib.PyTree) -> jax.Array:
             return loss_fn(tree_lib.map_with_missing(put_back, params, weights, masks), *inputs)
 
         terms = derive(loss, _selected(params, masks), *sums)
-        return jax.tree.map(lambda total, term: total + term.astype(total.dtype), total, terms)
-
-    def wide_zeros(leaf: Any) -> jax.Array:
-        leaf = jnp.asarray(leaf)  # NumPy's float64 is only that where 64 bits are enabled
-        return jnp.zeros_like(leaf, dtype=tree_lib.at_least_float32(leaf.dtype))
+        return jax.tree.map(lambda term: term.astype(tree_lib.at_least_float32(term.dtype)), terms)
 
     def sum_over(batches: Any, params: Any, masks: Any, sums: Any) -> tree_lib.PyTree:
         total = None
         for batch in batches:
-            if total is None:
-                total = jax.tree.map(wide_zeros, _selected(params, masks))
-            total = add(total, sums, params, masks, *as_inputs(batch))
+            terms = terms_of(params, masks, sums, *as_inputs(batch))
+            total = terms if total is None else jax.tree.map(jnp.add, total, terms)
         if total is None:
             raise ValueError('batches were empty when they were read again; give a list')
         return total
@@ -304,10 +298,12 @@ class SynFlow(PruningAtInitialization):
         """Returns the flow, and one batch of ones."""
 
         def flow(params: Any, *inputs: Any) -> Any:
-            size = lambda leaf: jnp.abs(leaf) if _is_float(leaf) else leaf  # noqa: E731
-            results = jax.tree.leaves(function(jax.tree.map(size, params), *inputs))
+            size = lambda leaf: jnp.abs(leaf) if tree_lib.holds_weights(leaf) else leaf  # noqa: E731
+            results = map(
+                jnp.asarray, jax.tree.leaves(function(jax.tree.map(size, params), *inputs))
+            )
             total: Any = 0
-            for result in filter(_is_float, results):
+            for result in filter(tree_lib.holds_weights, results):
                 total += jnp.sum(result, dtype=tree_lib.at_least_float32(result.dtype))
             return total
 
@@ -321,7 +317,3 @@ class SynFlow(PruningAtInitialization):
 
         first, _ = first_batch(batches)
         return flow, [jax.tree.map(ones_like, as_inputs(first))]
-
-
-def _is_float(leaf: Any) -> bool:
-    return hasattr(leaf, 'dtype') and jnp.issubdtype(leaf.dtype, jnp.inexact)

@@ -18,7 +18,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.explicit_meshes import on_explicit_mesh, without_explicit_axes
 from jaxpruner.oneshot import leaves as leaves_lib
 from jaxpruner.oneshot.leaves import Model, Names, as_inputs, block_of, shapes_of
-from jaxpruner.oneshot.matrices import WeightMatrices, data_axes
+from jaxpruner.oneshot.matrices import WeightMatrices, channels_last, data_axes, windows_of
 from jaxpruner.progress import progress_bar
 from jaxpruner.trace import Use, UseGraph, contractions
 from jaxpruner.trace.compiled_once import CompiledOnce
@@ -407,23 +407,15 @@ def _moments_of_groups(samples: jax.Array, sizes: jax.Array, with_gram: bool) ->
 
 def _moments_of_windows(equation: Any, data: jax.Array, with_gram: bool) -> tuple[jax.Array, Any]:
     """Counts the windows of a convolution and sums their moments, image by image: windows take much memory."""
-    params = equation.params
-    dimension_numbers = params['dimension_numbers']
-    kernel = equation.invars[1].aval.shape
-    window = [kernel[axis] for axis in dimension_numbers.rhs_spec[2:]]
-    names = 'window_strides', 'padding', 'lhs_dilation', 'rhs_dilation'
-    settings = [params[name] for name in names]
-    groups, pixels = params['feature_group_count'], math.prod(window)
-    images = data.transpose(dimension_numbers.lhs_spec)
-    channels = images.shape[1] // groups
+    dimension_numbers = equation.params['dimension_numbers']
+    groups = equation.params['feature_group_count']
+    images = data.transpose(channels_last(dimension_numbers.lhs_spec))
+    channels = images.shape[-1] // groups
 
     def moments_of(image: jax.Array) -> Any:
-        patches = lax.conv_general_dilated_patches(
-            image[None], window, *settings, precision=lax.Precision.HIGHEST
-        )
-        # Channels come first in the patches, and last in the order of inputs.
-        patches = patches.reshape(groups, channels, pixels, -1).transpose(0, 3, 2, 1)
-        samples = patches.reshape(groups, -1, pixels * channels)
+        windows = windows_of(equation, image[None])
+        in_groups = windows.reshape(-1, windows.shape[-1] // image.shape[-1], groups, channels)
+        samples = jnp.moveaxis(in_groups, 2, 0).reshape(groups, len(in_groups), -1)
         return _moments(samples if groups > 1 else samples[0], with_gram)
 
     def add(total: Any, image: jax.Array) -> tuple[Any, None]:

@@ -158,7 +158,7 @@ def follow_leaves(graph: UseGraph, paths: Iterable[tree_lib.Path]) -> FollowedLe
         try:
             found = find_matrices(graph, path)
         except UnknownWeightsError as error:
-            reasons[path] = error.reason
+            reasons[path] = str(error)
             continue
         if found and math.prod(found[0].shape):
             matrices[path] = found
@@ -182,9 +182,11 @@ def follow_named_leaves(
     if only is not None:
         tree_lib.check_names(names, paths, 'only')
     followed = follow_leaves(graph, [path for path in paths if tree_lib.matches_any(names, path)])
-    for path in followed.unclear:
-        if path in names or tree_lib.path_string(path) in names or not followed.matrices:
-            find_matrices(graph, path)  # raises, with the reason and the remedy
+    for path, reason in followed.unclear.items():
+        name = tree_lib.path_string(path)
+        if path in names or name in names or not followed.matrices:
+            kind = UnsupportedPrimitive if path in graph.opaque else ValueError
+            raise kind(f'{name}: {reason}; leave the leaf dense ({dense_setting([path])})')
     return followed
 
 

@@ -15,12 +15,14 @@ writes them back, whatever the model does to the leaf before it multiplies.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxpruner import n_by_m, selection, sparsity_types
 from jaxpruner import tree as tree_lib
@@ -50,15 +52,42 @@ def data_axes(equation: Any, operand: int) -> tuple[tuple[int, ...], tuple[int, 
     return tuple(axis for _, axis in pairs), batch[1 - operand]
 
 
-class UnknownWeightsError(ValueError):
-    """A contraction reads a leaf, and it is unknown which weight meets which input; `reason` does not name the leaf."""
+def channels_last(spec: Sequence[int]) -> list[int]:
+    """The order of axes that puts the channels of an image last, given those of batch, channels and space."""
+    batch, channels, *space = spec
+    return [batch, *space, channels]
 
-    def __init__(self, path: tree_lib.Path, reason: str):
-        name = tree_lib.path_string(path)
-        self.reason = reason
-        super().__init__(
-            f"{name}: {reason}; leave the leaf dense (sparsity_type={{'{name}': None, '*': …}})"
-        )
+
+def windows_of(equation: Any, image: jax.Array) -> jax.Array:
+    """Gathers the windows of a convolution of images `[batch, *space, channels]`.
+
+    Returns:
+      `[batch, *space, elements]` in the result's space; of the elements the channels are innermost.
+    """
+    params = equation.params
+    kernel = equation.invars[1].aval.shape
+    window = [kernel[axis] for axis in params['dimension_numbers'].rhs_spec[2:]]
+    # Zeros around the images, and between their elements.
+    sides = zip(params['padding'], params['lhs_dilation'], strict=True)
+    inner = [(before, after, step - 1) for (before, after), step in sides]
+    padded = lax.pad(image, jnp.zeros((), image.dtype), [(0, 0, 0), *inner, (0, 0, 0)])
+    batch, *space, channels = padded.shape
+    strides = [1, *params['window_strides'], 1]
+    elements = []
+    for offsets in itertools.product(*map(range, window)):
+        starts, stops = [0], [batch]
+        for number, offset in enumerate(offsets):
+            dilation = params['rhs_dilation'][number]
+            starts.append(offset * dilation)
+            # As far behind the element as the last element of the window is.
+            behind = (window[number] - 1 - offset) * dilation
+            stops.append(space[number] - behind)
+        elements.append(lax.slice(padded, [*starts, 0], [*stops, channels], strides))
+    return jnp.concatenate(elements, axis=-1)
+
+
+class UnknownWeightsError(ValueError):
+    """A contraction reads a leaf, and it is unknown which weight meets which input; its text does not name the leaf."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,15 +242,14 @@ def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices,
         # An `einsum` that sums over none of its axes scales, as a norm does.
         if use.op == 'conv' or (use.op == 'dot' and use.contract):
             if reason := _why_unknown(use):
-                raise UnknownWeightsError(path, reason)
+                raise UnknownWeightsError(reason)
             alike.setdefault(_reading_of(use), []).append(use)
     matrices = tuple(WeightMatrices(path, tuple(uses), reading) for reading, uses in alike.items())
     if matrices and _is_repeated(matrices, graph):
         lines = dict.fromkeys(use.where for part in matrices for use in part.uses)
         raise UnknownWeightsError(
-            path,
             'a weight of this leaf stands in more than one place of its weight matrices '
-            f'({" and ".join(lines)}), so that it has more than one kind of input',
+            f'({" and ".join(lines)}), so that it has more than one kind of input'
         )
     return matrices
 

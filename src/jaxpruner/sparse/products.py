@@ -40,7 +40,6 @@ import collections
 import contextlib
 import copy
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -134,49 +133,22 @@ class Convolution(NamedTuple):
     def run(self, image: jax.Array, kernel: jax.Array) -> jax.Array:
         """Convolves; image and kernel may have other numbers of channels than in the program."""
         outputs, channels, *window = self._numbers.rhs_spec
-        image = image.transpose(_inverse(_channels_last(self._numbers.lhs_spec)))
+        image = image.transpose(_inverse(matrices_lib.channels_last(self._numbers.lhs_spec)))
         kernel = kernel.transpose(_inverse([*window, channels, outputs]))
         (result,) = bind(self.equation, [image, kernel])
-        return result.transpose(_channels_last(self._numbers.out_spec))
+        return result.transpose(matrices_lib.channels_last(self._numbers.out_spec))
 
     def run_with(self, operator: Any, data: jax.Array, result_dtype: Any) -> jax.Array:
         """Convolves data in the axes of the program, with an operator in the place of the kernel."""
-        image = data.transpose(_channels_last(self._numbers.lhs_spec))
+        image = data.transpose(matrices_lib.channels_last(self._numbers.lhs_spec))
         if hasattr(operator, 'convolve'):
             result = operator.convolve(image, self)
         else:
-            windows = self._windows(image)
+            windows = matrices_lib.windows_of(self.equation, image)
             *image_shape, elements = windows.shape
             rows = windows.reshape(math.prod(image_shape), elements)
             result = operator.multiply(rows, result_dtype).reshape(*image_shape, -1)
-        return result.transpose(_inverse(_channels_last(self._numbers.out_spec)))
-
-    def _windows(self, image: jax.Array) -> jax.Array:
-        """The windows of images as `[batch, *space, elements]`, channels innermost."""
-        params = self.equation.params
-        # Zeros around the images, and between their elements.
-        sides = zip(params['padding'], params['lhs_dilation'], strict=True)
-        inner = [(before, after, step - 1) for (before, after), step in sides]
-        padded = lax.pad(image, jnp.zeros((), image.dtype), [(0, 0, 0), *inner, (0, 0, 0)])
-        batch, *space, channels = padded.shape
-        strides = [1, *params['window_strides'], 1]
-        elements = []
-        for offsets in itertools.product(*map(range, self.window)):
-            starts, stops = [0], [batch]
-            for number, offset in enumerate(offsets):
-                dilation = params['rhs_dilation'][number]
-                starts.append(offset * dilation)
-                # As far behind the element as the last element of the window is.
-                behind = (self.window[number] - 1 - offset) * dilation
-                stops.append(space[number] - behind)
-            elements.append(lax.slice(padded, [*starts, 0], [*stops, channels], strides))
-        return jnp.concatenate(elements, axis=-1)
-
-
-def _channels_last(spec: Sequence[int]) -> list[int]:
-    """The order of axes that puts the channels of an image last."""
-    batch, channels, *space = spec
-    return [batch, *space, channels]
+        return result.transpose(_inverse(matrices_lib.channels_last(self._numbers.out_spec)))
 
 
 def _inverse(order: Sequence[int]) -> list[int]:

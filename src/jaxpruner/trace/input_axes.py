@@ -2,14 +2,14 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from jaxpruner import sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.sparsity_types import normalize_setting, resolve_types
 from jaxpruner.trace import contractions
-from jaxpruner.trace.graph import Use, UseGraph
+from jaxpruner.trace.graph import UseGraph
 from jaxpruner.trace.views import axes_of
 
 logger = logging.getLogger(__name__)
@@ -60,12 +60,11 @@ def with_input_axes(
         is_n_by_m = isinstance(leaf_type, sparsity_types.NByM)
         if not is_n_by_m or leaf_type.axis != sparsity_types.INPUT_AXIS:
             return leaf_type
-        axis = None if path in graph.unused else _input_axis(path, graph)
-        if axis is None:
+        axes: tuple[int, ...] = ()
+        if path not in graph.unused:
+            axes = _input_axes(path, graph, leaf.shape, leaf_type.m)
+        if not axes:
             return None
-        axes: tuple[int, ...] = (axis,)
-        if leaf.shape[axis] % leaf_type.m:
-            axes = _axes_as_one(_contractions(graph[path]), leaf.shape) or axes
         # Counted from the end, the axes are the same for one layer of a stack.
         first, *others = [axis - leaf.ndim for axis in axes]
         return dataclasses.replace(leaf_type, axis=(first, *others) if others else first)
@@ -73,44 +72,39 @@ def with_input_axes(
     return resolve
 
 
-def _contractions(uses: Iterable[Use]) -> list[Use]:
-    return [use for use in uses if use.op in ('dot', 'conv') and use.contract]
+def _input_axes(
+    path: tree_lib.Path, graph: UseGraph, shape: tuple[int, ...], m: int
+) -> tuple[int, ...]:
+    """The leaf's axes along which groups of m lie; none if the leaf stays dense.
 
-
-def _input_axis(path: tree_lib.Path, graph: UseGraph) -> int | None:
-    """The leaf's axis along which all contractions have their innermost inputs; `None` if the leaf stays dense."""
-    name = tree_lib.path_string(path)
-    contracting = _contractions(graph[path])
-    input_axes = set()
+    They are the axis along which all contractions have their innermost inputs, or all axes that every contraction
+    counts as one, innermost last.
+    """
+    contracting = [use for use in graph[path] if use.op in ('dot', 'conv') and use.contract]
+    innermost, orders = set(), set()
     for use in contracting:
-        *_, innermost = contractions.input_axes(use.site.equation, use.site.operand)
-        axis = use.site.view.axes[innermost]
+        numbers = contractions.input_axes(use.site.equation, use.site.operand)
+        axes = [use.site.view.axes[number] for number in numbers]
+        orders.add(tuple(factor for axis in axes for factor in axis.factors if factor.size > 1))
         # A kernel may sum only over windows, and have no axis of the leaf for input channels.
-        has_no_channels = axis.length == 1 and axis.is_whole and not axes_of(axis.factors)
+        last = axes[-1]
+        has_no_channels = last.length == 1 and last.is_whole and not axes_of(last.factors)
         if use.op == 'dot' or not has_no_channels:
-            input_axes.add(use.input_axis)
-    if not input_axes:
+            innermost.add(use.input_axis)
+    name = tree_lib.path_string(path)
+    if not innermost:
         if contracting:
             logger.info('%s stays dense: a depthwise convolution sums over no channels', name)
-        return None
-    axis = input_axes.pop()
-    if input_axes or axis is None:
+        return ()
+    axis = innermost.pop()
+    if innermost or axis is None:
         contracted = sorted({axis for use in contracting for axis in use.contract})
         raise ValueError(
             f'{name}: the model sums it along several axes, {contracted} ({contracting[-1].where}); name one, or leave '
             f"it dense: sparsity_type={{'{name}': None, '*': …}}"
         )
-    return axis
-
-
-def _axes_as_one(contracting: Sequence[Use], shape: Sequence[int]) -> tuple[int, ...]:
-    """The leaf's axes that all contractions count as one, innermost last; none if they are not whole, or differ."""
-    orders = set()
-    for use in contracting:
-        axes = contractions.input_axes(use.site.equation, use.site.operand)
-        factors = [factor for axis in axes for factor in use.site.view.axes[axis].factors]
-        orders.add(tuple(factor for factor in factors if factor.size > 1))
     factors = orders.pop()
-    axes = tuple(axis for factor in factors for axis in factor.axes)
-    are_whole = [shape[axis] for axis in axes] == [factor.size for factor in factors]
-    return axes if not orders and are_whole and len(set(axes)) == len(axes) else ()
+    as_one = tuple(axis for factor in factors for axis in factor.axes)
+    are_whole = [shape[axis] for axis in as_one] == [factor.size for factor in factors]
+    is_one = as_one and not orders and are_whole and len(set(as_one)) == len(as_one)
+    return as_one if shape[axis] % m and is_one else (axis,)
