@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import scipy.special
 
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.report.experiments import student_quantile
 from oneshot_shakespeare_pruning import ALGORITHMS, Variant, read_cells, read_losses, variants
 
 # What the papers found: the first of two is at least as good.
@@ -99,7 +99,8 @@ def over_seeds(values: np.ndarray) -> tuple[float, float]:
     means = values.mean(1)
     if len(means) == 1:
         return -math.inf, math.inf
-    half = student_quantile(len(means) - 1) * means.std(ddof=1) / math.sqrt(len(means))
+    quantile = scipy.special.stdtrit(len(means) - 1, 0.975)  # of Student's t
+    half = quantile * means.std(ddof=1) / math.sqrt(len(means))
     return means.mean() - half, means.mean() + half
 
 
