@@ -102,11 +102,10 @@ class PruningPlan:
 
     def __getitem__(self, path: str | tree_lib.Path) -> LeafPlan:
         name = path if isinstance(path, str) else tree_lib.path_string(tuple(path))
-        for leaf in self.leaves:
-            if leaf.name == name:
-                return leaf
-        names = [leaf.name for leaf in self.leaves]
-        raise KeyError(f'there is no leaf {name!r}; {tree_lib.nearest(name, names)}')
+        leaves = {leaf.name: leaf for leaf in self.leaves}
+        if name not in leaves:
+            raise KeyError(f'there is no leaf {name!r}; {tree_lib.nearest(name, leaves)}')
+        return leaves[name]
 
     def __str__(self) -> str:
         columns = [
