@@ -4,6 +4,7 @@ The library `safetensors` reads and checks a file's header. Weights are read pas
 NumPy it knows no floats of 8 bits.
 """
 
+import itertools
 import math
 import os
 from collections.abc import Mapping
@@ -156,11 +157,9 @@ class SafetensorsFile:
             ) from error
         self.leaves: Mapping[str, Leaf] = leaves
         # The library has checked that the tensors fill the file behind its header without holes, in this order.
-        start = path.stat().st_size - sum(leaf.bytes for leaf in leaves.values())
-        self._starts: dict[str, int] = {}
-        for name, leaf in leaves.items():
-            self._starts[name] = start
-            start += leaf.bytes
+        sizes = [leaf.bytes for leaf in leaves.values()]
+        starts = itertools.accumulate(sizes, initial=path.stat().st_size - sum(sizes))
+        self._starts = dict(zip(leaves, starts, strict=False))
 
     def read(self, name: str) -> np.ndarray:
         """Reads a tensor; see `Checkpoint`."""

@@ -139,10 +139,9 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         batches = batches if times > 1 else once
         check_inputs(given[self.function], first, self.function)
         masks = self.get_initial_masks(params, targets)
-        paths, leaves, _ = tree_lib.flatten_with_paths(masks)
         total, rounds = 0.0, 0
-        if leaves:
-            sizes, rounds = [mask.size for mask in leaves], self.rounds
+        if sizes := [mask.size for mask in jax.tree.leaves(masks)]:
+            rounds = self.rounds
             total = float(global_pruners.total_sparsity(jax.tree.leaves(targets), sizes))
         passes = [_sum_over_batches(loss, derive) for derive in self.passes]
         score = jax.jit(lambda weights, sums: self.calculate_scores(weights, grads=sums))
@@ -162,7 +161,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
                 masks = self.create_masks(scores, jax.tree.map(lambda _, now=now: now, scores))
                 show(name, number, masks)
         empty = []
-        for path, mask in zip(paths, jax.tree.leaves(masks), strict=True):
+        for path, mask in tree_lib.zip_with_paths(masks):
             if mask.size and not mask.any():
                 empty.append(tree_lib.path_string(path))
         if empty and total < 1:
@@ -175,15 +174,14 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
 
     def _check_scores(self, scores: tree_lib.PyTree, number: int) -> None:
         """Refuses scores of a round that rank nothing."""
-        paths, leaves, _ = tree_lib.flatten_with_paths(scores)
-        for path, leaf in zip(paths, leaves, strict=True):
+        for path, leaf in tree_lib.zip_with_paths(scores):
             if not jnp.isfinite(leaf).all():
                 raise ValueError(
                     f'{tree_lib.path_string(path)}: its scores are not finite in round {number}; look for NaN or inf '
                     'in parameters and batches, and where numbers are merely too large, give the parameters in '
                     "float64, after jax.config.update('jax_enable_x64', True): the masks fit narrower ones, too"
                 )
-        if number == 1 and not any(jnp.any(leaf != 0) for leaf in leaves):
+        if number == 1 and not any(jnp.any(leaf != 0) for leaf in jax.tree.leaves(scores)):
             raise ValueError(
                 f'all scores of {type(self).__name__} are zero: what {self.function} returns does not depend on the '
                 'leaves that are to be pruned, or its derivatives are too small for their dtype'

@@ -191,11 +191,6 @@ class MatrixLeaf:
     outputs: int
 
     @property
-    def path(self) -> tree_lib.Path:
-        """The path of the leaf."""
-        return self.matrices.path
-
-    @property
     def uses(self) -> tuple[Use, ...]:
         """Where the program multiplies data by it."""
         return self.matrices.uses
@@ -332,7 +327,7 @@ class Products:
         self._traced: dict[str, _Traced] = {}
         traced = self._trace(self._shapes, sample)
         leaves = traced.matrix_leaves.values()
-        self.by_leaf = {tree_lib.path_string(leaf.path): leaf for leaf in leaves}
+        self.by_leaf = {tree_lib.path_string(leaf.matrices.path): leaf for leaf in leaves}
         self.refused = traced.refused
 
     def by_name(self, params: tree_lib.PyTree) -> dict[str, Any]:

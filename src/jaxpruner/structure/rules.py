@@ -84,9 +84,9 @@ def reshape_axes(ties: EquationTies) -> list[Axes]:
     if math.prod(ties.shape) == 0:
         return ties.pin_everything('a value without elements is reshaped')
     result = list(new_axes(ties.shape))
-    for runs in views.matching_runs(sizes_of(axes), ties.shape):
-        if axes[runs.old]:  # otherwise they are new axes of one element
-            ties.align('product', axes[runs.old], result[runs.new])
+    for old, new in views.matching_runs(sizes_of(axes), ties.shape):
+        if axes[old]:  # otherwise they are new axes of one element
+            ties.align('product', axes[old], result[new])
     return [tuple(result)]
 
 

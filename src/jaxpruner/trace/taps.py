@@ -4,8 +4,8 @@ The program runs as it was traced. Only equations with a chosen operation inside
 loops and branches and added to in place, so that they take memory only once if they are donated.
 """
 
+import dataclasses
 import functools
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -125,6 +125,7 @@ class Taps:
         return results, list(running.totals.values())
 
 
+@dataclasses.dataclass(eq=False)
 class TapRun(Run):
     """A run of a program in which taps add to their totals.
 
@@ -137,17 +138,10 @@ class TapRun(Run):
 
     shows = True
 
-    def __init__(
-        self,
-        taps: Taps,
-        totals: Totals,
-        trips: Mapping[ProgramPath, Any] = types.MappingProxyType({}),
-        given: Sequence[Any] = (),
-    ):
-        self.taps = taps
-        self.totals = dict(totals)
-        self.trips = trips
-        self.given = given
+    taps: Taps
+    totals: Totals
+    trips: Mapping[ProgramPath, Any] = dataclasses.field(default_factory=dict)
+    given: Sequence[Any] = ()
 
     def visit_equation(self, equation: Any, operands: Values, position: Position) -> Values:
         within = self.taps.within.get(position.path, ())

@@ -325,8 +325,8 @@ def align(view: View, shape: Sequence[int]) -> View:
 def reshape(view: View, new_shape: Sequence[int], step: Move | None = None) -> View:
     """The view of a value in another shape."""
     axes: list[ViewAxis] = []
-    for runs in matching_runs(view.shape, new_shape):
-        old, sizes = view.axes[runs.old], new_shape[runs.new]
+    for old_run, new_run in matching_runs(view.shape, new_shape):
+        old, sizes = view.axes[old_run], new_shape[new_run]
         if all(axis.is_whole for axis in old):
             factors = [factor for axis in old for factor in axis.factors]
             axes += [ViewAxis(own, size_of(own)) for own in _deal(factors, sizes)]
@@ -337,24 +337,17 @@ def reshape(view: View, new_shape: Sequence[int], step: Move | None = None) -> V
     return view.moved(axes, step)
 
 
-class Runs(NamedTuple):
-    """A run of old axes and a run of new ones that hold the same elements."""
+def matching_runs(shape: Sequence[int], new_shape: Sequence[int]) -> list[tuple[slice, slice]]:
+    """Finds the shortest runs of axes that hold the same elements in two shapes, in pairs, one after the other.
 
-    old: slice
-    new: slice
-
-
-def matching_runs(shape: Sequence[int], new_shape: Sequence[int]) -> list[Runs]:
-    """Finds the shortest runs of axes that hold the same elements in two shapes, one after the other.
-
-    >>> for runs in matching_runs((6, 4, 5), (2, 3, 20)):
-    ...     print(runs.old, runs.new)
+    >>> for old, new in matching_runs((6, 4, 5), (2, 3, 20)):
+    ...     print(old, new)
     slice(0, 1, None) slice(0, 2, None)
     slice(1, 3, None) slice(2, 3, None)
     """
     if 0 in shape:
         raise NoRuleError('reshape of an empty array')
-    all_runs: list[Runs] = []
+    runs: list[tuple[slice, slice]] = []
     i = j = 0
     while i < len(shape) or j < len(new_shape):
         old_end = min(i + 1, len(shape))
@@ -368,14 +361,13 @@ def matching_runs(shape: Sequence[int], new_shape: Sequence[int]) -> list[Runs]:
             else:
                 new_size *= new_shape[new_end]
                 new_end += 1
-        if new_end == j and all_runs:  # lengths of 1 at the end
-            start = all_runs[-1].old.start
-            all_runs[-1] = all_runs[-1]._replace(old=slice(start, old_end))
+        if new_end == j and runs:  # lengths of 1 at the end
+            old, new = runs[-1]
+            runs[-1] = slice(old.start, old_end), new
         else:
-            runs = Runs(slice(i, old_end), slice(j, new_end))
-            all_runs.append(runs)
+            runs.append((slice(i, old_end), slice(j, new_end)))
         i, j = old_end, new_end
-    return all_runs
+    return runs
 
 
 def _deal(factors: Sequence[Factor], sizes: Sequence[int]) -> list[Factors]:

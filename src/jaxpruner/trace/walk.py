@@ -76,15 +76,12 @@ def param_uses(apply_fn: Callable[..., Any], params: tree_lib.PyTree, *inputs: A
     for number, result in enumerate(results):
         walk.add_uses('output', None, number, result, position)
     by_leaf: dict[int, list[Use]] = {}
-    for use in walk.uses.values():
+    for use in sorted(walk.uses.values(), key=lambda use: (use.site.path, use.site.operand)):
         by_leaf.setdefault(use.site.view.leaf, []).append(use)
-    uses = {}
-    for leaf in sorted(by_leaf.keys() - walk.opaque.keys()):
-        in_order = sorted(by_leaf[leaf], key=lambda use: (use.site.path, use.site.operand))
-        uses[paths[leaf]] = tuple(in_order)
+    followed = sorted(by_leaf.keys() - walk.opaque.keys())
     seen = walk.opaque.keys() | by_leaf.keys()
     return UseGraph(
-        uses,
+        {paths[leaf]: tuple(by_leaf[leaf]) for leaf in followed},
         opaque={paths[leaf]: reason for leaf, reason in sorted(walk.opaque.items())},
         unused=tuple(paths[leaf] for leaf in range(len(paths)) if leaf not in seen),
         flops=sum(walk.flops.values()),

@@ -180,11 +180,15 @@ class CompactModel:
         """
         if select not in ('random', 'magnitude'):
             raise ValueError(f"select={select!r} is unknown; take 'random' or 'magnitude'")
-        positions: Mapping[str, Any] = {}
+        positions: dict[str, Any] = {}
         if topology is not None:
             positions = {name: topology[name]['positions'] for name in self.layouts}
-        elif select == 'random':
-            positions = drawn_positions(self.layouts, self.rng_seed)
+        elif select == 'random':  # drawn by NumPy, with a generator of its own for each leaf
+            words = [self.rng_seed]
+            if not isinstance(self.rng_seed, int):
+                words = np.asarray(jax.random.key_data(seeds.prng_key(self.rng_seed))).tolist()
+            for number, (name, layout) in enumerate(self.layouts.items()):
+                positions[name] = layout.draw(np.random.default_rng([*words, number]))
 
         def pack(params: Any, positions: Mapping[str, Any]) -> tuple[Any, Topology]:
             stored, packed = {}, {}
@@ -375,17 +379,6 @@ class CompactModel:
 
 
 _STAYS = np.zeros((), np.int32)  # in the place of the positions of an array that does not move
-
-
-def drawn_positions(layouts: Mapping[str, Layout], rng_seed: Any) -> dict[str, np.ndarray]:
-    """The positions at which training starts, drawn by NumPy: a generator of its own for each leaf."""
-    words = [rng_seed]
-    if not isinstance(rng_seed, int):
-        words = np.asarray(jax.random.key_data(seeds.prng_key(rng_seed))).tolist()
-    positions = {}
-    for number, (name, layout) in enumerate(layouts.items()):
-        positions[name] = layout.draw(np.random.default_rng([*words, number]))
-    return positions
 
 
 def check_elementwise(
@@ -591,7 +584,7 @@ def unstructured_sparse(
 
     def layout_of(matrix_leaf: MatrixLeaf, sparsity: float) -> tuple[Layout, str]:
         if missing := csr_matrix.why_missing(matrix_leaf.computed_dtype):
-            name = tree_lib.path_string(matrix_leaf.path)
+            name = matrix_leaf.matrices.where
             raise NotImplementedError(f'{name} cannot be trained in CSR: {missing}')
         inputs, outputs = matrix_leaf.inputs, matrix_leaf.outputs
         kept = selection.number_to_keep_on_host(inputs * outputs, sparsity)
