@@ -23,7 +23,7 @@ INTERNAL = frozenset(
         'AssertionError',
         'OtherDifferenceError',
         '_NotElementwiseError',
-        'RefusedLeafError',
+        'UnknownWeightsError',
     }
 )
 _Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -83,9 +83,8 @@ def sparsify_activations(
         )
     if pattern is not None:
         pattern = sparsity_types.parse_n_by_m(pattern, axis)
-    else:
+    elif density is not None:
         sparsity_distributions.check_density(density, 'density')
-        assert density is not None
         density = density if tree_lib.is_traced(density) else float(density)
     if is_auto:
         batch_axes = None if known_framework(apply_fn_or_module) == 'equinox' else 0

@@ -194,13 +194,11 @@ class ShardedSafetensors:
                 'write or download it again'
             ) from error
         self.files = {name: SafetensorsFile(self.path / name) for name in names}
-        leaves: dict[str, Leaf] = {}
-        metadata: dict[str, str] = {}
+        self.leaves: Mapping[str, Leaf] = {}
+        self.metadata: Mapping[str, str] = {}
         for file in self.files.values():
-            leaves |= file.leaves
-            metadata |= file.metadata
-        self.leaves: Mapping[str, Leaf] = leaves
-        self.metadata: Mapping[str, str] = metadata
+            self.leaves = {**self.leaves, **file.leaves}
+            self.metadata = {**self.metadata, **file.metadata}
         found = {(name, file) for file in names for name in self.files[file].leaves}
         for name, file in found ^ set(self._file_of.items()):
             raise ValueError(

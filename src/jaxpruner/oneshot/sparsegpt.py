@@ -124,8 +124,6 @@ def prune_by_sparsegpt(
         return _prune_matrix(matrix, sparsity_type, per, block_size, keep_zeros)
 
     def prune_all(*matrices: jax.Array) -> tuple[jax.Array, ...]:
-        if not leading:
-            return tuple(prune_matrix(matrices))
         # One after another, so that only one takes memory.
         flat = tuple(x.reshape(-1, *x.shape[len(leading) :]) for x in matrices)
         return tuple(x.reshape(*leading, *x.shape[1:]) for x in lax.map(prune_matrix, flat))

@@ -163,10 +163,6 @@ _OTHER_USES = {
 }
 
 
-class RefusedLeafError(ValueError):
-    """A leaf is no matrix that data are multiplied by; its text is the reason, without the name of the leaf."""
-
-
 @dataclasses.dataclass(frozen=True)
 class MatrixLeaf:
     """A leaf that is a matrix by which data are multiplied, or one matrix for each layer.
@@ -225,59 +221,54 @@ class MatrixLeaf:
 
 def matrix_leaf_of(
     graph: UseGraph, followed: leaves_lib.FollowedLeaves, path: tree_lib.Path
-) -> MatrixLeaf:
-    """Describes a leaf of a model as a matrix.
-
-    Raises:
-      RefusedLeafError: the leaf is no matrix that data are multiplied by.
-    """
+) -> MatrixLeaf | str:
+    """Describes a leaf as a matrix, or says why it is none that data are multiplied by."""
     if path not in followed.matrices:
-        raise RefusedLeafError(followed.reasons[path])
+        return followed.reasons[path]
     for use in graph[path]:
-        _check_use(use)
+        if reason := _why_refused(use):
+            return f'{reason} ({use.where})'
     matrices, *others = followed.matrices[path]
     if others:
         shapes = [part.shape for part in (matrices, *others)]
-        raise RefusedLeafError(f'it is read in parts of the shapes {shapes}; split it into leaves')
+        return f'it is read in parts of the shapes {shapes}; split it into leaves'
     if not matrices.fills_stacks:
-        raise RefusedLeafError('other parameters lie in the same stack')
+        return 'other parameters lie in the same stack'
     leaf = graph.program.in_avals[matrices.uses[0].site.view.leaf]
     *layers, inputs, outputs = matrices.shape
     if math.prod(matrices.shape) != leaf.size:
-        raise RefusedLeafError('only a part of it is multiplied')
+        return 'only a part of it is multiplied'
     ops = {use.op for use in matrices.uses}
     if len(ops) > 1:
-        raise RefusedLeafError('products and convolutions read it')
+        return 'products and convolutions read it'
     return MatrixLeaf(matrices, leaf.shape, leaf.dtype, ops.pop(), tuple(layers), inputs, outputs)
 
 
-def _check_use(use: Use) -> None:
-    """Refuses a use in which no operator can take the place of the leaf."""
+def _why_refused(use: Use) -> str | None:
+    """Why no operator can take the place of a leaf in a use; `None` if one can."""
     if use.op not in ('dot', 'conv'):
-        raise RefusedLeafError(f'{_OTHER_USES[use.op]} ({use.where})')
+        return _OTHER_USES[use.op]
     site = use.site
     params, axes = site.equation.params, site.view.axes
     loops = [entry.loop for entry in site.view.stack]
     groups = [params.get(key, 1) for key in ('feature_group_count', 'batch_group_count')]
-    reason = None
     if use.op == 'dot' and not use.contract:
-        reason = 'a product only scales by it'
-    elif matrices_lib.MASKS.intersection(map(matrices_lib.step_name, site.view.steps)):
-        reason = 'the model masks it with a constant; mask the parameters instead'
-    elif site.equation.primitive.name in contractions.RAGGED:
-        reason = 'groups of rows meet a matrix each'
-    elif max(groups) > 1:
-        reason = 'the convolution has groups'
-    elif isinstance(params['precision'], lax.DotAlgorithm):
-        reason = 'its algorithm has no name; take one of lax.DotAlgorithmPreset'
-    elif site.view.shape != tuple([axis.size for axis in axes]):
-        reason = 'other parameters are put beside it'
-    elif any(caller.primitive.name in RULED for caller in site.callers):
-        reason = 'a call with a derivative rule of its own reads it'
-    elif len(set(loops)) < len(loops) or loops != sorted(loops, key=len):
-        reason = 'loops take it apart in another order'
-    if reason:
-        raise RefusedLeafError(f'{reason} ({use.where})')
+        return 'a product only scales by it'
+    if matrices_lib.MASKS.intersection(map(matrices_lib.step_name, site.view.steps)):
+        return 'the model masks it with a constant; mask the parameters instead'
+    if site.equation.primitive.name in contractions.RAGGED:
+        return 'groups of rows meet a matrix each'
+    if max(groups) > 1:
+        return 'the convolution has groups'
+    if isinstance(params['precision'], lax.DotAlgorithm):
+        return 'its algorithm has no name; take one of lax.DotAlgorithmPreset'
+    if site.view.shape != tuple([axis.size for axis in axes]):
+        return 'other parameters are put beside it'
+    if any(caller.primitive.name in RULED for caller in site.callers):
+        return 'a call with a derivative rule of its own reads it'
+    if len(set(loops)) < len(loops) or loops != sorted(loops, key=len):
+        return 'loops take it apart in another order'
+    return None
 
 
 class _Traced(NamedTuple):
@@ -326,8 +317,7 @@ class Products:
             raise ValueError(f'several leaves are called {name!r}; give the containers other keys')
         self._traced: dict[str, _Traced] = {}
         traced = self._trace(self._shapes, sample)
-        leaves = traced.matrix_leaves.values()
-        self.by_leaf = {tree_lib.path_string(leaf.matrices.path): leaf for leaf in leaves}
+        self.by_leaf = {leaf.matrices.where: leaf for leaf in traced.matrix_leaves.values()}
         self.refused = traced.refused
 
     def by_name(self, params: tree_lib.PyTree) -> dict[str, Any]:
@@ -393,10 +383,11 @@ class Products:
         followed = leaves_lib.follow_leaves(graph, self.paths.values())
         matrix_leaves, refused = {}, {}
         for number, (name, path) in enumerate(self.paths.items()):
-            try:
-                matrix_leaves[number] = matrix_leaf_of(graph, followed, path)
-            except RefusedLeafError as error:
-                refused[name] = str(error)
+            leaf = matrix_leaf_of(graph, followed, path)
+            if isinstance(leaf, str):
+                refused[name] = leaf
+            else:
+                matrix_leaves[number] = leaf
         traced = _Traced(graph.program, matrix_leaves, refused, structures[-1])
         if not tree_lib.has_traced(graph.program.consts):  # these live no longer than this call
             self._traced[key] = traced

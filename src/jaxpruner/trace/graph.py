@@ -174,12 +174,10 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
     @property
     def leaf_flops(self) -> dict[tree_lib.Path, int]:
         """The floating point operations of each contracted leaf's contractions, for `erk`."""
-        by_leaf: dict[tree_lib.Path, int] = {}
+        by_leaf = {}
         for path, uses in self.items():
-            for use in uses:
-                if use.op in ('dot', 'conv') and use.flops:
-                    by_leaf[path] = by_leaf.get(path, 0) + use.flops
-        return by_leaf
+            by_leaf[path] = sum(use.flops for use in uses if use.op in ('dot', 'conv'))
+        return {path: flops for path, flops in by_leaf.items() if flops}
 
     def __repr__(self) -> str:
         text = f'{len(self)} used, {len(self.opaque)} opaque, {len(self.unused)} unused'

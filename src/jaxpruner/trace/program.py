@@ -81,12 +81,9 @@ class Loop:
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Splits operands into constants of the body, carried and sliced ones."""
-        end = self.first_carried + self.carried
-        return (
-            list(operands[self.first_constant : self.first_carried]),
-            list(operands[self.first_carried : end]),
-            list(operands[end:]),
-        )
+        operands, end = list(operands), self.first_carried + self.carried
+        constants = operands[self.first_constant : self.first_carried]
+        return constants, operands[self.first_carried : end], operands[end:]
 
     def split_results(self, results: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Splits results into carried and stacked ones."""

@@ -367,9 +367,8 @@ class CompactModel:
         scores = {}
         for (name, layout), key in zip(self.layouts.items(), keys, strict=True):
             shape = (*layout.rows, layout.candidates)
-            scores[name] = control.draw_in_loop(
-                functools.partial(jax.random.uniform, shape=shape), key
-            )
+            draw = functools.partial(jax.random.uniform, shape=shape)
+            scores[name] = control.draw_in_loop(draw, key)
         return scores
 
     def _stored(self, weights: Any) -> dict[str, Any]:
@@ -530,8 +529,7 @@ def block_sparse(
     products = Products(apply_fn, params, *sample)
     model = _made(products, layout_of, sparsity, algorithm, scheduler, drop_fraction_fn, rng_seed)
     leaves = [model.plan.leaves[name] for name in model.layouts]
-    notes = [f'{leaf.name}: {leaf.note}' for leaf in leaves if leaf.note]
-    if notes:
+    if notes := [f'{leaf.name}: {leaf.note}' for leaf in leaves if leaf.note]:
         caller_warnings.warn(f'block_sparse: blocks that do not suit: {"; ".join(notes)}')
     return model
 
