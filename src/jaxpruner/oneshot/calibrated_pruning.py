@@ -317,8 +317,11 @@ class PruningRun:
         if samples < inputs:
             self._doubts[_FEW_SAMPLES].append(f'{where} ({samples:g} samples, {inputs} inputs)')
         is_unseen = (second_moment == 0).all(-1)
-        if not is_unseen.any():
-            return statistics
+        return self._as_if_alike(statistics, is_unseen, where) if is_unseen.any() else statistics
+
+    def _as_if_alike(
+        self, statistics: InputStatistics, is_unseen: np.ndarray, where: str
+    ) -> InputStatistics:
         for index in np.argwhere(is_unseen).tolist():
             number = f', matrix {", ".join(map(str, index))}' if index else ''
             self._doubts[_UNSEEN].append(where + number)

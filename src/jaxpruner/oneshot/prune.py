@@ -133,17 +133,22 @@ def plan(
 
 
 def _pruner_of(sparsity: Any, algorithm: str, settings: dict[str, Any]) -> Any:
-    """Makes the pruner of that name; the argument `sparsity` is a key of its configuration, or a distribution."""
-    config = {'algorithm': algorithm, **settings}
-    if not isinstance(sparsity, Mapping):
-        return api.create_updater_from_config({**config, 'sparsity': sparsity})
+    """Makes the pruner of that name; the argument `sparsity` is one or two keys of its configuration."""
+    if isinstance(sparsity, Mapping):
+        settings = _settings_by_name(sparsity, settings)
+    else:
+        settings = {**settings, 'sparsity': sparsity}
+    return api.create_updater_from_config({'algorithm': algorithm, **settings})
+
+
+def _settings_by_name(sparsities: Mapping[Any, Any], settings: dict[str, Any]) -> dict[str, Any]:
     for key in ('custom_sparsity_map', 'sparsity_distribution_fn', 'dist_type'):
         if key in settings:
             raise ValueError(
                 f'a mapping of sparsities says all about the distribution: leave {key} out'
             )
-    keywords: dict[str, Any] = {'sparsities': dict(sparsity)}
-    if 'filter_fn' in settings:
-        keywords['filter_fn'] = config.pop('filter_fn')
+    others, keywords = dict(settings), {'sparsities': dict(sparsities)}
+    if 'filter_fn' in others:
+        keywords['filter_fn'] = others.pop('filter_fn')
     distribution = functools.partial(leaves_lib.sparsities_by_name, **keywords)
-    return api.create_updater_from_config({**config, 'sparsity_distribution_fn': distribution})
+    return {**others, 'sparsity_distribution_fn': distribution}

@@ -168,7 +168,7 @@ class MatrixLeaf:
     """A leaf that is a matrix by which data are multiplied, or one matrix for each layer.
 
     Attributes:
-      matrices: how the model reads it.
+      matrices: how the model reads it, and where it multiplies data by it.
       shape: of the leaf.
       dtype: of the leaf.
       op: `'dot'`, or `'conv'`, whose inputs are the elements of a window, channels innermost.
@@ -187,26 +187,21 @@ class MatrixLeaf:
     outputs: int
 
     @property
-    def uses(self) -> tuple[Use, ...]:
-        """Where the program multiplies data by it."""
-        return self.matrices.uses
-
-    @property
     def flops(self) -> int:
         """Floating point operations of all its products in one call of the model at the sample."""
-        return sum(use.flops for use in self.uses)
+        return sum(use.flops for use in self.matrices.uses)
 
     @property
     def window(self) -> int:
         """Elements of a window, each with all channels; 1 if nothing is convolved."""
         if self.op == 'dot':
             return 1
-        return math.prod(Convolution(self.uses[0].site.equation).window)
+        return math.prod(Convolution(self.matrices.uses[0].site.equation).window)
 
     @property
     def computed_dtype(self) -> jnp.dtype:
         """The type to which the model casts the leaf before it multiplies."""
-        site = self.uses[0].site
+        site = self.matrices.uses[0].site
         return site.equation.invars[site.operand].aval.dtype
 
     def to_matrix(self, leaf: jax.Array) -> jax.Array:
@@ -360,7 +355,7 @@ class Products:
             self._shapes[n] if n in operators else _shapes(leaf) for n, leaf in enumerate(leaves)
         ]
         traced = self._trace(shapes, inputs)
-        uses = [use for n in operators for use in traced.matrix_leaves[n].uses]
+        uses = [use for n in operators for use in traced.matrix_leaves[n].matrices.uses]
         run = _ProductRun(uses, operators)
         values = leaves + jax.tree.leaves(inputs)
         program, position = Program.of(traced.program), Position.of_whole(traced.program)

@@ -428,7 +428,7 @@ def _times(
     for format, arrays in packed.items():
         sizes = [max(array[0].size, 1) for array in arrays.values()]
         buckets.append((format, *[round(math.log(size, _BUCKET)) for size in sizes]))
-    for use in leaf.uses:
+    for use in leaf.matrices.uses:
         site = use.site
         avals = [str(variable.aval) for variable in site.equation.invars]
         key = str(site.equation.params), *avals, site.operand, *buckets

@@ -237,10 +237,8 @@ class CompactModel:
 
         >>> # gradients = jax.grad(loss, argnums=2)(weights, topology, model.probe(), batch)
         """
-        probe = {}
-        for name, layout in self.layouts.items():
-            probe[name] = jnp.zeros((*layout.rows, layout.candidates))
-        return probe
+        shapes = {name: (*each.rows, each.candidates) for name, each in self.layouts.items()}
+        return {name: jnp.zeros(shape) for name, shape in shapes.items()}
 
     def unpack(self, weights: Any, topology: Topology) -> Any:
         """The dense parameters, in the tree and dtypes that `pack` was given; zeros where nothing is kept.
