@@ -170,8 +170,8 @@ _COUNT = 512  # of samples, so that most pairs of numbers are among them
 # Common operations run in NumPy, since JAX would compile them. These have another name there.
 _IN_NUMPY = {
     pair.partition('=')[0]: pair.partition('=')[2]
-    for pair in 'div=divide eq=equal ge=greater_equal gt=greater le=less_equal lt=less max=maximum min=minimum '
-    'mul=multiply neg=negative sub=subtract'.split()
+    for pair in 'and=bitwise_and div=divide eq=equal ge=greater_equal gt=greater le=less_equal lt=less max=maximum '
+    'min=minimum mul=multiply neg=negative not=invert or=bitwise_or sub=subtract'.split()
 }
 
 
@@ -208,8 +208,12 @@ def _sampled(primitive: Any, params: Any, operands: Sequence[tuple[Any, ...]]) -
                 arrays.append(np.broadcast_to(drawn, _COUNT).astype(dtype))
             name: str = primitive.name
             function = getattr(np, _IN_NUMPY.get(name, name), None)
-            if isinstance(function, np.ufunc) and all(each.dtype.kind == 'f' for each in arrays):
+            kinds = {each.dtype.kind for each in arrays}
+            is_alike = kinds == {'f'} or (kinds in ({'b'}, {'i'}) and name != 'div')
+            if isinstance(function, np.ufunc) and is_alike:
                 results = function(*arrays)
+            elif name == 'select_n' and arrays[0].dtype == bool:
+                results = np.where(arrays[0], arrays[2], arrays[1])
             else:
                 results = primitive.bind(*arrays, **dict(params))
         array = np.asarray(results[0] if primitive.multiple_results else results)
