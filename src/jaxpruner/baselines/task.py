@@ -41,9 +41,8 @@ def example_metrics(logits: jax.Array, labels: jax.Array) -> Metrics:
     return {'accuracy': is_right.astype(losses.dtype), 'loss': losses}
 
 
-Values = Callable[
-    [Any], Any
-]  # inputs from the host -> `Task.values` of the model of now, as NumPy arrays
+# Inputs from the host -> `Task.values` of the model of now, as NumPy arrays.
+Values = Callable[[Any], Any]
 # Batches from the host, one for each step, in an order that can be taken up again:
 # - next(values): the next batch, a pytree of NumPy arrays with the examples along the first axis, which are not written
 #   to afterwards. `values` is good until this returns; only players of games call it.

@@ -15,13 +15,13 @@ writes them back, whatever the model does to the leaf before it multiplies.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jaxpruner import n_by_m, selection, sparsity_types
@@ -59,7 +59,7 @@ def channels_last(spec: Sequence[int]) -> list[int]:
 
 
 def windows_of(equation: Any, image: jax.Array) -> jax.Array:
-    """Gathers the windows of a convolution of images `[batch, *space, channels]`.
+    """Copies the windows of a convolution of images `[batch, *space, channels]`.
 
     Returns:
       `[batch, *space, elements]` in the result's space; of the elements the channels are innermost.
@@ -70,15 +70,18 @@ def windows_of(equation: Any, image: jax.Array) -> jax.Array:
     sides = zip(params['padding'], params['lhs_dilation'], strict=True)
     inner = [(before, after, step - 1) for (before, after), step in sides]
     image = lax.pad(image, jnp.zeros((), image.dtype), [(0, 0, 0), *inner, (0, 0, 0)])
-    # Each axis of space becomes one of windows and one within them; the last comes first, so that others stay.
-    for axis in range(len(window), 0, -1):
-        stride, dilation = params['window_strides'][axis - 1], params['rhs_dilation'][axis - 1]
-        within = dilation * np.arange(window[axis - 1])
-        starts = np.arange(0, image.shape[axis] - within[-1], stride)
-        image = jnp.take(image, starts[:, None] + within, axis, mode='clip')
-    space, elements = range(1, image.ndim - 1, 2), range(2, image.ndim - 1, 2)
-    image = image.transpose(0, *space, *elements, image.ndim - 1)
-    return image.reshape(*image.shape[: len(window) + 1], -1)
+    batch, *space, channels = image.shape
+    strides = [1, *params['window_strides'], 1]
+    elements = []  # slices, which a CPU copies twice as fast as it gathers
+    for offsets in itertools.product(*map(range, window)):
+        starts, stops = [0], [batch]
+        for number, offset in enumerate(offsets):
+            dilation = params['rhs_dilation'][number]
+            starts.append(offset * dilation)
+            # As far behind the element as the last element of the window is.
+            stops.append(space[number] - (window[number] - 1 - offset) * dilation)
+        elements.append(lax.slice(image, [*starts, 0], [*stops, channels], strides))
+    return jnp.concatenate(elements, axis=-1)
 
 
 class UnknownWeightsError(ValueError):
