@@ -76,7 +76,8 @@ def compare(
 ) -> int:
     """Train a workload with every algorithm at every sparsity with every seed, and print the table.
 
-    Ctrl-C keeps what is done, and the same command goes on there; more can be added later.
+    Ctrl-C keeps what is done, and the same command goes on there; more can be added later. The table shows all results
+    in the folder, those of earlier commands, too.
 
     Args:
       training: what to train.
@@ -107,14 +108,14 @@ def compare(
 
         show('compiling', sum(steps.values()))
         sweep.run(planned, on_chunk)
-    names = {cell.name for cell in set(sweep.finished()) & set(planned)}
-    cells = [cell for cell in report.read_cells(out) if cell.name in names] if names else []
-    width = shutil.get_terminal_size().columns
-    if cells:
-        print(f'{report.to_text(cells, width)}\n')
+    finished = sweep.finished()
+    if finished:
+        width = shutil.get_terminal_size().columns
+        print(f'{report.to_text(report.read_cells(out), width)}\n')
         print(f'{textwrap.fill(tables.MARKS_EXPLAINED, width)}\n')
-    print(f'{len(cells)} of {len(planned)} cells are in {out}')
-    if len(cells) == len(planned):
+    done = len(set(finished) & set(planned))
+    print(f'{done} of {len(planned)} cells are in {out}')
+    if done == len(planned):
         return 0
     print('Interrupted; the same command goes on from there.')
     return 130  # as a shell reports it
