@@ -220,6 +220,10 @@ def test_other_kinds_are_refused_with_a_remedy(model):
 
 
 def test_arguments_that_do_not_fit():
+    with pytest.raises(TypeError, match=r"missing before .* shrink\(model, x, 'flops=0\.5'\)"):
+        jaxpruner.shrink(MLP, 'flops=0.5')
+    with pytest.raises(TypeError, match=r'are a list: .* a tuple, \(x, y\)'):
+        jaxpruner.shrink((two_layers, {}), [X], 'flops=0.5')
     with pytest.raises(ValueError, match='give a budget or counts'):
         jaxpruner.shrink(MLP, X[0])
     with pytest.raises(TypeError, match='call is for modules'):

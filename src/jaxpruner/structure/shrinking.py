@@ -126,7 +126,7 @@ def shrink(
       The smaller model, what it keeps, and what cuts optimizer states along.
 
     Raises:
-      TypeError: the model is of another kind.
+      TypeError: the model is of another kind; or the inputs are missing, or a list.
       ValueError: as in `ChannelGraph.choose`; or the code of the module does not follow its arrays.
 
     >>> import jax, jax.numpy as jnp
@@ -141,6 +141,12 @@ def shrink(
     >>> type(small.model).__name__, small.model.up.kernel.shape, small.model(x).shape
     ('Network', (4, 8), (5, 2))
     """
+    if isinstance(inputs, str | list):
+        fault = 'are a list' if isinstance(inputs, list) else f'are missing before {inputs!r}'
+        raise TypeError(
+            f"the inputs {fault}: give what the model takes, as in shrink(model, x, 'flops=0.5'); several are a tuple, "
+            '(x, y), and a list that is one input stands in a tuple, ([x, y],)'
+        )
     inputs = as_inputs(inputs)
     is_pair = type(model) is tuple and len(model) == 2 and callable(model[0])
     arrays = None if is_pair else modules.arrays_of(model, inputs, call)
@@ -157,12 +163,11 @@ def shrink(
         batches = ((state, *as_inputs(batch)) for batch in batches)
     graph = channel_groups(apply_fn, params, *inputs, state=state)
     plan = graph.choose(params, budget, batches=batches, **settings)
-    allow_inexact = settings.get('allow_inexact', False)
+    cut = plan.keep, settings.get('allow_inexact', False)
     if arrays is None:
-        small_params = graph.shrink(params, plan.keep, allow_inexact)
-        pair = graph.small_apply(plan.keep, allow_inexact), small_params
+        pair = graph.small_apply(*cut), graph.shrink(params, *cut)
         return ShrunkModel(pair, plan, graph)
-    module, numbers = _shrunk_module(arrays, graph, plan.keep, allow_inexact)
+    module, numbers = _shrunk_module(arrays, graph, *cut)
     return ShrunkModel(module, plan, graph, numbers)
 
 
