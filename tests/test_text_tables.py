@@ -23,6 +23,9 @@ def test_names_break_behind_separators():
     body = [line.split('  ')[0] for line in text.split('\n')[2:]]
     assert body[:2] == ['encoder/layers/0/', 'attention/kernel']
     assert body[2:] == ['model.layers.', '{0-23}.mlp.', 'up_proj.weight']
+    long = [['decoder/self_attention_norm', '1']]
+    lines = text_tables.to_text([NAME, COUNT], long, width=16).split('\n')
+    assert lines[2:] == ['decoder/       1', 'self_', 'attention_', 'norm']
     row = ['bias', 'see block/attention/kernel too']
     lines = text_tables.to_text([NAME, REASON], [row], width=24).split('\n')
     assert lines[2:] == ['bias  see block/', '      attention/kernel', '      too']

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import re
-import textwrap
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal
 
@@ -16,8 +15,8 @@ _LEAST_SENTENCE = 16  # down to which sentences give way before names do
 _LAYER = re.compile(r'(?:(?<=[./_])|^)[0-9]+(?=[./]|$)')
 _LEAST_LAYERS = 3  # that are put into one row
 _MOST_RANGES = 8  # that a table names
-# Lines break at spaces, and behind `/`, `×` and the `.` of names, but not that of numbers.
-_BREAK = re.compile(r'(\s+)|(?<=[/×])|(?<=\D\.)')
+# Lines break behind spaces, `/`, `×` and the `.` of names, but not that of numbers.
+_BREAK = re.compile(r'(?<= )(?! )|(?<=[/×])|(?<=\D\.)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,15 +51,13 @@ def to_text(
     ----------------
     total         16
     """
-    headings = [column.heading for column in columns]
-    body = [
-        [printable(text) for text in row] for row in ([*rows] if total is None else [*rows, total])
-    ]
-    widths = [max(map(len, texts)) for texts in zip(headings, *body, strict=True)]
+    texts = [[column.heading for column in columns], *rows, *([] if total is None else [total])]
+    texts = [[printable(text) for text in row] for row in texts]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     while sum(widths) + len(_GAP) * (len(widths) - 1) > width:
         narrowable = {}
         for i, column in enumerate(columns):
-            if column.overflow != 'keep' and widths[i] > max(_LEAST_WIDTH, len(column.heading)):
+            if column.overflow != 'keep' and widths[i] > _LEAST_WIDTH:
                 is_long_sentence = column.overflow == 'wrap' and widths[i] > _LEAST_SENTENCE
                 narrowable[i] = (is_long_sentence, widths[i])
         if not narrowable:
@@ -68,13 +65,19 @@ def to_text(
         widths[max(narrowable, key=narrowable.__getitem__)] -= 1
 
     def broken(i: int, text: str) -> list[str]:
-        wrapper = textwrap.TextWrapper(widths[i], break_on_hyphens=False)
-        wrapper.wordsep_simple_re = _BREAK  # pyright: ignore[reportAttributeAccessIssue]
-        return [text] if columns[i].overflow == 'keep' else wrapper.wrap(text) or ['']
+        if len(text) <= widths[i]:
+            return [text]
+        lines, fits = [''], f'.{{1,{widths[i]}}}'
+        for part in _BREAK.split(text):
+            # A part that is too long by itself breaks behind `_`, or else anywhere.
+            for piece in re.findall(f'{fits} *$|{fits}(?<=_)|{fits}', part):
+                if len(lines[-1] + piece.rstrip()) > widths[i]:
+                    lines.append('')
+                lines[-1] += piece
+        return [line.rstrip() for line in lines]
 
-    cells = [[broken(i, text) for i, text in enumerate(row)] for row in body]
-    for i, heading in enumerate(headings):
-        widths[i] = max(map(len, [heading, *itertools.chain(*(row[i] for row in cells))]))
+    cells = [[broken(i, text) for i, text in enumerate(row)] for row in texts]
+    widths = [max(map(len, itertools.chain(*column))) for column in zip(*cells, strict=True)]
     rule = '-' * (sum(widths) + len(_GAP) * (len(widths) - 1))
 
     def line(texts: Sequence[str]) -> str:
@@ -82,11 +85,13 @@ def to_text(
         padded = [pad(text, size) for pad, text, size in zip(pads, texts, widths, strict=True)]
         return _GAP.join(padded).rstrip()
 
-    lines = [line(headings), rule]
+    lines = []
     for number, row in enumerate(cells):
-        if number == len(rows):
+        if number > len(rows):
             lines.append(rule)
         lines += map(line, itertools.zip_longest(*row, fillvalue=''))
+        if not number:
+            lines.append(rule)
     return '\n'.join(lines)
 
 
