@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -89,6 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 except KeyboardInterrupt:
                     process.wait()  # it was stopped, too, and prints what it has
                     raise
+                except SystemExit:  # SIGTERM stopped this process alone
+                    process.terminate()
+                    raise
             if status:
                 return status
         else:
@@ -96,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 for row in _watched(subject.run(size, rounds), name):
                     rows.append(row)
-            finally:  # Ctrl-C loses no row that is measured
+            finally:  # neither Ctrl-C nor SIGTERM loses a row that is measured
                 report.show(name, subject.COLUMNS, rows, settings.json)
     return 0
 
@@ -114,4 +118,5 @@ def _watched(rows: Iterable[report.Row], subject: str) -> Iterator[report.Row]:
 
 
 if __name__ == '__main__':
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as a shell reports it
     sys.exit(main())

@@ -9,7 +9,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Self
 
 from rich.console import Console
@@ -57,33 +57,35 @@ THE_ORIGINAL = {
 _Rounds = list[dict[str, Lap]]
 
 
-def run(size: str, rounds: int) -> list[Row]:
+def run(size: str, rounds: int) -> Iterator[Row]:
     """Measures each case in a process of its own, in each round."""
-    measured = _measured(size, rounds)
-    rows = []
-    for name, case in CASES[size].items():
-        if isinstance(case, FirstStep):
-            title, _ = name.split(': ')
-            rows.append(_step_row(name, measured[name], f'{title}: {DENSE}', measured))
-        else:
-            rows += _call_rows(name, measured[name])
-    return rows
+    measured: dict[str, _Rounds] = {name: [] for name in CASES[size]}
+    try:
+        _measure(size, rounds, measured)
+    finally:  # if it is stopped, there are rows of what is measured
+        for name, case in CASES[size].items():
+            if isinstance(case, FirstStep):
+                title, _ = name.split(': ')
+                dense = f'{title}: {DENSE}'
+                both = list(zip(measured[name], measured[dense], strict=False))
+                if both:
+                    yield _step_row(name, dense, *map(list, zip(*both, strict=True)))
+            elif measured[name]:
+                yield from _call_rows(name, measured[name])
 
 
-def _measured(size: str, rounds: int) -> dict[str, _Rounds]:
+def _measure(size: str, rounds: int, measured: dict[str, _Rounds]) -> None:
     order, shuffle = list(CASES[size]), random.Random(0).shuffle
     in_turns = []
     for _ in range(rounds):
         shuffle(order)
         in_turns += order
-    measured: dict[str, _Rounds] = {name: [] for name in CASES[size]}
     console = Console(stderr=True)
     for name in track(in_turns, 'cold processes', console=console, disable=not console.is_terminal):
         command = [sys.executable, '-m', 'benchmarks.cold', size, name]
         printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
         parts = {part: Lap(*lap) for part, lap in json.loads(printed).items()}
         measured[name].append(parts)
-    return measured
 
 
 class _Taken(NamedTuple):
@@ -101,12 +103,12 @@ class _Taken(NamedTuple):
         )
 
 
-def _step_row(name: str, rounds: _Rounds, dense: str, measured: dict[str, _Rounds]) -> Row:
+def _step_row(name: str, dense: str, rounds: _Rounds, of_dense: _Rounds) -> Row:
     parts = [_Taken.by(rounds, part).seconds.median for part in STEP_PARTS]
     original = None
     if name in THE_ORIGINAL:
         original = sum(THE_ORIGINAL[name]) / sum(THE_ORIGINAL[dense])
-    taken, reference = (_Taken.by(each, *STEP_PARTS) for each in (rounds, measured[dense]))
+    taken, reference = (_Taken.by(each, *STEP_PARTS) for each in (rounds, of_dense))
     return _row(name, parts, taken, reference, original)
 
 
@@ -125,14 +127,15 @@ def _row(
     reference: _Taken,
     original: float | None = None,
 ) -> Row:
+    has_spread = len(taken.seconds.rounds) > 1
     values = (
         *parts,
         taken.seconds.median,
         LIMITS_IN_SECONDS.get(name),
-        ratio(taken.seconds, reference.seconds),
+        ratio(taken.seconds, reference.seconds) if has_spread else None,
         LIMITS.get(name),
         original,
         taken.core_seconds.median,
-        ratio(taken.core_seconds, reference.core_seconds),
+        ratio(taken.core_seconds, reference.core_seconds) if has_spread else None,
     )
     return Row(name, values)

@@ -5,6 +5,7 @@ import math
 import os
 import types
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax.numpy as jnp
 import pytest
@@ -13,6 +14,7 @@ from benchmarks import __main__ as benchmarks
 from benchmarks import (
     against,
     cold_prunes,
+    compile,
     compiled,
     elsewhere,
     report,
@@ -161,6 +163,17 @@ def test_short_calls_are_repeated_until_the_clock_does_not_matter(monkeypatch):
     times = interleaved({'short': lambda: calls.append(1)}, 5)
     assert times['short'].rounds == pytest.approx([1e-2] * 5)
     assert len(calls) == 1 + (1 + 2) + 5 * 2  # to compile, to find how often, and to time
+
+
+def test_a_stopped_benchmark_prints_what_is_measured(monkeypatch, capsys):
+    laps = dict.fromkeys((*compile.STEP_PARTS, 'cold', 'warm'), (1.0, 2.0))
+    measured = [types.SimpleNamespace(stdout=json.dumps(laps))]
+    answers = [*measured, *measured, KeyboardInterrupt]
+    monkeypatch.setattr(compile.subprocess, 'run', Mock(side_effect=answers))
+    with pytest.raises(KeyboardInterrupt):
+        benchmarks.main(['compile', '--size', 'small', '--json'])
+    rows = json.loads(capsys.readouterr().out)['rows']
+    assert [row['seconds'] for row in rows] == [3.0, 1.0, 1.0]
 
 
 def test_values_in_a_table():
