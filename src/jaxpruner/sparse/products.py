@@ -52,8 +52,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot import leaves as leaves_lib
 from jaxpruner.oneshot import matrices as matrices_lib
 from jaxpruner.trace import Use, UseGraph, contractions, param_uses
-from jaxpruner.trace.interpreter import Position, Run
-from jaxpruner.trace.program import RULED, Program, ProgramPath, Scan, bind, inside
+from jaxpruner.trace.program import RULED, Position, Program, ProgramPath, Run, Scan, bind, inside
 
 
 def multiply(use: Use, data: jax.Array, operator: Any) -> jax.Array:

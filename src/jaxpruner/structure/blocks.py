@@ -31,8 +31,7 @@ from jaxpruner.structure.axes import sizes_of
 from jaxpruner.structure.programs import ModelProgram, Trace, shape_of_leaf
 from jaxpruner.structure.traces import live_in_whole, pin_at
 from jaxpruner.structure.zeros import ZERO, Fill, ZeroWalk
-from jaxpruner.trace.interpreter import Position, Run
-from jaxpruner.trace.program import Program
+from jaxpruner.trace.program import Position, Program, Run
 from jaxpruner.tree import Path, PyTree
 
 Paths = frozenset[Path]

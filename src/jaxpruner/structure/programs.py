@@ -22,8 +22,17 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.structure import rules
 from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, atoms, new_axes, set_pin
 from jaxpruner.structure.traces import EquationAxes, EquationTies, live_in_whole, new_results
-from jaxpruner.trace.interpreter import Interpreter, Position
-from jaxpruner.trace.program import Cond, Program, ProgramPath, Scan, ShardMap, While, shape_of
+from jaxpruner.trace.program import (
+    Cond,
+    Interpreter,
+    Position,
+    Program,
+    ProgramPath,
+    Scan,
+    ShardMap,
+    While,
+    shape_of,
+)
 from jaxpruner.trace.walk import leaf_shape
 from jaxpruner.tree import Path, PyTree
 

@@ -23,8 +23,7 @@ from jaxpruner.structure.axes import Axes, Axis, Ties, atoms, pick, product, siz
 from jaxpruner.structure.cut import Cut, KeepByGroup, Lists, check_keep, check_shape, cut_tree
 from jaxpruner.structure.programs import ModelProgram, Trace, shape_of_leaf
 from jaxpruner.structure.traces import EquationCut, pin_at
-from jaxpruner.trace.interpreter import Position, Run
-from jaxpruner.trace.program import RULED, RULED_BACKWARDS, Call, Program, Scan, bind
+from jaxpruner.trace.program import RULED, RULED_BACKWARDS, Call, Position, Program, Run, Scan, bind
 from jaxpruner.tree import Path, PyTree
 
 Values = list[Any]

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, new_axes
 from jaxpruner.trace import contractions
-from jaxpruner.trace.interpreter import Position
-from jaxpruner.trace.program import Live, bind, live, shape_of
+from jaxpruner.trace.program import Live, Position, bind, live, shape_of
 
 
 def pin_at(position: Position, equation: Any, reason: str) -> Pin:

@@ -28,8 +28,16 @@ import numpy as np
 
 from jaxpruner.structure.axes import Axes, Axis, atoms, product, sizes_of
 from jaxpruner.structure.traces import indices_of_contraction, pin_at
-from jaxpruner.trace.interpreter import Interpreter, Position
-from jaxpruner.trace.program import Cond, Loop, Program, ProgramPath, Scan, While
+from jaxpruner.trace.program import (
+    Cond,
+    Interpreter,
+    Loop,
+    Position,
+    Program,
+    ProgramPath,
+    Scan,
+    While,
+)
 from jaxpruner.trace.values import Constant
 from jaxpruner.trace.views import all_but
 from jaxpruner.tree import Path

@@ -15,8 +15,7 @@ from jax import lax
 
 from jaxpruner.trace.compiled_once import CompiledOnce
 from jaxpruner.trace.graph import Use, UseGraph
-from jaxpruner.trace.interpreter import Interpreter, Position, Run
-from jaxpruner.trace.program import Program, ProgramPath, Scan
+from jaxpruner.trace.program import Interpreter, Position, Program, ProgramPath, Run, Scan
 from jaxpruner.trace.taps import TapRun, Taps
 from jaxpruner.tree import PyTree
 

@@ -15,8 +15,7 @@ from jax import lax
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.trace.graph import LEAVES, UnsupportedPrimitive, Use, UseGraph
-from jaxpruner.trace.interpreter import Position, Run
-from jaxpruner.trace.program import Program, ProgramPath, Scan, While
+from jaxpruner.trace.program import Position, Program, ProgramPath, Run, Scan, While
 
 Values = list[Any]
 # Number of a place -> its total.

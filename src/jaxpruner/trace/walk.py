@@ -18,8 +18,18 @@ from jax.extend.core import Literal
 from jaxpruner import tree as tree_lib
 from jaxpruner.trace import contractions, rules, views
 from jaxpruner.trace.graph import LEAVES, Site, Use, UseGraph
-from jaxpruner.trace.interpreter import Interpreter, Position
-from jaxpruner.trace.program import Cond, Loop, Program, Scan, ShardMap, While, inside, shape_of
+from jaxpruner.trace.program import (
+    Cond,
+    Interpreter,
+    Loop,
+    Position,
+    Program,
+    Scan,
+    ShardMap,
+    While,
+    inside,
+    shape_of,
+)
 from jaxpruner.trace.values import DATA, Constant, Value, has_views, results_of_constants
 from jaxpruner.trace.views import NoRuleError, View
 
