@@ -9,6 +9,7 @@ import collections
 import difflib
 import fnmatch
 import numbers
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -423,6 +424,32 @@ def has_traced(tree: PyTree) -> bool:
     False
     """
     return any(map(is_traced, jax.tree.leaves(tree)))
+
+
+def leaf_shape(leaf: Any, path: Path) -> tuple[int, ...]:
+    """The shape of a parameter. Raises TypeError if it is no array.
+
+    >>> leaf_shape(jnp.ones((2, 3)), ('kernel',))
+    (2, 3)
+    """
+    if hasattr(leaf, 'shape') and hasattr(leaf, 'dtype'):
+        return tuple(leaf.shape)
+    if isinstance(leaf, int | float | complex):
+        return ()
+    raise TypeError(
+        f'{path_string(path)} is no array but {leaf!r}; give the arrays alone and put the rest into apply_fn '
+        '(equinox.partition(model, equinox.is_array), flax.nnx.split(model))'
+    )
+
+
+def is_instance(value: Any, library: str, *names: str) -> bool:
+    """Whether a value is of a class of a library, which is not imported for it.
+
+    >>> is_instance(np.float32(0.5), 'numpy', 'float32', 'float64')
+    True
+    """
+    module = sys.modules.get(library)
+    return module is not None and isinstance(value, tuple(getattr(module, name) for name in names))
 
 
 def is_number(value: Any) -> bool:

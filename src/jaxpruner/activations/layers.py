@@ -134,7 +134,7 @@ def run(actions: Actions, call: Callable[..., Any], args: Any, kwargs: Any) -> A
     for name, action in actions:
         if action.side == 'outputs':
             leaves, treedef = jax.tree.flatten(
-                outputs, is_leaf=lambda node: is_instance(node, 'equinox.nn', 'State')
+                outputs, is_leaf=lambda node: tree_lib.is_instance(node, 'equinox.nn', 'State')
             )
             if action.is_required and not any(is_float_array(leaf, 1) for leaf in leaves):
                 raise ValueError(
@@ -152,12 +152,6 @@ def is_float_array(value: Any, dimensions: int = 0) -> bool:
     """Whether a value is an array of floats or complex numbers, of at least so many dimensions."""
     is_array = isinstance(value, jax.Array | np.ndarray) and value.ndim >= dimensions
     return is_array and jnp.issubdtype(value.dtype, jnp.inexact)
-
-
-def is_instance(value: Any, library: str, *names: str) -> bool:
-    """Whether a value is of a class of a library, which is not imported for it."""
-    module = sys.modules.get(library)
-    return module is not None and isinstance(value, tuple(getattr(module, name) for name in names))
 
 
 # Functions that call layers of flax.linen and Haiku.
@@ -260,7 +254,7 @@ def tapped_model(model: Any, tap: Tap) -> Any:
     A layer that an NNX model holds more than once is known by its first path, as in `nnx.state`.
     """
     takes_pytree = False
-    if is_instance(model, 'flax.nnx', 'Module'):
+    if tree_lib.is_instance(model, 'flax.nnx', 'Module'):
         nnx = sys.modules['flax.nnx']
         module_class = getattr(nnx, 'Pytree', nnx.Object)
         data, copied = (type, nnx.Variable), nnx.clone(model)

@@ -200,7 +200,7 @@ def summarize_activations(
 
 def known_framework(model: Any) -> str | None:
     """The framework of a model, `'linen'`, `'haiku'`, `'nnx'` or `'equinox'`; `None` for anything else."""
-    is_instance = layers_lib.is_instance
+    is_instance = tree_lib.is_instance
     if isinstance(model, layers_lib.TappedModule) or is_instance(model, 'flax.linen', 'Module'):
         return 'linen'
     if is_instance(model, 'haiku', 'Transformed', 'TransformedWithState'):

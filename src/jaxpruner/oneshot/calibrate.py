@@ -20,8 +20,10 @@ from jaxpruner.oneshot import leaves as leaves_lib
 from jaxpruner.oneshot.leaves import Model, Names, as_inputs, block_of, shapes_of
 from jaxpruner.oneshot.matrices import WeightMatrices, channels_last, data_axes, windows_of
 from jaxpruner.progress import progress_bar
-from jaxpruner.trace import Use, UseGraph, contractions
+from jaxpruner.trace import Use, UseGraph
 from jaxpruner.trace.compiled_once import CompiledOnce
+from jaxpruner.trace.graph import roles_of
+from jaxpruner.trace.program import RAGGED
 from jaxpruner.trace.segments import Segments, element_of
 from jaxpruner.trace.taps import Taps
 
@@ -472,9 +474,9 @@ def sample_axes(use: Use, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     if use.op == 'conv':
         images = equation.params['dimension_numbers'].lhs_spec[0]
         return [(images,)] if shape == (lengths[images],) else []
-    if equation.primitive.name in contractions.RAGGED:
+    if equation.primitive.name in RAGGED:
         return []
-    roles = contractions.roles(equation, operand)
+    roles = roles_of(equation, operand)
     flattened = [(math.prod(shape),)] if len(shape) > 1 and not roles.batch else []
     for own_shape in (shape, *flattened):
         starts = range(len(roles.free) - len(own_shape) + 1)

@@ -26,7 +26,9 @@ from jax import lax
 
 from jaxpruner import n_by_m, selection, sparsity_types
 from jaxpruner import tree as tree_lib
-from jaxpruner.trace import Use, UseGraph, contractions
+from jaxpruner.trace import Use, UseGraph
+from jaxpruner.trace.graph import input_axes_of, roles_of
+from jaxpruner.trace.program import RAGGED, dot_axes
 from jaxpruner.trace.views import Move
 
 # These may put an element in several places.
@@ -47,9 +49,9 @@ def data_axes(equation: Any, operand: int) -> tuple[tuple[int, ...], tuple[int, 
     >>> data_axes(equation, operand=1)
     ((1,), ())
     """
-    contract, batch, _ = contractions.dot_axes(equation)
-    pairs = sorted(zip(contract[operand], contract[1 - operand], strict=True))
-    return tuple(axis for _, axis in pairs), batch[1 - operand]
+    axes = dot_axes(equation)
+    pairs = sorted(zip(axes.contract[operand], axes.contract[1 - operand], strict=True))
+    return tuple(axis for _, axis in pairs), axes.batch[1 - operand]
 
 
 def channels_last(spec: Sequence[int]) -> list[int]:
@@ -261,7 +263,7 @@ def _reading_of(use: Use) -> Any:
     - What the model does to the leaf before.
     """
     equation, operand, view = use.site.equation, use.site.operand, use.site.view
-    depth, roles = len(view.stack), contractions.roles(equation, operand)
+    depth, roles = len(view.stack), roles_of(equation, operand)
 
     def comparable(step: Move) -> Any:
         shapes = tuple(variable.aval.shape for variable in step.equation.invars)
@@ -269,7 +271,7 @@ def _reading_of(use: Use) -> Any:
         settings = str(step.equation.params), step.operand, step.result, step.depth
         return step_name(step), settings, shapes, constants
 
-    axes = roles.batch, contractions.input_axes(equation, operand), roles.free
+    axes = roles.batch, input_axes_of(equation, operand), roles.free
     batch, inputs, outputs = (tuple(depth + axis for axis in own) for own in axes)
     ranges = (*(axis.range for axis in view.stack), *view.region)
     groups = equation.params.get('feature_group_count', 1)
@@ -285,12 +287,12 @@ def _why_unknown(use: Use) -> str | None:
     shape = equation.invars[operand].aval.shape
     in_part = {axis for axis, length in enumerate(shape) if region[axis] != (0, length)}
     if params.get('feature_group_count', 1) == 1:
-        in_part -= {*contractions.roles(equation, operand).free}
+        in_part -= {*roles_of(equation, operand).free}
     if in_part:
         return f'other parameters are put beside this leaf before {use.where}, so that it meets a part of the inputs'
     is_known = params.get('batch_group_count', 1) == 1
-    if equation.primitive.name in contractions.RAGGED:  # groups of rows meet a matrix each
-        axes = contractions.dot_axes(equation)
+    if equation.primitive.name in RAGGED:  # groups of rows meet a matrix each
+        axes = dot_axes(equation)
         is_matrix = equation.invars[0].aval.ndim == 2 and not axes.batch[0]
         is_known = operand == 1 and len(axes.groups) == 1 and is_matrix
     is_complex = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.complexfloating)

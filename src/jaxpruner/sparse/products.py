@@ -51,8 +51,9 @@ from jax import lax
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot import leaves as leaves_lib
 from jaxpruner.oneshot import matrices as matrices_lib
-from jaxpruner.trace import Use, UseGraph, contractions, param_uses
-from jaxpruner.trace.program import RULED, Position, Program, ProgramPath, Run, Scan, bind, inside
+from jaxpruner.trace import Use, UseGraph, param_uses
+from jaxpruner.trace.graph import roles_of
+from jaxpruner.trace.program import RAGGED, RULED, Position, ProgramPath, Run, Scan, bind, inside
 
 
 def multiply(use: Use, data: jax.Array, operator: Any) -> jax.Array:
@@ -90,7 +91,7 @@ def _dot(
 ) -> jax.Array:
     inputs, batch = matrices_lib.data_axes(equation, operand)
     free = [axis for axis in range(data.ndim) if axis not in {*batch, *inputs}]
-    outputs = contractions.roles(equation, operand).free
+    outputs = roles_of(equation, operand).free
     batch_shape, free_shape = _lengths(data, batch), _lengths(data, free)
     input_size = math.prod(_lengths(data, inputs))
     arranged = data.transpose(*batch, *free, *inputs)
@@ -250,7 +251,7 @@ def _why_refused(use: Use) -> str | None:
         return 'a product only scales by it'
     if matrices_lib.MASKS.intersection(map(matrices_lib.step_name, site.view.steps)):
         return 'the model masks it with a constant; mask the parameters instead'
-    if site.equation.primitive.name in contractions.RAGGED:
+    if site.equation.primitive.name in RAGGED:
         return 'groups of rows meet a matrix each'
     if max(groups) > 1:
         return 'the convolution has groups'
@@ -357,8 +358,7 @@ class Products:
         uses = [use for n in operators for use in traced.matrix_leaves[n].matrices.uses]
         run = _ProductRun(uses, operators)
         values = leaves + jax.tree.leaves(inputs)
-        program, position = Program.of(traced.program), Position.of_whole(traced.program)
-        results = run.visit_program(program, values, position)
+        results = run.visit_all(traced.program, values)
         return jax.tree.unflatten(traced.results, results)
 
     def _trace(self, shapes: Iterable[Any], inputs: tuple[Any, ...]) -> _Traced:

@@ -30,7 +30,7 @@ A trip is one iteration of a `scan`: one run of its body. A model that scans ove
 A graph may have the traces of several programs of one model. `graph.traces` has all of them, and `graph.trace` is the
 first. Read the files in this order:
 
-    axes, traces             expressions over atoms; what an equation of a traced program says of them
+    axes                     expressions over atoms, and what an equation of a traced program says of them
     rules                    the table of primitives, a row for each
     programs                 unifies the axes that equations tie together, in all programs of a model
     zeros → groups           what is known of zeroed channels; which groups are exact, and which may keep other channels
@@ -42,7 +42,7 @@ first. Read the files in this order:
     scores → choosing        scores of weights, then of channels; the order in which channels go, and how many go
     costs                    parameters, bytes, operations and seconds as functions of how many channels stay
     graph                    the class `ChannelGraph`, whose methods are all of this
-    modules → shrinking      from a module to a smaller one in one call
+    shrinking                from a module to a smaller one in one call
     grouped_channels         training that removes channels
 """
 

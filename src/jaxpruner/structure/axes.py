@@ -1,4 +1,4 @@
-"""Axes of values as expressions over atoms: how two of them become one, and where atoms lie along them.
+"""Axes of values as expressions over atoms: how two of them become one, and what an equation says of them.
 
 An atom is one set of indices that several axes share: wherever it occurs, the same indices are kept. An axis is an
 expression over atoms. A reshape turns axes into a product of atoms, a concatenation turns them into a sum:
@@ -29,12 +29,12 @@ What does not fit is pinned. That is always right, since no index of a pinned at
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 
-from jaxpruner.trace.views import all_but
+from jaxpruner.trace.program import Position, all_but, dot_axes, shape_of
 
 Form = Literal['atom', 'product', 'sum']
 T = TypeVar('T')
@@ -333,3 +333,63 @@ def in_table(axes: Axes, owners: Iterable[Axis], i: int, channels: np.ndarray) -
         indices = indices_of(owner, axes[along])  # each in another part of the axis
         index.append(spread(along, np.max(indices, axis=0)))
     return (*index, spread(i, channels))
+
+
+class Index(NamedTuple):
+    """An index of a contraction, `i`, `j` or `k` in `result[i, j] = sum over k of left[i, k] * right[k, j]`.
+
+    Attributes:
+      left, right, result: the axis that has it; `None` if there is none.
+    """
+
+    left: int | None
+    right: int | None
+    result: int | None
+
+    @classmethod
+    def all_of(cls, equation: Any) -> list[Self]:
+        """The indices of a contraction, but those of the window of a convolution, and of groups of rows."""
+        if equation.primitive.name == 'conv_general_dilated':
+            # Of each first the axis of the batch or the outputs, then that of the channels.
+            image, kernel, result = equation.params['dimension_numbers']
+            return [
+                cls(image[1], kernel[1], None),
+                cls(image[0], None, result[0]),
+                cls(None, kernel[0], result[1]),
+            ]
+        axes = dot_axes(equation)
+        left, right = axes.free
+        kept = [*zip(*axes.batch, strict=True)]
+        kept += [(i, None) for i in left] + [(None, k) for k in right]
+        summed = [cls(i, k, None) for i, k in zip(*axes.contract, strict=True)]
+        return summed + [cls(i, k, number) for number, (i, k) in enumerate(kept)]
+
+    def of(self, operands: Sequence[Axes]) -> list[Axis]:
+        """The axes of the operands that have it."""
+        places = zip(operands, self[:2], strict=False)
+        return [axes[i] for axes, i in places if i is not None]
+
+
+class EquationTies(Ties):
+    """An equation, and what it states of axes.
+
+    Attributes:
+      equation: the equation.
+      params: its parameters.
+      operands: the axes of its operands.
+      shape: of its first result.
+    """
+
+    def __init__(self, equation: Any, operands: Sequence[Axes], position: Position):
+        super().__init__(lambda reason: Pin(position.reason(equation, reason)))
+        self.equation = equation
+        self.params: Mapping[str, Any] = equation.params
+        self.operands = operands
+        self.shape = shape_of(equation.outvars[0]) if equation.outvars else ()
+
+    def pin_everything(self, reason: str = 'nothing is known of this operation') -> list[Axes]:
+        """Pins the axes of all operands and results; returns those of the results."""
+        results = [new_axes(shape_of(variable)) for variable in self.equation.outvars]
+        for axes in (*self.operands, *results):
+            self.pin(reason, *axes)
+        return results

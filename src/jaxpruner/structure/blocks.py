@@ -28,10 +28,9 @@ from jax.extend.core import Literal
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure.axes import sizes_of
-from jaxpruner.structure.programs import ModelProgram, Trace, shape_of_leaf
-from jaxpruner.structure.traces import live_in_whole, pin_at
+from jaxpruner.structure.programs import ModelProgram, Trace, abstract
 from jaxpruner.structure.zeros import ZERO, Fill, ZeroWalk
-from jaxpruner.trace.program import Position, Program, Run
+from jaxpruner.trace.program import Position, Run, live
 from jaxpruner.tree import Path, PyTree
 
 Paths = frozenset[Path]
@@ -125,7 +124,7 @@ def _sources(variable: Any, makers: Mapping[int, Any], of_sums: bool = False) ->
 
 def _used(jaxpr: Any, paths: Iterable[Path]) -> Paths:
     """The parameters that the results of a program depend on."""
-    return frozenset(itertools.compress(paths, live_in_whole(jaxpr).inputs))
+    return frozenset(itertools.compress(paths, live(jaxpr).inputs))
 
 
 def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
@@ -141,7 +140,7 @@ def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
             position = Position().at(number)
             is_zero = walk.operands[position.path][1 - stream].everywhere == ZERO
             words = 'the branch is not zero once its parameters are'
-            reason = '' if is_zero else str(pin_at(position, jaxpr.eqns[number], words))
+            reason = '' if is_zero else position.reason(jaxpr.eqns[number], words)
             reasons_of[paths].append(reason)
     sizes = {path: math.prod(sizes_of(axes)) for path, axes in traces[0].leaves.items()}
     blocks = {}
@@ -203,7 +202,7 @@ class ShallowApply:
         paths, own, treedef = tree_lib.flatten_with_paths(self._params)
         leaves = tree_lib.leaves_like(treedef, params)
         pairs = zip(own, leaves, strict=True)
-        shapes = [whole if leaf is None else shape_of_leaf(leaf) for whole, leaf in pairs]
+        shapes = [whole if leaf is None else abstract(leaf) for whole, leaf in pairs]
         make_jaxpr = jax.make_jaxpr(self.whole, return_shape=True)
         program, results = make_jaxpr(treedef.unflatten(shapes), *arguments)
         found = find_branches(program.jaxpr, paths)
@@ -215,7 +214,7 @@ class ShallowApply:
         branches = [found[block.paths] for block in self._blocks]
         program = program.replace(jaxpr=_without(program.jaxpr, branches))
         values = [*leaves, *jax.tree.leaves(arguments)]
-        values = _Sums().visit_program(Program.of(program), values, Position.of_whole(program))
+        values = _Sums().visit_all(program, values)
         return jax.tree.unflatten(jax.tree.structure(results), values)
 
 

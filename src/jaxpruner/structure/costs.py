@@ -25,8 +25,7 @@ import jax
 from jaxpruner.oneshot.leaves import as_inputs
 from jaxpruner.structure.axes import Axis, size_with
 from jaxpruner.structure.programs import Trace, is_array
-from jaxpruner.structure.traces import is_contraction
-from jaxpruner.trace import contractions
+from jaxpruner.trace.graph import factors_of
 from jaxpruner.trace.program import ProgramPath
 from jaxpruner.tree import PyTree
 
@@ -91,9 +90,9 @@ def cost_function(graph: Any) -> Callable[[Counts], Cost]:
     # For each contraction its branch, and the axes whose indices number the products that it sums.
     contracted = []
     for path, axes in trace.equations.items():
-        if is_contraction(axes.equation):
+        if axes.is_contraction:
             values = [*axes.operands[:2], axes.results[0]]
-            factors = [values[i][axis] for i, axis in contractions.factors(axes.equation)]
+            factors = [values[i][axis] for i, axis in factors_of(axes.equation)]
             contracted.append((branch_around(path), factors + trace.trips_around(path)))
 
     def cost(counts: Counts) -> Cost:

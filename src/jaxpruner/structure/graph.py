@@ -18,12 +18,12 @@ import numpy as np
 from jaxpruner import text_tables
 from jaxpruner import tree as tree_lib
 from jaxpruner.structure import blocks as blocks_lib
-from jaxpruner.structure import channel_tables, choosing, costs, modules
+from jaxpruner.structure import channel_tables, choosing, costs
 from jaxpruner.structure.axes import sizes_of
 from jaxpruner.structure.blocks import Block, ShallowApply
 from jaxpruner.structure.cut import Cut, KeepByGroup, check_keep, cut_tree
 from jaxpruner.structure.groups import Group, PinnedAxis, find_groups
-from jaxpruner.structure.programs import ModelProgram, Trace, shape_of_leaf, trace_programs
+from jaxpruner.structure.programs import ModelProgram, Trace, abstract, arrays_of, trace_programs
 from jaxpruner.structure.small_model import SmallApply, Verification, parts_of
 from jaxpruner.tree import Path, PyTree
 
@@ -255,7 +255,7 @@ class ChannelGraph:
         leaves, structure = jax.tree.flatten(tree)
         expected, own_structure = jax.tree.flatten(self.params)
         is_model = structure == own_structure and not tree_lib.has_traced(leaves)
-        is_model = is_model and list(map(shape_of_leaf, leaves)) == expected
+        is_model = is_model and list(map(abstract, leaves)) == expected
         for trace in self.traces if is_model and verify and cut.lists and not allow_inexact else ():
             source: Any = trace.source
             if source.examples is not None:
@@ -497,7 +497,7 @@ def channel_groups(
     >>> graph.shrink(state, {'up[1]': [0, 1]})['mean'].shape
     (2,)
     """
-    arrays = modules.arrays_of(apply_fn, (params, *inputs))
+    arrays = arrays_of(apply_fn, (params, *inputs))
     if arrays is not None:
         if state is not None:
             raise TypeError('a module holds its own state; leave state= out')
@@ -509,5 +509,5 @@ def channel_groups(
 def _analyse(params: PyTree, programs: Sequence[ModelProgram]) -> 'ChannelGraph':
     """Makes the graph of a model with these programs. The first one names the groups."""
     traces = trace_programs(params, programs)
-    shapes = jax.tree.map(shape_of_leaf, params)
+    shapes = jax.tree.map(abstract, params)
     return ChannelGraph(*find_groups(traces), traces, shapes)

@@ -21,9 +21,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure.axes import Axes, Axis, Pin, atoms, occurrences, product, size_with
+from jaxpruner.structure.axes import Axes, Axis, Index, Pin, atoms, occurrences, product, size_with
 from jaxpruner.structure.programs import Trace
-from jaxpruner.structure.traces import EquationAxes, indices_of_contraction, is_contraction
+from jaxpruner.structure.rules import EquationAxes
 from jaxpruner.structure.zeros import inexact_atoms
 from jaxpruner.tree import Path
 
@@ -212,8 +212,9 @@ def _owners_of_lists(
             trips = trace.trips_around(path)
             for axes in values_here:
                 values[tuple([axis.resolved() for axis in (*trips, *axes)])] = None
-        contractions = [each for each in trace.equations.values() if is_contraction(each.equation)]
-        mixed = mixed.union(*map(_mixed_in, contractions))
+        for each in trace.equations.values():
+            if each.is_contraction:
+                mixed |= _mixed_in(each)
     # Beside a channel are the trips of scans around its value, and the other atoms of its term. All terms must have the
     # owner once. With heads h and features c, axes (h, c) and (h * c,) do. Axes (h, h * c) have it twice, and axes
     # (h + g, c) have a term without it.
@@ -239,7 +240,7 @@ def _owners_of_lists(
 def _mixed_in(equation: EquationAxes) -> set[tuple[Axis, Axis]]:
     """The pairs of a channel's atom and an atom whose indices a contraction lets meet for it."""
     shared, summed, free = set[Axis](), set[Axis](), set[Axis]()
-    for index in indices_of_contraction(equation.equation):
+    for index in Index.all_of(equation.equation):
         own = index.of(equation.operands)
         (free if len(own) == 1 else shared).update(atoms(*own))
         if index.result is None:

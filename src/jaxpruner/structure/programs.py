@@ -1,5 +1,7 @@
 """The programs of a model, the state that they take and return, and the axes of their values.
 
+An NNX or Equinox module is a program of its arrays. Each library is loaded for its modules only.
+
 A program may take a state after the parameters, such as the statistics of batch normalization or the keys and values of
 earlier tokens. It returns the state with other numbers. The state is found among the results by its names and shapes:
 
@@ -19,9 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.structure import rules
-from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, atoms, new_axes, set_pin
-from jaxpruner.structure.traces import EquationAxes, EquationTies, live_in_whole, new_results
+from jaxpruner.structure.axes import Axes, Axis, EquationTies, Pin, Ties, atoms, new_axes, set_pin
+from jaxpruner.structure.rules import EquationAxes, row_of
 from jaxpruner.trace.program import (
     Cond,
     Interpreter,
@@ -31,16 +32,115 @@ from jaxpruner.trace.program import (
     Scan,
     ShardMap,
     While,
+    live,
     shape_of,
 )
-from jaxpruner.trace.walk import leaf_shape
-from jaxpruner.tree import Path, PyTree
+from jaxpruner.tree import Path, PyTree, is_instance
 
 # These may read only parts of their operands, so that their results count as read, see `trace_programs`.
 _TAKES_PARTS = frozenset('dynamic_slice gather slice split unstack'.split())
 
 AxesByPath = dict[Path, Axes]
 Values = list[Axes]
+
+
+class ModelArrays(NamedTuple):
+    """The arrays of a module, and the module as a function of them.
+
+    Attributes:
+      trees: its parameters; and the arrays that belong to channels and are no parameters, if there are any.
+      inputs: of the module, without its state.
+      make: `(*trees) -> module`, a new one with these arrays.
+      run: `(module, *state, *inputs) -> results`, in evaluation mode. It may change the module's mode.
+    """
+
+    trees: tuple[PyTree, ...]
+    inputs: tuple[Any, ...]
+    make: Callable[..., Any]
+    run: Callable[..., Any]
+
+    def apply(self, params: PyTree, *arguments: Any) -> Any:
+        """The module as a function `(params, *inputs)`, or `(params, state, *inputs)` if there is a state."""
+        state = arguments[: len(self.trees) - 1]
+        return self.run(self.make(params, *state), *arguments)
+
+
+def arrays_of(
+    model: Any, inputs: tuple[Any, ...], call: Callable[..., Any] | None = None
+) -> ModelArrays | None:
+    """The arrays of an NNX or Equinox module; `None` for a function.
+
+    Functions that Equinox wraps (`equinox.filter_jit`) are of its class, but hold no arrays, and count as functions.
+
+    Args:
+      model: any object.
+      inputs: of the model.
+      call: `(model, *inputs) -> results`. Without it the module itself is called.
+
+    Raises:
+      TypeError: it is neither.
+    """
+    call = call or (lambda module, *inputs: module(*inputs))
+    if is_instance(model, 'flax.nnx', 'Module'):
+        return _nnx_arrays(model, inputs, call)
+    is_equinox = is_instance(model, 'equinox', 'Module')
+    arrays = _equinox_arrays(model, inputs, call) if is_equinox else None
+    if arrays is None and (is_instance(model, 'flax.linen', 'Module') or not callable(model)):
+        raise TypeError(
+            f'got a {type(model).__name__}; give an NNX or Equinox module, or a function apply_fn, to shrink the pair '
+            '(apply_fn, params): with linen lambda variables, x: module.apply(variables, x), with Haiku model.apply'
+        )
+    return arrays
+
+
+def _nnx_arrays(module: Any, inputs: tuple[Any, ...], call: Callable[..., Any]) -> ModelArrays:
+    """The arrays of a module. The keys of its random numbers stay in it."""
+    from flax import nnx
+
+    graphdef, params, keys, state = nnx.split(module, nnx.Param, nnx.RngState, ...)
+    trees = (params, state) if jax.tree.leaves(state) else (params,)
+
+    def make(*trees: PyTree) -> Any:
+        # The module may take the variables as they are, so that others would see what it changes.
+        return nnx.merge(graphdef, *jax.tree.map(lambda array: array, (*trees, keys)))
+
+    def run(module: Any, *arguments: Any) -> Any:
+        module.eval()
+        return call(module, *arguments[len(trees) - 1 :])  # the module holds its state
+
+    return ModelArrays(trees, inputs, make, run)
+
+
+def _equinox_arrays(
+    module: Any, inputs: tuple[Any, ...], call: Callable[..., Any]
+) -> ModelArrays | None:
+    """The arrays of a module, and the `equinox.nn.State` among its inputs; `None` if the module has no arrays."""
+    import equinox as eqx
+
+    params, rest = eqx.partition(module, eqx.is_array)
+    if not jax.tree.leaves(params):
+        return None
+    positions = [i for i, value in enumerate(inputs) if isinstance(value, eqx.nn.State)][:1]
+    others = tuple([value for i, value in enumerate(inputs) if i not in positions])
+
+    def make(params: PyTree, *state: PyTree) -> Any:
+        del state  # an input
+        return eqx.combine(params, rest)
+
+    def run(module: Any, *arguments: Any) -> Any:
+        in_order = list(arguments)
+        for i in positions:
+            in_order.insert(i, in_order.pop(0))
+        try:
+            return call(eqx.nn.inference_mode(module), *in_order)
+        except Exception as error:
+            error.add_note(
+                'A module of Equinox takes one example. jaxpruner.shrink maps it over a batch with '
+                'call=lambda module, x: jax.vmap(module)(x).'
+            )
+            raise
+
+    return ModelArrays((params, *[inputs[i] for i in positions]), others, make, run)
 
 
 class ModelProgram(NamedTuple):
@@ -64,7 +164,7 @@ class ModelProgram(NamedTuple):
         has_state = state is not None
         arguments = (state, *inputs) if has_state else tuple(inputs)
         are_arrays = all(map(is_array, jax.tree.leaves(arguments)))
-        shapes = jax.tree.map(shape_of_leaf, arguments)
+        shapes = jax.tree.map(abstract, arguments)
         return cls(apply_fn, has_state, shapes, arguments if are_arrays else None)
 
     @property
@@ -83,7 +183,7 @@ def is_array(leaf: Any) -> bool:
     return not isinstance(leaf, jax.ShapeDtypeStruct) and not tree_lib.is_traced(leaf)
 
 
-def shape_of_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
+def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape and the dtype of an array or a number."""
     return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
 
@@ -170,10 +270,6 @@ class Trace(Interpreter[Axes]):
     def __post_init__(self):
         self._path_of = {axes: path for path, axes in self.leaves.items()}
 
-    def infer(self, inputs: Sequence[Axes], position: Position) -> list[Axes]:
-        """Goes through the whole program, whose inputs have these axes; returns those of its results."""
-        return self.visit_program(Program.of(self.program), inputs, position)
-
     def trips_around(self, path: ProgramPath) -> list[Axis]:
         """The axes of the trips of all scans around an equation, and of devices."""
         outside = [path[:length] for length in range(1, len(path) - 1)]
@@ -183,7 +279,7 @@ class Trace(Interpreter[Axes]):
         return new_axes(aval.shape)
 
     def unneeded(self, equation: Any, operands: Any) -> list[Axes]:
-        return new_results(equation)
+        return [new_axes(shape_of(variable)) for variable in equation.outvars]
 
     def visit_constants(self, program: Program, position: Position) -> list[Axes]:
         axes = super().visit_constants(program, position)
@@ -192,7 +288,7 @@ class Trace(Interpreter[Axes]):
 
     def visit_equation(self, equation: Any, operands: Values, position: Position) -> Values:
         results = super().visit_equation(equation, operands, position)
-        axes = EquationAxes(tuple(operands), tuple(results), rules.row_of(equation), equation)
+        axes = EquationAxes(tuple(operands), tuple(results), row_of(equation), equation)
         self.equations[position.path] = axes
         return results
 
@@ -200,7 +296,7 @@ class Trace(Interpreter[Axes]):
         for axes in operands:
             if axes and axes in self._path_of:
                 self.first_uses.setdefault(self._path_of[axes], len(self.equations))
-        results = rules.row_of(equation).axes(EquationTies(equation, operands, position))
+        results = row_of(equation).axes(EquationTies(equation, operands, position))
         if equation.primitive.name not in _TAKES_PARTS:
             self.read += operands
         self.read += results
@@ -249,7 +345,7 @@ class Trace(Interpreter[Axes]):
 def trace_programs(params: PyTree, programs: Iterable[ModelProgram]) -> tuple[Trace, ...]:
     """Traces the programs of a model, and finds the axes of all their values."""
     paths, arrays, _ = tree_lib.flatten_with_paths(params)
-    shapes = map(leaf_shape, arrays, paths)  # raises where a leaf is no array
+    shapes = map(tree_lib.leaf_shape, arrays, paths)  # raises where a leaf is no array
     leaves = dict(zip(paths, map(new_axes, shapes), strict=True))
     states: AxesByPath = {}
     sources, traces = list(programs), []
@@ -262,7 +358,7 @@ def trace_programs(params: PyTree, programs: Iterable[ModelProgram]) -> tuple[Tr
         trace = Trace(program, source, jax.tree.structure(results), leaves, own_states, returned)
         first = [*leaves.values(), *own_states.values()]
         inputs = [new_axes(shape_of(each)) for each in program.jaxpr.invars[len(first) :]]
-        of_results = trace.infer([*first, *inputs], Position.of_whole(program))
+        of_results = trace.visit_all(program, [*first, *inputs])
         fixed = [(f'input {n}', axes) for n, axes in enumerate(inputs)]
         fixed += [(f'result {n}', axes) for n, axes in enumerate(of_results) if n not in returned]
         for number, path in returned.items():
@@ -272,7 +368,7 @@ def trace_programs(params: PyTree, programs: Iterable[ModelProgram]) -> tuple[Tr
         for where, axes in fixed:
             for i, axis in enumerate(axes):
                 set_pin(Pin(f'axis {i} of {where} of {owner}', mixes=False), axis)
-        for path, is_used in zip(paths, live_in_whole(program.jaxpr).inputs, strict=False):
+        for path, is_used in zip(paths, live(program.jaxpr).inputs, strict=False):
             place = trace.first_uses.get(path, len(trace.equations))
             trace.first_uses[path] = place if is_used else math.inf
         trace.read += of_results

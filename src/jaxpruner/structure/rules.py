@@ -17,16 +17,81 @@ such an axis is not pinned. A primitive without a row pins every axis that it to
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxpruner.structure import zeros
-from jaxpruner.structure.axes import Axes, Axis, drop, new_axes, pick, product, sizes_of, total
-from jaxpruner.structure.traces import EquationCut, EquationTies, Row, indices_of_contraction
+from jaxpruner.structure.axes import (
+    Axes,
+    Axis,
+    EquationTies,
+    Index,
+    drop,
+    new_axes,
+    pick,
+    product,
+    sizes_of,
+    total,
+)
 from jaxpruner.structure.zeros import moved
-from jaxpruner.trace import contractions, rules, views
-from jaxpruner.trace.views import all_but
+from jaxpruner.trace import rules, views
+from jaxpruner.trace.program import CONTRACTIONS, PLAIN_RAGGED_DOT, RAGGED, all_but, bind, dot_axes
 
 Values = list[Any]
+
+
+class Row(NamedTuple):
+    """The three rules of a primitive.
+
+    Attributes:
+      axes: ties the axes of the operands together, and returns the axes of each result.
+      fills: takes a `zeros.ZeroedEquation`, and returns the fill of each result.
+      resized: takes an `EquationCut` and the smaller operands, and runs the primitive on them; `None` if the
+        primitive reads all sizes off its operands.
+    """
+
+    axes: Callable[[EquationTies], list[Axes]]
+    fills: Callable[[Any], list[Any]]
+    resized: Callable[['EquationCut', Values], Values] | None = None
+
+
+class EquationAxes(NamedTuple):
+    """The axes of an equation's operands and of its results, the row of its primitive, and the equation."""
+
+    operands: tuple[Axes, ...]
+    results: tuple[Axes, ...]
+    row: Row
+    equation: Any
+
+    @property
+    def values(self) -> tuple[Axes, ...]:
+        """The axes of the operands, then those of the results."""
+        return self.operands + self.results
+
+    @property
+    def is_contraction(self) -> bool:
+        """Whether it multiplies and sums."""
+        return self.equation.primitive.name in CONTRACTIONS
+
+
+class EquationCut(NamedTuple):
+    """An equation with some smaller operands or results.
+
+    Attributes:
+      axes: the equation, and the axes of its operands and results.
+      cut: the channels that stay along these axes, a `cut.Cut`.
+    """
+
+    axes: EquationAxes
+    cut: Any
+
+    def run(self, operands: Sequence[Any], **changed: Any) -> list[Any]:
+        """Runs the primitive on small operands, with some of its parameters changed."""
+        return bind(self.axes.equation, operands, changed)
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """The shape of the first result after the cut."""
+        return self.cut.shape(self.axes.results[0])
 
 
 def elementwise_axes(ties: EquationTies) -> list[Axes]:
@@ -112,7 +177,7 @@ def split_axes(ties: EquationTies) -> list[Axes]:
 
 def split_resized(small: EquationCut, operands: Values) -> Values:
     """The sizes of the parts are a parameter."""
-    i = small.equation.params['axis']
+    i = small.axes.equation.params['axis']
     sizes = [small.cut.size(axes[i]) for axes in small.axes.results]
     return small.run(operands, sizes=tuple(sizes))
 
@@ -140,7 +205,7 @@ def slice_axes(ties: EquationTies) -> list[Axes]:
 def slice_resized(small: EquationCut, operands: Values) -> Values:
     """The bounds of a slice are parameters. They move with their elements."""
     starts, limits = [], []
-    slices = rules.slices(small.equation.params)
+    slices = rules.slices(small.axes.equation.params)
     for axis, old, count in zip(small.axes.operands[0], slices, small.result_shape, strict=True):
         # Where one of every few neighbours is taken, all of these stay.
         is_moved = old.step == 1 and small.cut.shortens(axis)
@@ -212,7 +277,7 @@ def indexed_axes(ties: EquationTies) -> list[Axes]:
 
 def gather_resized(small: EquationCut, operands: Values) -> Values:
     """The sizes of windows are a parameter. A window as long as its axis stays so."""
-    pairs = zip(small.axes.operands[0], small.equation.params['slice_sizes'], strict=True)
+    pairs = zip(small.axes.operands[0], small.axes.equation.params['slice_sizes'], strict=True)
     sizes = [small.cut.size(axis) if size == axis.size else size for axis, size in pairs]
     return small.run(operands, slice_sizes=tuple(sizes))
 
@@ -220,13 +285,12 @@ def gather_resized(small: EquationCut, operands: Values) -> Values:
 def product_axes(ties: EquationTies) -> list[Axes]:
     """A matrix product, also of groups of rows with a matrix each."""
     left, right = ties.operands[:2]
-    if ties.equation.primitive.name in contractions.RAGGED:
-        is_plain = contractions.dot_axes(ties.equation) == contractions.PLAIN_RAGGED_DOT
-        if (len(left), len(right)) != (2, 3) or not is_plain:
+    if ties.equation.primitive.name in RAGGED:
+        if dot_axes(ties.equation) != PLAIN_RAGGED_DOT:
             return ties.pin_everything('groups of rows along several axes')
         ties.pin('data say how many rows a group has', left[0], right[0], *ties.operands[2])
     result = []
-    for index in indices_of_contraction(ties.equation):
+    for index in Index.all_of(ties.equation):
         own = index.of(ties.operands)
         ties.unify(own[0], own[-1])
         if index.result is not None:
@@ -253,7 +317,7 @@ def conv_axes(ties: EquationTies) -> list[Axes]:
 
 def conv_resized(small: EquationCut, operands: Values) -> Values:
     """The number of groups is a parameter. A group has as many channels as the kernel has inputs."""
-    dimension_numbers = small.equation.params['dimension_numbers']
+    dimension_numbers = small.axes.equation.params['dimension_numbers']
     channels = operands[0].shape[dimension_numbers.lhs_spec[1]]
     inputs = operands[1].shape[dimension_numbers.rhs_spec[1]]
     return small.run(operands, feature_group_count=channels // inputs)
@@ -318,7 +382,7 @@ _COMPUTING = rules.ARITHMETIC | set(
 _TABLE: Sequence[tuple[Iterable[str], Row]] = [
     (_COMPUTING, Row(elementwise_axes, zeros.elementwise_fills)),
     (rules.SAME - _COMPUTING, Row(lambda ties: list(ties.operands), lambda zeroed: zeroed.fills)),
-    (['dot_general', *contractions.RAGGED], Row(product_axes, zeros.product_fills)),
+    (['dot_general', *RAGGED], Row(product_axes, zeros.product_fills)),
     (['conv_general_dilated'], Row(conv_axes, zeros.product_fills, conv_resized)),
     (zeros.REDUCTIONS, Row(reduce_axes, zeros.reduce_fills)),
     (['argmax', 'argmin'], Row(index_axes, zeros.unknown_fills)),

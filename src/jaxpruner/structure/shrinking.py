@@ -14,17 +14,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpruner.activations.layers import is_instance
 from jaxpruner.oneshot.leaves import as_inputs
-from jaxpruner.structure import modules
 from jaxpruner.structure.axes import atoms, sizes_of
 from jaxpruner.structure.choosing import Choice
 from jaxpruner.structure.cut import Cut, KeepByGroup
 from jaxpruner.structure.graph import ChannelGraph, channel_groups
-from jaxpruner.structure.modules import ModelArrays
-from jaxpruner.structure.programs import Trace
+from jaxpruner.structure.programs import ModelArrays, Trace, arrays_of
 from jaxpruner.structure.small_model import SmallApply
-from jaxpruner.tree import Path, PyTree
+from jaxpruner.tree import Path, PyTree, is_instance
 
 _MOST_NAMES = 6  # in a message
 
@@ -149,7 +146,7 @@ def shrink(
         )
     inputs = as_inputs(inputs)
     is_pair = type(model) is tuple and len(model) == 2 and callable(model[0])
-    arrays = None if is_pair else modules.arrays_of(model, inputs, call)
+    arrays = None if is_pair else arrays_of(model, inputs, call)
     if arrays is not None:
         apply_fn, inputs = arrays.apply, arrays.inputs
         params, state = (*arrays.trees, None)[:2]

@@ -10,7 +10,6 @@ the second program are inferred, and it, too, runs with smaller shapes. A rule m
 the call itself still runs, but taking its derivative is an error.
 """
 
-import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -19,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.structure.axes import Axes, Axis, Ties, atoms, pick, product, sizes_of, total
+from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, atoms, pick, product, sizes_of, total
 from jaxpruner.structure.cut import Cut, KeepByGroup, Lists, check_keep, check_shape, cut_tree
-from jaxpruner.structure.programs import ModelProgram, Trace, shape_of_leaf
-from jaxpruner.structure.traces import EquationCut, pin_at
+from jaxpruner.structure.programs import ModelProgram, Trace, abstract
+from jaxpruner.structure.rules import EquationCut
 from jaxpruner.trace.program import RULED, RULED_BACKWARDS, Call, Position, Program, Run, Scan, bind
 from jaxpruner.tree import Path, PyTree
 
@@ -42,11 +41,6 @@ class Replay(Run):
         self.trace = trace
         self.cut = cut
 
-    def run(self, arguments: Sequence[Any]) -> Values:
-        """Runs the whole program."""
-        position = Position.of_whole(self.trace.program)
-        return self.visit_program(Program.of(self.trace.program), arguments, position)
-
     def visit_constants(self, program: Program, position: Position) -> Values:
         return list(map(self.cut.take, program.constants, self.trace.constants[position.path]))
 
@@ -57,7 +51,7 @@ class Replay(Run):
         return run(equation, operands, position)
 
     def visit_plain(self, equation: Any, operands: Values, position: Position) -> Values:
-        small = EquationCut(equation, self.trace.equations[position.path], self.cut)
+        small = EquationCut(self.trace.equations[position.path], self.cut)
         run = small.axes.row.resized or EquationCut.run
         return run(small, operands)
 
@@ -66,7 +60,7 @@ class Replay(Run):
         if name not in RULED:
             return super().visit_call(call, operands, position)
         inner = position.inside(call.equation, 0, position.needed)
-        small = EquationCut(call.equation, self.trace.equations[position.path], self.cut)
+        small = EquationCut(self.trace.equations[position.path], self.cut)
 
         def run(*operands: Any) -> Values:
             return self.visit_program(call.program, operands, inner)
@@ -116,11 +110,12 @@ def _derivatives(
     Raises:
       ValueError: the rule pins an axis that gets smaller, or ties it to one that is cut differently.
     """
-    equation, axes, cut = small
+    axes, cut = small
+    equation = axes.equation
     is_backwards = equation.primitive.name in RULED_BACKWARDS
 
     def shapes(variables: Iterable[Any]) -> Values:
-        return [shape_of_leaf(variable.aval) for variable in variables]
+        return [abstract(variable.aval) for variable in variables]
 
     def derivative(values: Values, seeds: Values) -> Any:
         def call(*inexact: Any) -> Values:
@@ -144,11 +139,10 @@ def _derivatives(
     program = jax.make_jaxpr(derivative)(shapes(equation.invars), shapes(variables))
     copies: dict[Axis, Axis] = {}
     trace = Trace(program)
-    inside = position.inside(equation, 0, (True,) * len(derived))._replace(path=())
     given = [_copy(own, copies) for own in axes.operands + seed_axes]
     expected = [_copy(own, copies) for own in axes_of_derived]
-    ties = Ties(functools.partial(pin_at, position, equation))
-    ties.unify_values(trace.infer(given, inside), expected)
+    ties = Ties(lambda reason: Pin(position.reason(equation, reason)))
+    ties.unify_values(trace.visit_all(program, given, (*position.callers, equation)), expected)
     copied = Counter([copy.resolved() for copy in copies.values()])
     lists: dict[Axis, Lists] = {}
     for atom in copies.keys() & cut.lists.keys():
@@ -158,13 +152,14 @@ def _derivatives(
             why = own.pin or 'it becomes another one'
             reason = f'its derivative rule does not follow the cut of an axis of {own.size} ({why})'
             raise ValueError(
-                f'{pin_at(position, equation, reason)}; keep all channels of its group, or take no derivative'
+                f'{position.reason(equation, reason)}; keep all channels of its group, or take no derivative'
             )
         owners, table = cut.lists[atom]
         owners = [(copies.get(owner) or owner).resolved() for owner in owners]
         lists[own] = Lists(tuple(owners), table)
     arguments = [*operands, *pick(seeds, seeded)]
-    return dict(zip(derived, Replay(trace, Cut(lists, cut.trips)).run(arguments), strict=True))
+    results = Replay(trace, Cut(lists, cut.trips)).visit_all(program, arguments)
+    return dict(zip(derived, results, strict=True))
 
 
 def _differentiable(variables: Sequence[Any]) -> list[int]:
@@ -287,7 +282,7 @@ class SmallApply:
         program: ModelProgram = graph.traces[self._number].source
         of_params, of_state = parts_of(graph, self._number)
         whole_params = of_params.check(params, cut)
-        shapes = jax.tree.map(shape_of_leaf, arguments)
+        shapes = jax.tree.map(abstract, arguments)
         if program.has_state:
             if not arguments:
                 raise TypeError(f'{program.name} takes a state after the parameters, got none')
@@ -298,7 +293,7 @@ class SmallApply:
             graph = graph.with_program(self._number, whole_params, program)
             cut = check_keep(graph.groups, self._keep, allow_inexact=True)
         trace = graph.traces[self._number]
-        results = Replay(trace, cut).run(jax.tree.leaves((params, arguments)))
+        results = Replay(trace, cut).visit_all(trace.program, jax.tree.leaves((params, arguments)))
         return jax.tree.unflatten(trace.results, results)
 
     def verify(self, whole: Trees, inputs: Trees, small_apply: Any = None) -> Verification:

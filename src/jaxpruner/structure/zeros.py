@@ -26,20 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxpruner.structure.axes import Axes, Axis, atoms, product, sizes_of
-from jaxpruner.structure.traces import indices_of_contraction, pin_at
-from jaxpruner.trace.program import (
-    Cond,
-    Interpreter,
-    Loop,
-    Position,
-    Program,
-    ProgramPath,
-    Scan,
-    While,
-)
-from jaxpruner.trace.values import Constant
-from jaxpruner.trace.views import all_but
+from jaxpruner.structure.axes import Axes, Axis, Index, atoms, product, sizes_of
+from jaxpruner.trace.program import Cond, Interpreter, Loop, Position, Program, Scan, While
 from jaxpruner.tree import Path
 
 if TYPE_CHECKING:
@@ -169,7 +157,7 @@ class ZeroedEquation(NamedTuple):
 
     def reject(self, atom: Axis, reason: str, element: Element) -> None:
         """Notes that removing channels of this atom is not the same as zeroing them, which makes them this element."""
-        own = str(pin_at(self.position, self.equation, reason))
+        own = self.position.reason(self.equation, reason)
         cause = own if is_finite(element) else self.walk.causes.get(atom, own)
         self.walk.inexact.setdefault(atom, cause)
 
@@ -243,8 +231,10 @@ def of_constant(value: Any, places: Iterable[tuple[int, Axis]] = ()) -> Fill:
       value: the constant.
       places: its axes, each with each atom that could be removed.
     """
-    array = Constant(lambda: value).array()  # `None` for a key, or an array on another host
-    element = ANY if array is None else known_of(array)
+    try:
+        element = known_of(value)
+    except (RuntimeError, TypeError, ValueError):  # a key, a tracer, or an array on another host
+        element = ANY
     return Fill.of(element, dict.fromkeys(places, element))
 
 
@@ -288,7 +278,7 @@ def elementwise_fills(zeroed: ZeroedEquation) -> Fills:
                 f'{element[0]} at zeroed channels; keep what is divided by away from 0, as by '
                 'jnp.maximum(divisor, 1e-6)'
             )
-            zeroed.walk.causes[atom] = str(pin_at(zeroed.position, equation, reason))
+            zeroed.walk.causes[atom] = zeroed.position.reason(equation, reason)
         return element
 
     return [zeroed.result(find, everywhere)]
@@ -340,7 +330,7 @@ def moved(*numbers: int, sums: bool = False) -> Callable[[ZeroedEquation], Fills
 def product_fills(zeroed: ZeroedEquation) -> Fills:
     """A contraction. Only zeros are known of a sum of products."""
     left, right = zeroed.fills[:2]
-    indices = indices_of_contraction(zeroed.equation)
+    indices = Index.all_of(zeroed.equation)
     summed: set[Axis] = set()
     for index in indices:
         if index.result is None and index.right is not None:
@@ -390,7 +380,7 @@ def reduce_fills(zeroed: ZeroedEquation) -> Fills:
                     found = element[0] if is_known or not is_finite(element) else 'unknown'
                     reason = f'meets {found} at zeroed channels, which may change it'
                     zeroed.reject(atom, reason, element)
-        kept = all_but(reduced, axes)
+        kept = [i for i in range(len(axes)) if i not in reduced]
 
         def find(k: int, atom: Axis, fill: Fill = fill, kept: Sequence[int] = kept) -> Element:
             return repeated(combine, fill.at(kept[k], atom))
@@ -451,14 +441,12 @@ class ZeroWalk(Interpreter[Fill]):
         self.removable = removable
         self.inexact: dict[Axis, str] = {}
         self.causes: dict[Axis, str] = {}
-        self.operands: dict[ProgramPath, Fills] = {}
+        self.operands: dict[tuple[int, ...], Fills] = {}
 
     def run(self, fills: Sequence[Fill]) -> Fills:
         """Goes through the whole program with these parameters and states; returns the fills of its results."""
-        program = Program.of(self.trace.program)
-        inputs = [Fill()] * (len(program.jaxpr.invars) - len(fills))
-        position = Position.of_whole(self.trace.program)
-        return self.visit_program(program, [*fills, *inputs], position)
+        inputs = [Fill()] * (len(self.trace.program.jaxpr.invars) - len(fills))
+        return self.visit_all(self.trace.program, [*fills, *inputs])
 
     def candidates(self, axis: Axis) -> list[Axis]:
         """The atoms of an axis that could be removed."""
@@ -499,7 +487,7 @@ class ZeroWalk(Interpreter[Fill]):
             returned = zip(first, results, inside.needed, strict=False)
             if not all(last is fill for fill, last, is_needed in returned if is_needed):
                 reason = 'a trip without its parameters changes what is carried'
-                self.inexact.setdefault(atom, str(pin_at(position, scan.equation, reason)))
+                self.inexact.setdefault(atom, position.reason(scan.equation, reason))
         return (after if scan.length else before) + [fill.along(1) for fill in stacked]
 
     def visit_while(self, loop: While, operands: Fills, position: Position) -> Fills:

@@ -16,12 +16,11 @@ a parameter has a view, which says which axes of the parameter lie along which a
 A trip is one iteration of a `scan` or a `while` loop: one run of its body. In trip i a scan takes element i of each
 array that it scans over. Read the files in this order:
 
-    program                         programs in equations, by version of JAX; going through them, and running them
-    views                           what a view is, and how it changes
-    values → rules → contractions   what each primitive does to views; which axes a product sums over
-    walk → graph → input_axes       the walk that finds uses; the uses of each leaf; N:M along the axes that are summed
-    taps → segments                 runs that observe operations, and runs from cut to cut
-    compiled_once                   equal programs are compiled once
+    program                     programs in equations, by version of JAX; going through them, and running them
+    views → rules               what a view is, and what each primitive does to it
+    walk → graph → input_axes   the walk that finds uses; the uses of each leaf; N:M along the axes that are summed
+    taps → segments             runs that observe operations, and runs from cut to cut
+    compiled_once               equal programs are compiled once
 """
 
 from jaxpruner.trace.graph import UnsupportedPrimitive as UnsupportedPrimitive

@@ -1,14 +1,13 @@
-"""How a model uses its parameters: `UseGraph` maps the path of each leaf to its uses."""
+"""How a model uses its parameters: the uses of each leaf by its path, and what a contraction does with its axes."""
 
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.trace import contractions
-from jaxpruner.trace.program import ProgramPath
-from jaxpruner.trace.views import View
+from jaxpruner.trace.program import CONTRACTIONS, AxisNumbers, ProgramPath, dot_axes
+from jaxpruner.trace.views import NoRuleError, View
 
 
 class UnsupportedPrimitive(NotImplementedError):
@@ -106,7 +105,7 @@ class Use:
         """
         if not self.contract:
             return None
-        *_, innermost = contractions.input_axes(self.site.equation, self.site.operand)
+        *_, innermost = input_axes_of(self.site.equation, self.site.operand)
         factors = [factor for factor in self.site.view.axes[innermost].factors if factor.axes]
         factors = [factor for factor in factors if factor.axes[0] in self.contract]
         longer = [factor for factor in factors if factor.size > 1] or factors
@@ -200,3 +199,66 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
             lines.append(f'{tree_lib.path_string(path)}  unused')
         lines.append(f'{self.flops:,} FLOPs in all')
         return '\n'.join(lines)
+
+
+class Roles(NamedTuple):
+    """The axes of one operand, by what an operation does with them."""
+
+    contract: AxisNumbers
+    free: AxisNumbers
+    batch: AxisNumbers
+
+
+def roles_of(equation: Any, operand: int) -> Roles:
+    """The roles of an operand's axes in a contraction. An axis of groups counts as a batch.
+
+    Raises:
+      NoRuleError: the operand is the image of a convolution, or the sizes of groups.
+    """
+    if operand > 1:
+        raise NoRuleError('no rule for groups whose sizes are made of a parameter')
+    if CONTRACTIONS[equation.primitive.name] == 'dot':
+        axes = dot_axes(equation)
+        batch = axes.batch[operand] + (axes.groups if operand else ())
+        return Roles(axes.contract[operand], axes.free[operand], batch)
+    if operand == 0:
+        raise NoRuleError('no rule for a convolution with a parameter as its image')
+    output, *inputs = equation.params['dimension_numbers'].rhs_spec
+    return Roles(tuple(inputs), (output,), ())
+
+
+def flops_of(equation: Any) -> int:
+    """Floating point operations of a contraction: two for each product that is summed.
+
+    A convolution multiplies each output position by each element of the window, padding included. If the image is
+    dilated, as in a transposed convolution, it multiplies each input position. In groups of rows each row counts once.
+    """
+    variables = (*equation.invars[:2], equation.outvars[0])
+    products = 1
+    for number, axis in factors_of(equation):
+        products *= variables[number].aval.shape[axis]
+    return 2 * products
+
+
+def factors_of(equation: Any) -> list[tuple[int, int]]:
+    """The axes whose sizes are multiplied to count the products that a contraction sums; see `flops_of`.
+
+    Each is a pair: the number of a value, 0 and 1 for the operands and 2 for the result, and the number of its axis.
+    """
+    params, numbers = equation.params, equation.params.get('dimension_numbers')
+    of_result = [(2, axis) for axis in range(len(equation.outvars[0].aval.shape))]
+    for k, dilation in enumerate(params.get('lhs_dilation', ())):
+        if dilation > 1 and params['window_strides'][k] == 1:
+            of_result[numbers.out_spec[2 + k]] = 0, numbers.lhs_spec[2 + k]
+    return of_result + [(1, axis) for axis in roles_of(equation, 1).contract]
+
+
+def input_axes_of(equation: Any, operand: int) -> AxisNumbers:
+    """An operand's contracted axes in the order in which they form the rows of a matrix, innermost last.
+
+    For a convolution these are the axes of the window, then that of the channels.
+    """
+    if CONTRACTIONS[equation.primitive.name] == 'dot':
+        return tuple(sorted(dot_axes(equation).contract[operand]))
+    _, channels, *window = equation.params['dimension_numbers'].rhs_spec
+    return (*window, channels)

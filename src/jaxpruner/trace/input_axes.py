@@ -8,8 +8,7 @@ from typing import Any
 from jaxpruner import sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.sparsity_types import normalize_setting, resolve_types
-from jaxpruner.trace import contractions
-from jaxpruner.trace.graph import UseGraph
+from jaxpruner.trace.graph import UseGraph, input_axes_of
 from jaxpruner.trace.views import axes_of
 
 logger = logging.getLogger(__name__)
@@ -83,7 +82,7 @@ def _input_axes(
     contracting = [use for use in graph[path] if use.op in ('dot', 'conv') and use.contract]
     innermost, orders = set(), set()
     for use in contracting:
-        numbers = contractions.input_axes(use.site.equation, use.site.operand)
+        numbers = input_axes_of(use.site.equation, use.site.operand)
         axes = [use.site.view.axes[number] for number in numbers]
         orders.add(tuple(factor for axis in axes for factor in axis.factors if factor.size > 1))
         # A kernel may sum only over windows, and have no axis of the leaf for input channels.

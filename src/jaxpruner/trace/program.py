@@ -15,7 +15,7 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import jax
@@ -122,15 +122,13 @@ class Cond:
     branches: tuple[Program, ...]
 
 
-Inside = Call | Cond | Scan | While
-
 # Calls with a derivative rule of their own.
 RULED_BACKWARDS = frozenset(('custom_vjp_call', 'custom_vjp_call_jaxpr'))
 RULED = RULED_BACKWARDS | {'custom_jvp_call'}
 _CALLS = RULED | frozenset('call closed_call composite jit pjit remat2 shard_map'.split())
 
 
-def inside(equation: Any) -> Inside | None:
+def inside(equation: Any) -> Call | Cond | Scan | While | None:
     """The record of the programs inside an equation; `None` if there are none.
 
     Raises:
@@ -193,13 +191,60 @@ def shape_of(variable: Any) -> tuple[int, ...]:
     return tuple(variable.aval.shape)
 
 
-class Live(NamedTuple):
-    """What a program needs for some of its results.
+def all_but(numbers: Iterable[int], entries: Sequence[Any]) -> list[int]:
+    """Returns the numbers of all entries but these."""
+    return sorted(set(range(len(entries))).difference(numbers))
+
+
+AxisNumbers = tuple[int, ...]
+# Products of groups of rows with a matrix each, as in a mixture of experts. Older JAX only has the first one.
+RAGGED = frozenset(('ragged_dot', 'ragged_dot_general'))
+# The operations that multiply and sum: primitive -> the name in a `Use`.
+CONTRACTIONS = {
+    **dict.fromkeys(RAGGED, 'dot'),
+    'dot_general': 'dot',
+    'conv_general_dilated': 'conv',
+}
+
+
+class DotAxes(NamedTuple):
+    """The axes of a product: pairs for its left and its right operand.
 
     Attributes:
-      inputs: for each input, whether it is needed.
-      results: for each equation, which of its results are needed; all False if it can be left out.
+      contract: axes that are summed over.
+      batch: axes that both operands and the result have.
+      free: axes that one operand and the result have.
+      groups: axes of the right operand with an element for each group of rows of the left one.
     """
+
+    contract: Sequence[AxisNumbers]
+    batch: Sequence[AxisNumbers]
+    free: Sequence[AxisNumbers]
+    groups: AxisNumbers = ()
+
+
+# Of `ragged_dot`: rows (rows, inputs), and a matrix for each group of rows (groups, inputs, outputs).
+PLAIN_RAGGED_DOT = DotAxes(((1,), (1,)), ((), ()), ((0,), (2,)), groups=(0,))
+
+
+def dot_axes(equation: Any) -> DotAxes:
+    """Reads the axes of a product that is no convolution."""
+    name, params, groups = equation.primitive.name, equation.params, ()
+    if name == 'ragged_dot':
+        return PLAIN_RAGGED_DOT
+    if name in RAGGED:
+        ragged = params['ragged_dot_dimension_numbers']
+        pairs, groups = ragged.dot_dimension_numbers, tuple(ragged.rhs_group_dimensions)
+    else:
+        pairs = params['dimension_numbers']
+    contract, batch = [tuple(map(tuple, pair)) for pair in pairs]
+    gone = contract[0] + batch[0], contract[1] + batch[1] + groups
+    free = map(all_but, gone, map(shape_of, equation.invars))
+    return DotAxes(contract, batch, tuple(map(tuple, free)), groups)
+
+
+class Live(NamedTuple):
+    """What a program needs for some of its results: which inputs, and for each equation which of its results."""
 
     inputs: Needed
     results: tuple[Needed, ...]
@@ -210,11 +255,9 @@ _SHOWS = frozenset({'debug_callback', 'debug_print'})
 
 
 @functools.lru_cache(4096)
-def live(jaxpr: Any, needed: Needed, shown: bool = False) -> Live:
-    """Finds what a program needs for the needed ones of its results. Other equations are no uses of a parameter.
-
-    `shown`: what callbacks show is needed, too.
-    """
+def live(jaxpr: Any, needed: Needed | None = None, shown: bool = False) -> Live:
+    """Finds what a program needs for the needed ones of its results, by default all; and for what callbacks show."""
+    needed = needed or (True,) * len(jaxpr.outvars)
     live_ids: set[int] = set()  # literals are not hashable in some versions of JAX
 
     def add(variables: Sequence[Any], flags: Sequence[bool]) -> None:
@@ -280,11 +323,6 @@ class Position(NamedTuple):
     needed: Needed = ()
     callers: tuple[Any, ...] = ()
 
-    @classmethod
-    def of_whole(cls, program: Any) -> Self:
-        """A whole traced program, with all its results needed."""
-        return cls(needed=(True,) * len(program.jaxpr.outvars))
-
     def at(self, number: int) -> Self:
         """An equation in this program, or a program in this equation."""
         return self._replace(path=(*self.path, number))
@@ -306,6 +344,11 @@ class Position(NamedTuple):
             if line:
                 return line
         return ''
+
+    def reason(self, equation: Any, words: str) -> str:
+        """Why something holds: these words about an equation, with its line."""
+        line = self.line(equation)
+        return f'{equation.primitive.name}: {words}' + (f' ({line})' if line else '')
 
 
 T = TypeVar('T')
@@ -339,6 +382,11 @@ class Interpreter(abc.ABC, Generic[T]):
         """What is known of the constants that a program holds."""
         avals = [variable.aval for variable in program.jaxpr.constvars]
         return list(map(self.constant, program.constants, avals))
+
+    def visit_all(self, traced: Any, inputs: Sequence[T], callers: Sequence[Any] = ()) -> list[T]:
+        """Goes through a whole traced program, all of whose results are needed."""
+        position = Position((), (True,) * len(traced.jaxpr.outvars), tuple(callers))
+        return self.visit_program(Program.of(traced), inputs, position)
 
     def visit_program(self, program: Program, inputs: Sequence[T], position: Any) -> list[T]:
         """Visits each equation of a program that its needed results depend on."""

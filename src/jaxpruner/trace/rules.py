@@ -1,4 +1,6 @@
-"""What each primitive does to views: a table from its name to a rule.
+"""What is known of a value, and what each primitive does to views: a table from its name to a rule.
+
+A value may be data, be made of parameters, or be a constant such as a mask.
 
 A rule gets the equation and its operands, none of which depends on data. It returns the views of each result. A
 primitive without a rule makes its parameters opaque. Most rules that move elements are a function of the equation, a
@@ -6,16 +8,71 @@ view, and the step that is added to the view (`_moves`). If indices or masks are
 CONTRIBUTING.md lists where a new primitive goes.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.trace import contractions, views
-from jaxpruner.trace.program import shape_of
-from jaxpruner.trace.values import Values, has_views
+from jaxpruner.trace import views
+from jaxpruner.trace.graph import roles_of
+from jaxpruner.trace.program import ProgramPath, all_but, shape_of
 from jaxpruner.trace.views import Factor, Move, NoRuleError, View, ViewAxis, Views, map_views
+
+
+class Constant:
+    """A value that depends on no parameter and no input, computed on demand.
+
+    Attributes:
+      compute: computes the value.
+      loop: path of the loop in whose trips it differs, such as the number of the trip. Then the array has the trips in
+        front, in the order of the scanned axis. `None` if it is one value.
+    """
+
+    def __init__(self, compute: Callable[[], Any], loop: ProgramPath | None = None):
+        self.compute = functools.cache(compute)
+        self.loop = loop
+
+    def array(self) -> np.ndarray | None:
+        """The value; `None` if it cannot be computed here, such as a tracer or an array on another host."""
+        try:
+            with jax.ensure_compile_time_eval():
+                return np.asarray(self.compute())
+        except (ArithmeticError, NameError, RuntimeError, TypeError, ValueError):
+            return None
+
+
+class Value(NamedTuple):
+    """What is known of a value. The default is an unknown constant.
+
+    Attributes:
+      data: whether it depends on an input of the model.
+      views: how it is read or computed from parameters; empty for data.
+      constant: the constant, if it is made only of constants.
+    """
+
+    data: bool = False
+    views: Views = ()
+    constant: Constant | None = None
+
+    @property
+    def array(self) -> np.ndarray | None:
+        """The constant, if it is one value and known."""
+        if self.constant is None or self.constant.loop is not None:
+            return None
+        return self.constant.array()
+
+
+Values = Sequence[Value]
+DATA = Value(True)
+
+
+def has_views(values: Values) -> bool:
+    """Whether one of these values is made of a parameter."""
+    return any(value.views for value in values)
+
 
 Results = list[Views]
 Rule = Callable[[Any, Values], Results]
@@ -100,7 +157,7 @@ def same(equation: Any, values: Values) -> Results:
 def _(equation: Any, view: View, step: Move) -> View:
     order = equation.params.get('permutation')
     if order is None:
-        order = views.all_but(equation.params['dimensions'], view.axes)
+        order = all_but(equation.params['dimensions'], view.axes)
     return views.transpose(view, order, step)
 
 
@@ -164,7 +221,7 @@ def _(equation: Any, view: View, step: Move) -> View | None:
 def _(equation: Any, values: Values) -> Results:
     """Each result is a part of the operand; those of `unstack` lack an axis."""
     axis, shape = equation.params['axis'], shape_of(equation.invars[0])
-    kept = views.all_but([axis] if equation.primitive.name == 'unstack' else [], shape)
+    kept = all_but([axis] if equation.primitive.name == 'unstack' else [], shape)
     results = []
     stop = 0
     for number, size in enumerate(equation.params.get('sizes', [1] * len(equation.outvars))):
@@ -243,7 +300,7 @@ def _(equation: Any, values: Values) -> Results:
 @_rule('reduce_and', 'reduce_max', 'reduce_min', 'reduce_or', 'reduce_prod', 'reduce_sum')
 @_rule('argmax', 'argmin', 'reduce_xor')
 def _(equation: Any, values: Values) -> Results:
-    kept = views.all_but(equation.params['axes'], shape_of(equation.invars[0]))
+    kept = all_but(equation.params['axes'], shape_of(equation.invars[0]))
     return [views.join(views.transpose(view, kept) for view in values[0].views)]
 
 
@@ -263,7 +320,7 @@ def _(equation: Any, values: Values) -> Results:
 @_rule('dot_general')
 def _(equation: Any, values: Values) -> Results:
     """A contraction of two values that are computed only from parameters."""
-    roles = [contractions.roles(equation, k) for k in (0, 1)]
+    roles = [roles_of(equation, k) for k in (0, 1)]
     products = []
     for k, value in enumerate(values):
         other_shape = shape_of(equation.invars[1 - k])
@@ -358,8 +415,8 @@ def _(equation: Any, values: Values) -> Results:
     batching = getattr(numbers, 'operand_batching_dims', ())
     gone = (*numbers.collapsed_slice_dims, *batching)
     # Axis of the operand -> axis of the result. Along the other axes of the result lie the indices.
-    kept = dict(zip(views.all_but(gone, shape), numbers.offset_dims, strict=True))
-    targets = views.all_but(numbers.offset_dims, new_shape)
+    kept = dict(zip(all_but(gone, shape), numbers.offset_dims, strict=True))
+    targets = all_but(numbers.offset_dims, new_shape)
     indexed = numbers.start_index_map  # where indices say at which element a window begins
     starts = None if batching else indices.array
     if starts is not None:

@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxpruner.trace.compiled_once import CompiledOnce
 from jaxpruner.trace.graph import Use, UseGraph
-from jaxpruner.trace.program import Interpreter, Position, Program, ProgramPath, Run, Scan
+from jaxpruner.trace.program import Interpreter, Position, ProgramPath, Run, Scan
 from jaxpruner.trace.taps import TapRun, Taps
 from jaxpruner.tree import PyTree
 
@@ -68,8 +68,7 @@ class Segments(Interpreter[int | None]):
         leaves = len(graph) + len(graph.opaque) + len(graph.unused)
         self._leaves, self._inputs = inputs[:leaves], inputs[leaves:]
         self._data.update(self._inputs)
-        position = Position.of_whole(graph.program)
-        self.visit_program(Program.of(graph.program), inputs, position)
+        self.visit_all(graph.program, inputs)
         del self._steps[max((self.span_of(use)[1] + 1 for use in uses), default=0) :]
 
     def _new_values(self, count: int) -> list[int]:

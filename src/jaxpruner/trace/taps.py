@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.trace.graph import LEAVES, UnsupportedPrimitive, Use, UseGraph
-from jaxpruner.trace.program import Position, Program, ProgramPath, Run, Scan, While
+from jaxpruner.trace.program import Position, ProgramPath, Run, Scan, While
 
 Values = list[Any]
 # Number of a place -> its total.
@@ -119,8 +119,7 @@ class Taps:
         """
         running = TapRun(self, dict(enumerate(totals)), given=given)
         values = jax.tree.leaves((params, inputs))
-        position = Position.of_whole(graph.program)
-        results = running.visit_program(Program.of(graph.program), values, position)
+        results = running.visit_all(graph.program, values)
         return results, list(running.totals.values())
 
 

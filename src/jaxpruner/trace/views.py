@@ -136,11 +136,6 @@ def axes_of(factors: Iterable[Factor]) -> tuple[int, ...]:
     return tuple(sorted({axis for factor in factors for axis in factor.axes}))
 
 
-def all_but(numbers: Iterable[int], entries: Sequence[Any]) -> list[int]:
-    """Returns the numbers of all entries but these."""
-    return sorted(set(range(len(entries))).difference(numbers))
-
-
 def _cut(factors: Factors, taken: range) -> Factors:
     """The factors of the taken elements, the last of which lies before `taken.stop`."""
     count = len(taken)

@@ -6,6 +6,7 @@ operand is data. Those of `rules.SAME` are always asked, since they treat each o
 places parameters among data also goes into `_PLACES`.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,21 +17,21 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.trace import contractions, rules, views
-from jaxpruner.trace.graph import LEAVES, Site, Use, UseGraph
+from jaxpruner.trace import rules, views
+from jaxpruner.trace.graph import LEAVES, Roles, Site, Use, UseGraph, flops_of, roles_of
 from jaxpruner.trace.program import (
+    CONTRACTIONS,
     Cond,
     Interpreter,
     Loop,
     Position,
-    Program,
     Scan,
     ShardMap,
     While,
     inside,
     shape_of,
 )
-from jaxpruner.trace.values import DATA, Constant, Value, has_views, results_of_constants
+from jaxpruner.trace.rules import DATA, Constant, Value, has_views
 from jaxpruner.trace.views import NoRuleError, View
 
 Values = list[Value]
@@ -71,7 +72,7 @@ def param_uses(apply_fn: Callable[..., Any], params: tree_lib.PyTree, *inputs: A
     56 FLOPs in all
     """
     paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    shapes = list(map(leaf_shape, leaves, paths))
+    shapes = list(map(tree_lib.leaf_shape, leaves, paths))
     if not jax.tree.leaves(inputs):
         raise ValueError(
             'param_uses needs the inputs of the model, as arrays or shapes: param_uses(apply_fn, params, x); an array '
@@ -81,10 +82,8 @@ def param_uses(apply_fn: Callable[..., Any], params: tree_lib.PyTree, *inputs: A
     walk = Walk(shapes)
     arguments = [Value(views=(views.whole(leaf, shape),)) for leaf, shape in enumerate(shapes)]
     arguments += [DATA] * (len(program.jaxpr.invars) - len(shapes))
-    position = Position.of_whole(program)
-    results = walk.visit_program(Program.of(program), arguments, position)
-    for number, result in enumerate(results):
-        walk.add_uses('output', None, number, result, position)
+    for number, result in enumerate(walk.visit_all(program, arguments)):
+        walk.add_uses('output', None, number, result, Position())
     by_leaf: dict[int, list[Use]] = {}
     for use in sorted(walk.uses.values(), key=lambda use: (use.site.path, use.site.operand)):
         by_leaf.setdefault(use.site.view.leaf, []).append(use)
@@ -96,18 +95,6 @@ def param_uses(apply_fn: Callable[..., Any], params: tree_lib.PyTree, *inputs: A
         unused=tuple(paths[leaf] for leaf in range(len(paths)) if leaf not in seen),
         flops=sum(walk.flops.values()),
         program=program,
-    )
-
-
-def leaf_shape(leaf: Any, path: tree_lib.Path) -> tuple[int, ...]:
-    """The shape of a parameter. Raises TypeError if it is no array."""
-    if hasattr(leaf, 'shape') and hasattr(leaf, 'dtype'):
-        return tuple(leaf.shape)
-    if isinstance(leaf, int | float | complex):
-        return ()
-    raise TypeError(
-        f'{tree_lib.path_string(path)} is no array but {leaf!r}; give the arrays alone and put the rest into apply_fn '
-        '(equinox.partition(model, equinox.is_array), flax.nnx.split(model))'
     )
 
 
@@ -144,14 +131,14 @@ class Walk(Interpreter[Value]):
     def visit_plain(self, equation: Any, operands: Values, position: Position) -> Values:
         name = equation.primitive.name
         is_data, has_parameters = _is_data(equation, operands), has_views(operands)
-        is_contraction = name in contractions.OPERATIONS
+        is_contraction = name in CONTRACTIONS
         if is_contraction or (is_data and has_parameters and name in rules.ARITHMETIC):
             trips, _, devices = _runs(position)
             self.flops[position.path] = _flops(equation) * trips * devices
         if not has_parameters and is_data:
             return [DATA] * len(equation.outvars)
         if not has_parameters:
-            constants = results_of_constants(equation, [value.constant for value in operands])
+            constants = _results_of_constants(equation, [value.constant for value in operands])
             return [Value(constant=constant) for constant in constants]
         if name in rules.SAME:
             pairs = zip(operands, rules.same(equation, operands), strict=True)
@@ -306,9 +293,9 @@ class Walk(Interpreter[Value]):
         """
         trips, are_known, devices = _runs(position)
         for view in value.views:
-            roles = contractions.Roles((), tuple(range(len(view.axes))), ())
+            roles = Roles((), tuple(range(len(view.axes))), ())
             if op in ('dot', 'conv'):
-                roles = contractions.roles(equation, operand)
+                roles = roles_of(equation, operand)
             contract, free, batch = (self._leaf_axes(view, axes) for axes in roles)
             own_trips = trips * math.prod(axis.size / axis.length for axis in view.stack)
             # Parts of a concatenation count their shares.
@@ -338,6 +325,30 @@ class Walk(Interpreter[Value]):
         return views.axes_of(factors)
 
 
+def _results_of_constants(
+    equation: Any, operands: Sequence[Constant | None]
+) -> list[Constant | None]:
+    """The results of an equation with no program inside: `None` unless all operands are constants."""
+    known = [operand for operand in operands if operand is not None]
+    loops = {operand.loop for operand in known} - {None}
+    if len(known) < len(operands) or len(loops) > 1 or equation.effects:
+        return [None] * len(equation.outvars)
+    loop = next(iter(loops), None)
+
+    def compute(number: int) -> Any:
+        function = functools.partial(equation.primitive.bind, **equation.params)
+        if loop is not None:
+            axes = tuple(None if operand.loop is None else 0 for operand in known)
+            function = jax.vmap(function, axes)
+        results = function(*[operand.compute() for operand in known])
+        return results[number] if equation.primitive.multiple_results else results
+
+    return [
+        Constant(functools.partial(compute, number), loop)
+        for number in range(len(equation.outvars))
+    ]
+
+
 def _is_data(equation: Any, operands: Values) -> bool:
     return equation.primitive.name in _READS_MEMORY or any(value.data for value in operands)
 
@@ -346,10 +357,10 @@ def _meeting(equation: Any, operands: Values) -> str:
     """The operation, as in `Use`, in which parameters meet data."""
     name = equation.primitive.name
     numbers = [number for number, value in enumerate(operands) if value.views]
-    if name in contractions.OPERATIONS:
+    if name in CONTRACTIONS:
         if len(numbers) > 1:
             raise NoRuleError(f'no rule for {name} of several parameters')
-        return contractions.OPERATIONS[name]
+        return CONTRACTIONS[name]
     if name in _LOOKS_UP and numbers == [0]:
         return 'gather'
     if name not in rules.ELEMENTWISE | _PLACES | rules.SCATTERS:
@@ -367,8 +378,8 @@ def _flops(equation: Any) -> int:
     if equation is None:
         return 0
     name = equation.primitive.name
-    if name in contractions.OPERATIONS:
-        return contractions.flops(equation)
+    if name in CONTRACTIONS:
+        return flops_of(equation)
     return math.prod(shape_of(equation.outvars[0])) if name in rules.ARITHMETIC else 0
 
 
