@@ -32,18 +32,21 @@ first. Read the files in this order:
 
     axes                     expressions over atoms, and what an equation of a traced program says of them
     rules                    the table of primitives, a row for each
-    programs                 unifies the axes that equations tie together, in all programs of a model
+    programs                 the programs of a model or module; unifies the axes that their equations tie together
     zeros → groups           what is known of zeroed channels; which groups are exact, and which may keep other channels
                              in each layer, expert or head
     cut                      what is kept along each axis; cuts trees
     small_model              the program at smaller shapes, for inputs of any shape; compares it with the zeroed one
     blocks                   residual blocks of unrolled models, and the model without some of them
     channel_tables           values of weights as values of channels, and the other way round; channels that are zero
-    scores → choosing        scores of weights, then of channels; the order in which channels go, and how many go
+    choosing                 scores of weights, then of channels; the order in which channels go, and how many go
     costs                    parameters, bytes, operations and seconds as functions of how many channels stay
     graph                    the class `ChannelGraph`, whose methods are all of this
     shrinking                from a module to a smaller one in one call
     grouped_channels         training that removes channels
+
+One group, from its parameters to the smaller arrays, goes through `axes` to `small_model` and through `graph`. Beside
+these it needs the interpreter, `trace/program.py`, and the paths of leaves, `tree.py`.
 """
 
 from jaxpruner.structure.blocks import Block as Block
