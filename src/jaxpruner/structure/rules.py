@@ -286,7 +286,7 @@ def product_axes(ties: EquationTies) -> list[Axes]:
     """A matrix product, also of groups of rows with a matrix each."""
     left, right = ties.operands[:2]
     if ties.equation.primitive.name in RAGGED:
-        if dot_axes(ties.equation) != PLAIN_RAGGED_DOT:
+        if (len(left), len(right)) != (2, 3) or dot_axes(ties.equation) != PLAIN_RAGGED_DOT:
             return ties.pin_everything('groups of rows along several axes')
         ties.pin('data say how many rows a group has', left[0], right[0], *ties.operands[2])
     result = []

@@ -19,6 +19,7 @@ most what the visit before knew. So an atom that one visit rejects is rejected b
 """
 
 import functools
+import math
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -169,6 +170,14 @@ _IN_NUMPY = {
     for pair in 'and=bitwise_and div=divide eq=equal ge=greater_equal gt=greater le=less_equal lt=less max=maximum '
     'min=minimum mul=multiply neg=negative not=invert or=bitwise_or sub=subtract'.split()
 }
+# These NumPy does not have.
+_FORMULAS: dict[str, Callable[..., Any]] = {
+    'erf': lambda x, **_: np.vectorize(math.erf)(x),
+    'erfc': lambda x, **_: np.vectorize(math.erfc)(x),
+    'integer_pow': lambda x, y: x**y,
+    'logistic': lambda x, **_: 1 / (1 + np.exp(-x)),
+    'rsqrt': lambda x, **_: 1 / np.sqrt(x),
+}
 
 
 @functools.lru_cache(4096)
@@ -203,15 +212,20 @@ def _sampled(primitive: Any, params: Any, operands: Sequence[tuple[Any, ...]]) -
                         drawn = drawn * (1 + 0.75j)
                 arrays.append(np.broadcast_to(drawn, _COUNT).astype(dtype))
             name: str = primitive.name
+            settings = dict(params)
             function = getattr(np, _IN_NUMPY.get(name, name), None)
             kinds = {each.dtype.kind for each in arrays}
             is_alike = kinds == {'f'} or (kinds in ({'b'}, {'i'}) and name != 'div')
             if isinstance(function, np.ufunc) and is_alike:
                 results = function(*arrays)
+            elif name in _FORMULAS and kinds == {'f'}:
+                results = _FORMULAS[name](*arrays, **settings)
+            elif name == 'convert_element_type' and settings['new_dtype'].kind == 'f':
+                results = arrays[0].astype(settings['new_dtype'])
             elif name == 'select_n' and arrays[0].dtype == bool:
                 results = np.where(arrays[0], arrays[2], arrays[1])
             else:
-                results = primitive.bind(*arrays, **dict(params))
+                results = primitive.bind(*arrays, **settings)
         array = np.asarray(results[0] if primitive.multiple_results else results)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return NOT_FINITE if is_zeroed else ANY  # nothing is assumed of what cannot be run

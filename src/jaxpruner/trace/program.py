@@ -200,11 +200,7 @@ AxisNumbers = tuple[int, ...]
 # Products of groups of rows with a matrix each, as in a mixture of experts. Older JAX only has the first one.
 RAGGED = frozenset(('ragged_dot', 'ragged_dot_general'))
 # The operations that multiply and sum: primitive -> the name in a `Use`.
-CONTRACTIONS = {
-    **dict.fromkeys(RAGGED, 'dot'),
-    'dot_general': 'dot',
-    'conv_general_dilated': 'conv',
-}
+CONTRACTIONS = {'conv_general_dilated': 'conv', **dict.fromkeys(['dot_general', *RAGGED], 'dot')}
 
 
 class DotAxes(NamedTuple):
@@ -256,19 +252,19 @@ _SHOWS = frozenset({'debug_callback', 'debug_print'})
 
 @functools.lru_cache(4096)
 def live(jaxpr: Any, needed: Needed | None = None, shown: bool = False) -> Live:
-    """Finds what a program needs for the needed ones of its results, by default all; and for what callbacks show."""
+    """Finds what a program needs for some of its results, by default all; and if `shown`, for what callbacks show."""
     needed = needed or (True,) * len(jaxpr.outvars)
     live_ids: set[int] = set()  # literals are not hashable in some versions of JAX
 
     def add(variables: Sequence[Any], flags: Sequence[bool]) -> None:
         pairs = zip(variables, flags, strict=True)
-        live_ids.update(id(variable) for variable, is_needed in pairs if is_needed)
+        live_ids.update([id(variable) for variable, is_needed in pairs if is_needed])
 
     add(jaxpr.outvars, needed)
     results = []
     for equation in reversed(jaxpr.eqns):
         has_effect = bool(equation.effects) and (shown or equation.primitive.name not in _SHOWS)
-        flags = tuple(has_effect or id(result) in live_ids for result in equation.outvars)
+        flags = tuple([has_effect or id(result) in live_ids for result in equation.outvars])
         if equation.primitive.name in RULED:  # the rule may read what the program does not
             flags = (any(flags),) * len(flags)
         results.append(flags)
