@@ -169,6 +169,10 @@ def at_08(cls, *arguments, **settings):
 WARNINGS = {
     'no schedule': (at_08('MagnitudePruning'), 'MagnitudePruning.*NoUpdateSchedule'),
     'nothing replaced': (at_08('RigL'), 'RigL never updates.*NoUpdateSchedule'),
+    'a share of less than one': (
+        at_08('SET', REACHED, drop_fraction_fn=lambda step: 0.004),
+        'SET never replaces.* 102.*0.004.*StaticRandomSparse',
+    ),
     'no multiple': (at_08('MagnitudePruning', NO_MULTIPLE), '1000.*1.*500'),
     'phases that never begin': (at_08('ACDC', NO_MULTIPLE), 'ACDC'),
     'ends short': (at_08('MagnitudePruning', TOO_SHORT), '100.*150.*update_end_step=101'),

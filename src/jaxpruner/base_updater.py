@@ -571,7 +571,9 @@ class BaseUpdater:
             scores = [selection.lazily(function, leaf) for leaf in leaves]
             return tree_lib.unflatten(treedef, scores, leaves)
         given = {**extra_args, 'sparse_state': sparse_state, 'grads': grads}
-        return checks.call(self.calculate_scores, params, **given)
+        scores = checks.call(self.calculate_scores, params, **given)
+        checks.check_scored(self, 'calculate_scores', params, scores)
+        return scores
 
     def packs_masks(self) -> bool:
         """Whether the state holds masks at one bit per weight; a subclass may lack the base's `__post_init__`."""
@@ -636,11 +638,6 @@ def _track(pruner, state, params, grads, extra_args):
     named = {**extra_args, 'grads': grads}
     named.pop('sparse_state', None)
     tracked = checks.call(pruner.track, state, params, **named)
-    if not isinstance(tracked, SparseState):
-        raise TypeError(
-            f'{type(pruner).__name__}.track must return a SparseState, got {type(tracked).__name__}; write '
-            '`return sparse_state._replace(algorithm_state=…)`'
-        )
     checks.check_algorithm_state(pruner, 'track', state, tracked)
     return tracked
 

@@ -25,6 +25,7 @@ from jaxpruner import (
     sparsity_schedules,
 )
 from jaxpruner import tree as tree_lib
+from jaxpruner.sparse_state import SparseState
 from jaxpruner.sparsity_types import Leaf, NByM, check_each, is_joint, normalize_setting
 from jaxpruner.tree import PyTree, holds_weights
 
@@ -484,12 +485,31 @@ def _some_of(names):
 # What hooks return.
 
 
+def check_scored(pruner: Any, method: str, params: PyTree, scores: PyTree) -> None:
+    """Refuses scores that are no tree like the parameters, or have other shapes; `None` scores no weight of a leaf."""
+    hook = f'{type(pruner).__name__}.{method}'
+    try:
+        for path, leaf, own in tree_lib.zip_with_paths(params, scores):
+            if own is not None and jnp.shape(own) != leaf.shape:
+                raise ValueError(
+                    f'{tree_lib.path_string(path)} has scores of shape {jnp.shape(own)} and {leaf.shape} weights; '
+                    'give each weight a score, or the leaf None'
+                )
+    except ValueError as error:
+        raise ValueError(f'{hook}: {error}') from error
+
+
 def check_algorithm_state(pruner: Any, method: str, before: Any, after: Any) -> None:
-    """Refuses a method that changes the structure, shapes or dtypes of a state's `algorithm_state`.
+    """Refuses a method that returns no state, or changes structure, shapes or dtypes of its `algorithm_state`.
 
     If a dtype changed, a loop in Python would compile the step a second time, `scan` would refuse it, and restoring a
     checkpoint into the shapes of `init` would cast it in silence. The check reads shapes alone, while a step is traced.
     """
+    hook = f'{type(pruner).__name__}.{method}'
+    if not isinstance(after, SparseState):
+        raise TypeError(
+            f'{hook} must return a SparseState, got {type(after).__name__}; write `return sparse_state._replace(…)`'
+        )
     if after.algorithm_state is before.algorithm_state:
         return
     forms = []
@@ -501,7 +521,7 @@ def check_algorithm_state(pruner: Any, method: str, before: Any, after: Any) -> 
         old, new = (form.get(name, 'nothing') for form in forms)
         if old != new:
             raise TypeError(
-                f'{type(pruner).__name__}.{method} changes {name} from {old} to {new}. Structure, shapes and dtypes '
+                f'{hook} changes {name} from {old} to {new}. Structure, shapes and dtypes '
                 'must stay from step to step: make each leaf in init_algorithm_state as it is computed later, such as '
                 'jnp.zeros_like(param, dtype=jnp.float32)'
             )

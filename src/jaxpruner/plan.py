@@ -137,52 +137,37 @@ def plan_leaves(pruner: Any, params: PyTree) -> PruningPlan:
     """Tells what a pruner will do; see `BaseUpdater.plan`."""
     params = tree_lib.as_arrays(params)
     paths, arrays, treedef = tree_lib.flatten_with_paths(params)
-    targets = tree_lib.leaves_like(treedef, pruner.get_target_sparsities(params))
     leaves = pruner.describe_leaves(paths, arrays)
+    targets = tree_lib.leaves_like(treedef, pruner.get_target_sparsities(params))
+    for i, leaf in enumerate(leaves):
+        if leaf.sparsity_type is None or not jnp.issubdtype(leaf.dtype, jnp.number):
+            targets[i] = None
     # In one ranking over the model, leaves with a sparsity of their own are left out.
     named = getattr(pruner, 'custom_sparsity_map', None)
-    custom = sparsity_distributions.custom_sparsities(named, paths)
-    is_global = pruner.ranked_together == 'model'
-    together = [is_global and i not in custom for i in range(len(leaves))]
+    alone = sparsity_distributions.custom_sparsities(named, paths)
+    together = [pruner.ranked_together == 'model' and i not in alone for i in range(len(leaves))]
     # One total: the target of any leaf in the ranking prunes the others, too.
     others_prune = any(
         target is not None and (tree_lib.is_traced(target) or float(target) > 0)
         for target in itertools.compress(targets, together)
     )
-    has_own_ranking = mask_calculator.own_topk_fn(pruner.topk_fn) is not None
-    is_counted = not has_own_ranking and pruner.ranked_together in ('leaf', 'model')
-    kept_of_tied = {}
-    if is_counted and not is_global:
-        has_target = [target is not None and not tree_lib.is_traced(target) for target in targets]
-        for sparsity_type, indices in mask_calculator.tied_leaves(leaves, has_target):
-            shapes = {path: leaves[i].shape for path, i in indices.items()}
-            own = {path: targets[i] for path, i in indices.items()}
-            for path, kept in sparsity_type.kept_weights(shapes, own).items():
-                kept_of_tied[indices[path]] = kept
+    kept_of = _kept_by_leaf(pruner, leaves, targets, together)
     planned = []
     for i, leaf in enumerate(leaves):
-        size, kept, why_dense = math.prod(leaf.shape), None, None
-        target = None if tree_lib.is_traced(targets[i]) else targets[i]
+        size, kept, target, why_dense = math.prod(leaf.shape), kept_of.get(i), targets[i], None
         is_ranked = together[i] and others_prune
-        is_number = jnp.issubdtype(leaf.dtype, jnp.number)
-        # Whatever is ranked together, of N:M the shape says how many are kept.
-        keeps_n_of_m = isinstance(leaf.sparsity_type, NByM) and not has_own_ranking
-        keeps_n_of_m = keeps_n_of_m and leaf.sparsity_type.axis != INPUT_AXIS
-        if targets[i] is None or leaf.sparsity_type is None or not is_number:
+        if target is None:
             why_dense = _why_without_target(pruner, leaf)
-        elif i in kept_of_tied:
-            kept = kept_of_tied[i]
-            target = 1 - kept / size
-            why_dense = 'its groups lose less than one channel' if kept == size else None
-        elif target is not None:
-            target = float(target)
-            if target == 0 and not is_ranked:
-                why_dense = 'its target is 0'
-            elif (is_counted and not together[i]) or keeps_n_of_m:
-                kept = _kept(leaf, target)
-                why_dense = 'less than one weight would go' if kept == size else None
+        elif tree_lib.is_traced(target):
+            target = None
+        elif target == 0 and not is_ranked:
+            why_dense = 'its target is 0'
+        elif kept is not None:
+            what = 'channel' if is_joint(leaf.sparsity_type) else 'weight'
+            target = 1 - kept / size if what == 'channel' else target
+            why_dense = f'less than one {what} would go' if kept == size else None
         leaf_plan = LeafPlan(
-            **{**vars(leaf), 'target': target},
+            **{**vars(leaf), 'target': None if target is None else float(target)},
             kept=size if why_dense else kept,
             size=size,
             why_dense=why_dense,
@@ -190,6 +175,29 @@ def plan_leaves(pruner: Any, params: PyTree) -> PruningPlan:
         )
         planned.append(leaf_plan)
     return PruningPlan(type(pruner).__name__, tuple(planned), _kept_in_all(planned, together))
+
+
+def _kept_by_leaf(pruner, leaves, targets, together):
+    """Counts the weights that are kept of each leaf, by its index, where its shape and its target tell them."""
+    if mask_calculator.own_topk_fn(pruner.topk_fn) is not None:
+        return {}
+    kept = {}
+    is_told = [target is not None and not tree_lib.is_traced(target) for target in targets]
+    for i, leaf in enumerate(leaves):
+        kind = leaf.sparsity_type
+        if not is_told[i] or is_joint(kind):
+            continue
+        # Whatever is ranked together, of N:M the shape says how many are kept.
+        keeps_n_of_m = isinstance(kind, NByM) and kind.axis != INPUT_AXIS
+        if keeps_n_of_m or (pruner.ranked_together != 'other' and not together[i]):
+            kept[i] = _kept(leaf, float(targets[i]))
+    if pruner.ranked_together == 'leaf':
+        for sparsity_type, indices in mask_calculator.tied_leaves(leaves, is_told):
+            shapes = {path: leaves[i].shape for path, i in indices.items()}
+            own = {path: targets[i] for path, i in indices.items()}
+            for path, number in sparsity_type.kept_weights(shapes, own).items():
+                kept[indices[path]] = number
+    return kept
 
 
 def _why_without_target(pruner, leaf):
@@ -229,15 +237,21 @@ def _kept(leaf, target):
     layers = math.prod(leaf.shape) // size
     if isinstance(kind, NByM):
         return layers * kind.kept_of_shape(shape)
-    scores = jax.ShapeDtypeStruct(shape, jnp.float32)
-    groups = size if is_unstructured(kind) else jax.eval_shape(kind.group_scores, scores).size
-    kept = selection.number_to_keep_on_host(groups, target)
+    groups, kept = count_groups(leaf, target)
     # Blocks at the edges may have fewer weights.
     blocks = reversed(kind.block_shape) if type(kind) is Block else ()
     are_whole = all(n % block == 0 for n, block in zip(reversed(shape), blocks, strict=False))
     if kept == groups or groups == size or (type(kind) in (Block, Channel) and are_whole):
         return layers * size * kept // groups
     return None
+
+
+def count_groups(leaf: Leaf, target: float) -> tuple[int, int]:
+    """Counts the groups of weights in a layer of a leaf, and those that a target keeps."""
+    scores = jax.ShapeDtypeStruct(leaf.layer_shape, jnp.float32)
+    kind: Any = leaf.sparsity_type
+    groups = jax.eval_shape(kind.group_scores, scores).size
+    return groups, selection.number_to_keep_on_host(groups, target)
 
 
 def _kept_in_all(leaves, together):

@@ -69,7 +69,7 @@ def read(scores: jax.Array | LazyScores) -> jax.Array:
 
 
 def says(**facts: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Lets a method say how it scores or ranks; `said_by` reads it. A method that overrides it has said nothing.
+    """Lets a method say how it scores or ranks; `said_by` reads it. A method that overrides it says nothing.
 
     >>> @says(of_each_weight=jnp.abs)
     ... def calculate_scores(self, params): ...
@@ -78,17 +78,15 @@ def says(**facts: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """
 
     def mark(function):
-        function.says = function, facts
+        function.says = facts
         return function
 
     return mark
 
 
 def said_by(method: Callable[..., Any], name: str) -> Any:
-    """Finds what a method says, `None` for nothing, as where `functools.wraps` copied the attributes of another."""
-    function = getattr(method, '__func__', method)
-    marked, facts = getattr(function, 'says', (None, {}))
-    return facts.get(name) if marked is function else None
+    """Finds what a method says, `None` for nothing: what `functools.wraps` made has the words of another."""
+    return None if hasattr(method, '__wrapped__') else getattr(method, 'says', {}).get(name)
 
 
 def lazily(of: Callable[[jax.Array], jax.Array], weights: Any) -> Any:

@@ -87,6 +87,25 @@ def test_training_goes_by_what_is_overridden(cls):
     np.testing.assert_array_equal(after, replaced(before, *OVERRIDES[cls]))
 
 
+@pytest.mark.parametrize(
+    ('hook', 'returns', 'words'),
+    [
+        ('get_drop_scores', {'u': PARAMS['u']}, 'Wrong.get_drop_scores.*bias'),
+        (
+            '_get_grow_scores',
+            {'u': jnp.ones(16), 'bias': None},
+            r'Wrong.get_grow.* u .*\(16,\).*\(8, 16\)',
+        ),
+        ('update_masks', jnp.ones(16), r'Wrong.update_masks.*\(8, 16\).*\(16,\)'),
+        ('update_state', None, 'Wrong.update_state .*SparseState, got NoneType'),
+    ],
+)
+def test_what_a_hook_must_not_return_is_refused_by_its_name(hook, returns, words):
+    wrong = type('Wrong', (jaxpruner.SET,), {hook: lambda *arguments, **named: returns})
+    with pytest.raises((TypeError, ValueError), match=words):
+        updated(wrong)
+
+
 def test_the_default_key_can_be_folded_as_in_the_original():
     class OfCount(jaxpruner.SET):
         def _get_grow_scores(self, sparse_state, params, grads):

@@ -41,7 +41,7 @@ def masks_after_updates(algorithm, kind, axis, packed):
     sparsity = 0.5 if kind == 'nm_2,4,0' else 0.75
     config = {'algorithm': algorithm, 'sparsity': sparsity, 'sparsity_type': kind}
     config |= {'stacked': {'layers/*': axis}, 'use_packed_masks': packed}
-    config |= {'update_freq': 1, 'update_start_step': 0, 'update_end_step': 2}
+    config |= {'update_freq': 1, 'update_start_step': 0, 'update_end_step': 2, 'drop_fraction': 0.5}
     pruner = jaxpruner.create_updater_from_config(config)
     params, tx = moved(arrays(0), axis), pruner.wrap_optax(optax.sgd(0.1))
     state = tx.init(params)

@@ -10,11 +10,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpruner import checks, mask_calculator, seeds, selection, sparsity_types
+from jaxpruner import (
+    caller_warnings,
+    checks,
+    mask_calculator,
+    seeds,
+    selection,
+    sparsity_types,
+)
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 from jaxpruner.base_updater import BaseUpdater
+from jaxpruner.plan import count_groups
 from jaxpruner.sparse_state import restart_inner_state as restart_inner_state
 
 
@@ -105,6 +113,23 @@ class SET(StaticRandomSparse):
         """Refuses optimizers whose moments cannot be zeroed."""
         sparse_state_lib.check_restartable(inner, params)
 
+    def check_plan(self, plan):
+        """Also warns where so few weights are kept that none is replaced."""
+        super().check_plan(plan)
+        steps = checks.update_steps(self.scheduler) or (0,)
+        with jax.ensure_compile_time_eval():  # a share that grows or decays has its most there
+            shares = [self.drop_fraction_fn(step) for step in (steps[0], steps[len(steps) // 2])]
+        if tree_lib.has_traced(shares):
+            return
+        share = max(map(float, shares))
+        told = [leaf for leaf in plan.pruned if leaf.target is not None]
+        most = max([count_groups(leaf, leaf.target)[1] for leaf in told], default=0)
+        if told and round(most * share) == 0:
+            caller_warnings.warn(
+                f'{plan.algorithm} never replaces a weight: no leaf keeps more than {most}, of which a share of '
+                f'{share:.4g} is less than one; give a larger drop fraction, or take StaticRandomSparse'
+            )
+
     @selection.says(of_each_weight=jnp.abs)
     def get_drop_scores(self, sparse_state, params, grads):
         """Scores weights: the smallest kept ones are dropped."""
@@ -176,6 +201,7 @@ class SET(StaticRandomSparse):
                 return [selection.lazily(function, leaf) for leaf in leaves]
             method = getattr(self, f'_{hook}')
             own = checks.call(method, sparse_state, params, grads, **extra_args)
+            checks.check_scored(self, hook, params, own)
             return tree_lib.leaves_like(treedef, own)
 
         drop, grow = scores('get_drop_scores', params), scores('get_grow_scores', grads)
@@ -214,6 +240,11 @@ class SET(StaticRandomSparse):
         update = functools.partial(pruner._update_masks, drop_fraction=fraction)
         updated = tree_lib.per_layer(update, leaf.layer_axis)
         new = updated(leaf.mask, leaf.drop_scores, leaf.grow_scores)
+        shape = getattr(new, 'shape', None)
+        if shape != leaf.mask.shape:
+            raise ValueError(
+                f'{type(self).__name__}.update_masks must return a mask of shape {leaf.mask.shape}, got {shape}'
+            )
         return (jnp.asarray(new) != 0).astype(leaf.mask.dtype)
 
 
