@@ -25,6 +25,7 @@ from jaxpruner import (
     sparsity_schedules,
 )
 from jaxpruner import tree as tree_lib
+from jaxpruner.plan import count_groups
 from jaxpruner.sparse_state import SparseState
 from jaxpruner.sparsity_types import Leaf, NByM, check_each, is_joint, normalize_setting
 from jaxpruner.tree import PyTree, holds_weights
@@ -417,6 +418,19 @@ def check_plan(pruner: Any, plan: Any) -> None:
         has_own_ranking = mask_calculator.own_topk_fn(pruner.topk_fn) is not None
         if has_own_ranking or not all(isinstance(leaf.sparsity_type, NByM) for leaf in plan.pruned):
             warn_of_shortfall(plan.algorithm, pruner.scheduler)
+
+
+def check_replaced(plan: Any, schedule: Any, drop_fraction_fn: Callable[[int], Any]) -> None:
+    """Warns where a share of less than one weight (or block, channel) is to be replaced of each leaf."""
+    steps = update_steps(schedule) or (0,)
+    with jax.ensure_compile_time_eval():  # a share that grows or decays has its most there
+        share = jnp.maximum(*map(drop_fraction_fn, (steps[0], steps[len(steps) // 2])))
+    kept = [count_groups(each, each.target)[1] for each in plan.pruned if each.target is not None]
+    if kept and not tree_lib.is_traced(share) and round(max(kept) * float(share)) == 0:
+        caller_warnings.warn(
+            f'{plan.algorithm} never replaces a weight: no leaf keeps more than {max(kept)}, of which a share of '
+            f'{share:.4g} is less than one; give a larger drop fraction, or take StaticRandomSparse'
+        )
 
 
 def check_masks(pruner: Any, params: PyTree, masks: PyTree, scores: PyTree = None) -> None:

@@ -307,9 +307,6 @@ def drop_and_grow(leaves: Sequence[MaskedLeaf], fraction: jax.Array | float) -> 
 
     `round(kept * fraction)` groups of each leaf, or of each layer, are dropped, and as many are grown.
 
-    Raises:
-      ValueError: scores have another shape than their mask.
-
     >>> mask, scores = jnp.array([1, 1, 0, 0], jnp.uint8), jnp.array([3.0, 1.0, 0.0, 0.0])
     >>> kind = sparsity_types.Unstructured()
     >>> drop_and_grow([MaskedLeaf(mask, scores, jnp.array([0.0, 0.0, 1.0, 2.0]), kind)], 0.5)
@@ -317,11 +314,6 @@ def drop_and_grow(leaves: Sequence[MaskedLeaf], fraction: jax.Array | float) -> 
     """
     masks, scores, kept, dropped = [], [], [], []
     for leaf in leaves:
-        shapes = [own.shape for own in (leaf.drop_scores, leaf.grow_scores)]
-        if shapes != [leaf.mask.shape] * 2:
-            raise ValueError(
-                f'scores of shapes {shapes} do not fit a mask of shape {leaf.mask.shape}'
-            )
         pool = functools.partial(_pool, leaf.sparsity_type)
         masks.append(pool(leaf.mask.astype(jnp.float32)) > 0)
         scores.append((pool(leaf.drop_scores), pool(leaf.grow_scores)))

@@ -1,7 +1,6 @@
 """What will happen to each leaf, told from shapes alone: which are pruned, how far, and why the others are not."""
 
 import dataclasses
-import itertools
 import math
 import textwrap
 from collections.abc import Iterator
@@ -146,20 +145,23 @@ def plan_leaves(pruner: Any, params: PyTree) -> PruningPlan:
     named = getattr(pruner, 'custom_sparsity_map', None)
     alone = sparsity_distributions.custom_sparsities(named, paths)
     together = [pruner.ranked_together == 'model' and i not in alone for i in range(len(leaves))]
+    known = {
+        i: float(target)
+        for i, target in enumerate(targets)
+        if target is not None and not tree_lib.is_traced(target)
+    }
     # One total: the target of any leaf in the ranking prunes the others, too.
     others_prune = any(
-        target is not None and (tree_lib.is_traced(target) or float(target) > 0)
-        for target in itertools.compress(targets, together)
+        is_ranked and target is not None and known.get(i, 1) > 0
+        for i, (is_ranked, target) in enumerate(zip(together, targets, strict=True))
     )
-    kept_of = _kept_by_leaf(pruner, leaves, targets, together)
+    kept_of = _kept_by_leaf(pruner, leaves, known, together)
     planned = []
     for i, leaf in enumerate(leaves):
-        size, kept, target, why_dense = math.prod(leaf.shape), kept_of.get(i), targets[i], None
+        size, kept, target, why_dense = math.prod(leaf.shape), kept_of.get(i), known.get(i), None
         is_ranked = together[i] and others_prune
-        if target is None:
+        if targets[i] is None:
             why_dense = _why_without_target(pruner, leaf)
-        elif tree_lib.is_traced(target):
-            target = None
         elif target == 0 and not is_ranked:
             why_dense = 'its target is 0'
         elif kept is not None:
@@ -167,7 +169,7 @@ def plan_leaves(pruner: Any, params: PyTree) -> PruningPlan:
             target = 1 - kept / size if what == 'channel' else target
             why_dense = f'less than one {what} would go' if kept == size else None
         leaf_plan = LeafPlan(
-            **{**vars(leaf), 'target': None if target is None else float(target)},
+            **{**vars(leaf), 'target': target},
             kept=size if why_dense else kept,
             size=size,
             why_dense=why_dense,
@@ -178,20 +180,19 @@ def plan_leaves(pruner: Any, params: PyTree) -> PruningPlan:
 
 
 def _kept_by_leaf(pruner, leaves, targets, together):
-    """Counts the weights that are kept of each leaf, by its index, where its shape and its target tell them."""
+    """Counts the kept weights of leaves, by their indices, as far as shapes and known targets tell them."""
     if mask_calculator.own_topk_fn(pruner.topk_fn) is not None:
         return {}
     kept = {}
-    is_told = [target is not None and not tree_lib.is_traced(target) for target in targets]
-    for i, leaf in enumerate(leaves):
-        kind = leaf.sparsity_type
-        if not is_told[i] or is_joint(kind):
-            continue
+    for i, target in targets.items():
+        kind = leaves[i].sparsity_type
         # Whatever is ranked together, of N:M the shape says how many are kept.
         keeps_n_of_m = isinstance(kind, NByM) and kind.axis != INPUT_AXIS
-        if keeps_n_of_m or (pruner.ranked_together != 'other' and not together[i]):
-            kept[i] = _kept(leaf, float(targets[i]))
+        is_counted = pruner.ranked_together != 'other' and not together[i]
+        if (keeps_n_of_m or is_counted) and not is_joint(kind):
+            kept[i] = _kept(leaves[i], target)
     if pruner.ranked_together == 'leaf':
+        is_told = [i in targets for i in range(len(leaves))]
         for sparsity_type, indices in mask_calculator.tied_leaves(leaves, is_told):
             shapes = {path: leaves[i].shape for path, i in indices.items()}
             own = {path: targets[i] for path, i in indices.items()}
@@ -246,7 +247,7 @@ def _kept(leaf, target):
     return None
 
 
-def count_groups(leaf: Leaf, target: float) -> tuple[int, int]:
+def count_groups(leaf: Leaf, target: Any) -> tuple[int, int]:
     """Counts the groups of weights in a layer of a leaf, and those that a target keeps."""
     scores = jax.ShapeDtypeStruct(leaf.layer_shape, jnp.float32)
     kind: Any = leaf.sparsity_type

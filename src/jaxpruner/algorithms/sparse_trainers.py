@@ -10,19 +10,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpruner import (
-    caller_warnings,
-    checks,
-    mask_calculator,
-    seeds,
-    selection,
-    sparsity_types,
-)
+from jaxpruner import checks, mask_calculator, seeds, selection, sparsity_types
 from jaxpruner import sparse_state as sparse_state_lib
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 from jaxpruner.base_updater import BaseUpdater
-from jaxpruner.plan import count_groups
 from jaxpruner.sparse_state import restart_inner_state as restart_inner_state
 
 
@@ -116,19 +108,7 @@ class SET(StaticRandomSparse):
     def check_plan(self, plan):
         """Also warns where so few weights are kept that none is replaced."""
         super().check_plan(plan)
-        steps = checks.update_steps(self.scheduler) or (0,)
-        with jax.ensure_compile_time_eval():  # a share that grows or decays has its most there
-            shares = [self.drop_fraction_fn(step) for step in (steps[0], steps[len(steps) // 2])]
-        if tree_lib.has_traced(shares):
-            return
-        share = max(map(float, shares))
-        told = [leaf for leaf in plan.pruned if leaf.target is not None]
-        most = max([count_groups(leaf, leaf.target)[1] for leaf in told], default=0)
-        if told and round(most * share) == 0:
-            caller_warnings.warn(
-                f'{plan.algorithm} never replaces a weight: no leaf keeps more than {most}, of which a share of '
-                f'{share:.4g} is less than one; give a larger drop fraction, or take StaticRandomSparse'
-            )
+        checks.check_replaced(plan, self.scheduler, self.drop_fraction_fn)
 
     @selection.says(of_each_weight=jnp.abs)
     def get_drop_scores(self, sparse_state, params, grads):
