@@ -20,7 +20,13 @@ NO_WEIGHTS = {
 }
 PARAMS = {'kernel': KERNEL} | NO_WEIGHTS
 ALGORITHMS = ['magnitude', 'global_magnitude', 'magnitude_ste', 'movement', 'rigl', 'adam_fisher']
-WINDOW = {'update_freq': 1, 'update_start_step': 0, 'update_end_step': 1, 'sparsity': 0.5}
+WINDOW = {
+    'update_freq': 1,
+    'update_start_step': 0,
+    'update_end_step': 1,
+    'sparsity': 0.5,
+    'drop_fraction': 0.5,
+}
 
 
 def config(algorithm, **settings):

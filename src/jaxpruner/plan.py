@@ -160,13 +160,14 @@ def plan_leaves(pruner: Any, params: PyTree) -> PruningPlan:
     for i, leaf in enumerate(leaves):
         size, kept, target, why_dense = math.prod(leaf.shape), kept_of.get(i), known.get(i), None
         is_ranked = together[i] and others_prune
+        is_tied = is_joint(leaf.sparsity_type)
         if targets[i] is None:
             why_dense = _why_without_target(pruner, leaf)
-        elif target == 0 and not is_ranked:
+        elif target == 0 and not is_ranked and not is_tied:
             why_dense = 'its target is 0'
         elif kept is not None:
-            what = 'channel' if is_joint(leaf.sparsity_type) else 'weight'
-            target = 1 - kept / size if what == 'channel' else target
+            target = 1 - kept / size if is_tied else target
+            what = 'channel' if is_tied else 'weight'
             why_dense = f'less than one {what} would go' if kept == size else None
         leaf_plan = LeafPlan(
             **{**vars(leaf), 'target': target},

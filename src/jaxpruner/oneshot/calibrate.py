@@ -290,9 +290,8 @@ class SequentialCalibration:
         self._step = start
         totals = on_explicit_mesh(taps.zeros(scan), (params, self._batches))
         for i, (values, weights) in enumerate(self._batches):
-            values = advance(values)
-            self._batches[i] = values, weights
-            totals = observe(totals, values, weights)
+            self._batches[i] = advance(values), weights
+            totals = observe(totals, *self._batches[i])
         return calibrated(groups, totals)
 
 
@@ -337,8 +336,7 @@ def calibrated(groups: Groups, totals: Sequence[InputStatistics]) -> list[Calibr
 
 def input_taps(groups: Groups, with_gram: bool) -> Taps:
     """Takes the statistics of each value that meets matrices, once; a run may say how much samples count."""
-    uses = [parts[0].uses for parts in groups]
-    return Taps(uses, functools.partial(_statistics_of, with_gram))
+    return Taps([parts[0].uses for parts in groups], functools.partial(_statistics_of, with_gram))
 
 
 # What one product or convolution adds to the statistics of its inputs.
