@@ -70,6 +70,7 @@ SETTINGS = [
     ('RigL', {'nothing': 1}, 'nothing'),
     ('ACDC', {'scheduler': sparsity_schedules.StepsSchedule((3,))}, 'ACDC.*Periodic'),
     ('FixedMask', {'masks': None}, 'FixedMask'),
+    ('FixedMask', {'masks': {'w': jnp.array([0, 0.5])}}, 'w holds.*masks_from_zeros'),
     ('FixedMask', {'masks': {'w': jnp.ones(2)}, 'sparsity': 0.9}, 'masks'),
 ]
 

@@ -22,7 +22,8 @@ class FixedMask(StaticRandomSparse):
         that need not be named.
 
     Raises:
-      ValueError: there are no masks, or a sparsity beside them; in `init`, a mask does not fit its parameter.
+      ValueError: there are no masks, weights in their place, or a sparsity beside them; in `init`, a mask does not fit
+        its parameter.
 
     >>> pruner = FixedMask({'w': jnp.array([1, 0], jnp.uint8)})
     >>> pruner.instant_sparsify({'w': jnp.array([3.0, 4.0])})[0]
@@ -42,6 +43,13 @@ class FixedMask(StaticRandomSparse):
             raise ValueError(
                 'FixedMask needs masks: those of a pruner, or masks_from_zeros(params)'
             )
+        for path, mask in tree_lib.zip_with_paths(masks):
+            is_known = holds_weights(mask) and not tree_lib.is_traced(mask)
+            if is_known and not jnp.isin(mask, jnp.array([0, 1])).all():
+                raise ValueError(
+                    f'masks: {tree_lib.path_string(path)} holds other numbers than 0 and 1; of parameters '
+                    'masks_from_zeros(params) makes masks'
+                )
         self.masks = masks
 
     def get_target_sparsities(self, params):
