@@ -426,7 +426,7 @@ def check_replaced(plan: Any, schedule: Any, drop_fraction_fn: Callable[[int], A
     with jax.ensure_compile_time_eval():  # a share that grows or decays has its most there
         share = jnp.maximum(*map(drop_fraction_fn, (steps[0], steps[len(steps) // 2])))
     kept = [count_groups(each, each.target)[1] for each in plan.pruned if each.target is not None]
-    if kept and not tree_lib.is_traced(share) and round(max(kept) * float(share)) == 0:
+    if kept and not tree_lib.is_traced(share) and max(kept) * float(share) <= 0.5:
         caller_warnings.warn(
             f'{plan.algorithm} never replaces a weight: no leaf keeps more than {max(kept)}, of which a share of '
             f'{share:.4g} is less than one; give a larger drop fraction, or take StaticRandomSparse'
