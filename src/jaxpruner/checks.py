@@ -421,12 +421,13 @@ def check_plan(pruner: Any, plan: Any) -> None:
 
 
 def check_replaced(plan: Any, schedule: Any, drop_fraction_fn: Callable[[int], Any]) -> None:
-    """Warns where a share of less than one weight (or block, channel) is to be replaced of each leaf."""
+    """Warns where the share to replace is less than one weight (or block, channel) of every leaf."""
     steps = update_steps(schedule) or (0,)
-    with jax.ensure_compile_time_eval():  # a share that grows or decays has its most there
-        share = jnp.maximum(*map(drop_fraction_fn, (steps[0], steps[len(steps) // 2])))
+    with jax.ensure_compile_time_eval():  # a share that grows, decays, or does both, is large there
+        shares = [drop_fraction_fn(steps[i]) for i in (0, len(steps) // 2, -1)]
     kept = [count_groups(each, each.target)[1] for each in plan.pruned if each.target is not None]
-    if kept and not tree_lib.is_traced(share) and max(kept) * float(share) <= 0.5:
+    share = 1.0 if tree_lib.has_traced(shares) else max(map(float, shares))
+    if kept and max(kept) * share <= 0.5:
         caller_warnings.warn(
             f'{plan.algorithm} never replaces a weight: no leaf keeps more than {max(kept)}, of which a share of '
             f'{share:.4g} is less than one; give a larger drop fraction, or take StaticRandomSparse'
@@ -506,7 +507,7 @@ def check_scored(pruner: Any, method: str, params: PyTree, scores: PyTree) -> No
         for path, leaf, own in tree_lib.zip_with_paths(params, scores):
             if own is not None and jnp.shape(own) != leaf.shape:
                 raise ValueError(
-                    f'{tree_lib.path_string(path)} has scores of shape {jnp.shape(own)} and {leaf.shape} weights; '
+                    f'{tree_lib.path_string(path)} has shape {leaf.shape}, and its scores {jnp.shape(own)}; '
                     'give each weight a score, or the leaf None'
                 )
     except ValueError as error:

@@ -250,9 +250,11 @@ def _kept(leaf, target):
 
 def count_groups(leaf: Leaf, target: Any) -> tuple[int, int]:
     """Counts the groups of weights in a layer of a leaf, and those that a target keeps."""
-    scores = jax.ShapeDtypeStruct(leaf.layer_shape, jnp.float32)
     kind: Any = leaf.sparsity_type
-    groups = jax.eval_shape(kind.group_scores, scores).size
+    groups = math.prod(leaf.layer_shape)
+    if not is_unstructured(kind):
+        scores = jax.ShapeDtypeStruct(leaf.layer_shape, jnp.float32)
+        groups = jax.eval_shape(kind.group_scores, scores).size
     return groups, selection.number_to_keep_on_host(groups, target)
 
 

@@ -85,7 +85,7 @@ def says(**facts: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def said_by(method: Callable[..., Any], name: str) -> Any:
-    """Finds what a method says, `None` for nothing: what `functools.wraps` made has the words of another."""
+    """Finds what a method says; `None` for nothing, as where `functools.wraps` copied the words of another."""
     return None if hasattr(method, '__wrapped__') else getattr(method, 'says', {}).get(name)
 
 

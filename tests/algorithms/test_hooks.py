@@ -94,7 +94,7 @@ def test_training_goes_by_what_is_overridden(cls):
         (
             '_get_grow_scores',
             {'u': jnp.ones(16), 'bias': None},
-            r'Wrong.get_grow.* u .*\(16,\).*\(8, 16\)',
+            r'Wrong.get_grow.* u .*\(8, 16\).*\(16,\)',
         ),
         ('update_masks', jnp.ones(16), r'Wrong.update_masks.*\(8, 16\).*\(16,\)'),
         ('update_state', None, 'Wrong.update_state .*SparseState, got NoneType'),

@@ -45,10 +45,10 @@ class FixedMask(StaticRandomSparse):
             )
         for path, mask in tree_lib.zip_with_paths(masks):
             is_known = holds_weights(mask) and not tree_lib.is_traced(mask)
-            if is_known and not jnp.isin(mask, jnp.array([0, 1])).all():
+            if is_known and not jnp.all((mask == 0) | (mask == 1)):
                 raise ValueError(
-                    f'masks: {tree_lib.path_string(path)} holds other numbers than 0 and 1; of parameters '
-                    'masks_from_zeros(params) makes masks'
+                    f'masks: {tree_lib.path_string(path)} holds other numbers than 0 and 1, as weights do; '
+                    'masks_from_zeros(params) makes masks of them'
                 )
         self.masks = masks
 
